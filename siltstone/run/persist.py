@@ -6,22 +6,22 @@ segments too small for an object of their own, in the acknowledgement: the drive
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.changes import Change, OpaqueChange, WholeTable
-from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
 from siltstone.changelog.writer import ChangelogWriter
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.segment import Segment
-from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
+from siltstone.model import Form, KeyGroupRange
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
@@ -31,24 +31,6 @@ from siltstone.store.ranged import create_ranged
 DELTA_ROWS = 1 << 15
 """how many changes are encoded together, about: more are written in several segments of some key groups each, so that
 memory stays bounded and a subtask of another parallelism reads little that is not its own"""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One subtask's part of a checkpoint.
-
-    Attributes:
-        inline: packed segments for the driver to store.
-        logged: whether it has all that the step changed, or whole tables.
-        tracked_bytes: bytes of deltas that were too large, so that bases were written instead; else 0.
-    """
-
-    handles: Sequence[Handle] = ()
-    objects: Sequence[StoredObject] = ()
-    inline: Sequence[bytes] = ()
-    uploads: UploadStatistics | None = None
-    tracked_bytes: int = 0
-    logged: bool = False
 
 
 class _Inlining:
@@ -72,29 +54,37 @@ class _Inlining:
         return future
 
 
-def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer) -> Part:
+def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer) -> Acknowledgement:
     """Make what this subtask changed in the step durable, or its part of a checkpoint, and forget the changes.
+
+    Returns:
+        An acknowledgement that says where it is, and nothing else.
 
     Raises:
         Unreachable: the store failed; nothing refers to what was stored.
     """
-    order = task.checkpoint
+    order, nothing = task.checkpoint, Acknowledgement(task.operator.name, subtask, state.groups)
     if order is None and not task.tracking:
-        return Part()
+        return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     tracked_bytes = 0
     if order is None or order.form is Form.DELTA:
         limit_bytes = None if order is None or order.limits_bytes is None else order.limits_bytes[subtask]
-        part, tracked_bytes = _deltas(task, limit_bytes, state, clock, uploader)
+        part, tracked_bytes = _deltas(task, nothing, limit_bytes, state, clock, uploader)
         if part is not None:
             return part
-    part = _bases(task, subtask, attempt, state, clock, uploader)
+    part = _bases(task, nothing, attempt, state, clock, uploader)
     return replace(part, tracked_bytes=tracked_bytes)
 
 
 def _deltas(
-    task: StepTask, limit_bytes: int | None, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
-) -> tuple[Part | None, int]:
+    task: StepTask,
+    nothing: Acknowledgement,
+    limit_bytes: int | None,
+    state: SubtaskState,
+    clock: PhaseTimer,
+    uploader: Uploader,
+) -> tuple[Acknowledgement | None, int]:
     """Every table's changes; no part, but how large they are, if that is beyond the limit (promise 7)."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
     size_bytes = 0
@@ -102,7 +92,7 @@ def _deltas(
         with clock.phase("delta"):
             changed = sum((table.changed() for table in state.tables.values()), np.zeros(state.max_parallelism, int))
         if task.checkpoint is None and not (changed.any() or state.changed_opaque):
-            return Part(logged=True), 0
+            return replace(nothing, logged=True), 0
         parts = _key_group_parts(state.groups, changed)
         writers = {part: stack.enter_context(_writer(task, part, inlining)) for part in parts}
         for part, writer in writers.items():
@@ -118,7 +108,7 @@ def _deltas(
         if limit_bytes is not None and size_bytes > limit_bytes:
             return None, size_bytes
         opaque = state.changed_opaque if task.checkpoint is None else state.opaque
-        return _persisted(writers, inlining, state, opaque, clock, uploader), 0
+        return _persisted(nothing, writers, inlining, state, opaque, clock, uploader), 0
 
 
 def _key_group_parts(groups: KeyGroupRange, changed: np.ndarray) -> list[KeyGroupRange]:
@@ -129,8 +119,8 @@ def _key_group_parts(groups: KeyGroupRange, changed: np.ndarray) -> list[KeyGrou
 
 
 def _bases(
-    task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
-) -> Part:
+    task: StepTask, nothing: Acknowledgement, attempt: str, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
+) -> Acknowledgement:
     """Every table whole, an object each."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
     store, operator = task.warehouse.store, task.operator.name
@@ -138,13 +128,16 @@ def _bases(
     with _writer(task, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
             began = time.perf_counter()
-            with clock.phase("base"), create_ranged(store, task.path.base(operator, name, subtask, attempt)) as out:
+            with (
+                clock.phase("base"),
+                create_ranged(store, task.path.base(operator, name, nothing.subtask, attempt)) as out,
+            ):
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
             uploader.metrics.direct(out.stored.bytes, time.perf_counter() - began)
             objects.append(out.stored)
             writer.append(WholeTable(name, out.stored, rows, _sum(table, state.groups)))
-        part = _persisted({state.groups: writer}, inlining, state, state.opaque, clock, uploader)
+        part = _persisted(nothing, {state.groups: writer}, inlining, state, state.opaque, clock, uploader)
     return replace(part, objects=[*objects, *part.objects])
 
 
@@ -153,13 +146,14 @@ def _writer(task: StepTask, part: KeyGroupRange, uploads: _Inlining) -> Changelo
 
 
 def _persisted(
+    nothing: Acknowledgement,
     writers: Mapping[KeyGroupRange, ChangelogWriter],
     inlining: _Inlining,
     state: SubtaskState,
     opaque: Collection[str],
     clock: PhaseTimer,
     uploader: Uploader,
-) -> Part:
+) -> Acknowledgement:
     """The opaque variables too, and then wait until all of it is durable."""
     with clock.phase("persist"):
         for part, writer in writers.items():
@@ -169,12 +163,13 @@ def _persisted(
         changesets = [future.result() for future in [writer.persist() for writer in writers.values()]]
     for table in state.tables.values():
         table.mark()
-    return Part(
-        [handle for changeset in changesets for handle in changeset.handles],
-        list({stored.name: stored for changeset in changesets for stored in changeset.objects}.values()),
-        inlining.inline,
-        uploader.metrics.take(),
+    return replace(
+        nothing,
+        handles=[handle for changeset in changesets for handle in changeset.handles],
+        objects=list({stored.name: stored for changeset in changesets for stored in changeset.objects}.values()),
+        inline=inlining.inline,
         logged=True,
+        uploads=uploader.metrics.take().to_json(),
     )
 
 

@@ -19,7 +19,7 @@ from siltstone.format.output import Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
 from siltstone.run.dead_letters import LETTERS, SortedOut
-from siltstone.run.persist import Part, write_part
+from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, opened, output_schema, process, step_schema
 from siltstone.run.staging import StagedOutput
@@ -110,22 +110,15 @@ def _report(
     task: StepTask,
     subtask: int,
     state: SubtaskState,
-    part: Part,
+    part: Acknowledgement,
     taken: Taken,
     dead_letters: int,
     staged: Mapping[str, Staged],
     clock: PhaseTimer,
 ) -> Acknowledgement:
     """What a subtask says once its step is committed; logged as well."""
-    acknowledgement = Acknowledgement(
-        operator=task.operator.name,
-        subtask=subtask,
-        key_groups=state.groups,
-        handles=part.handles,
-        objects=part.objects,
-        inline=part.inline,
-        logged=part.logged,
-        uploads={} if part.uploads is None else part.uploads.to_json(),
+    acknowledgement = replace(
+        part,
         digests=digests_of(state),
         rows_in=taken.rows_in + dead_letters,
         rows_out=taken.rows_out,
@@ -133,7 +126,6 @@ def _report(
         event_time_max=taken.event_time,
         seconds=clock.seconds,
         state_rows=sum(table.rows for table in state.tables.values()),
-        tracked_bytes=part.tracked_bytes,
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},
     )

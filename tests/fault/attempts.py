@@ -4,6 +4,7 @@ A lost attempt leaves working state of a version that counts, or of the same num
 that is not deterministic: whichever it is, only the attempt whose acknowledgement arrived may be gone on from.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from random import Random
 import pyarrow as pa
 
 from siltstone.errors import StateError
+from siltstone.run.roll_forward import is_logged
 from siltstone.run.task import StepTask
 from siltstone.store.open import Warehouse
 from tests.region_run import run_tasks
@@ -32,8 +34,7 @@ class LostAttempts:
         self._warehouses = hosts
         self._lost, self._chance = lost, Random(seed)
         self.attempts = 0
-        self._interval: tuple[int, int] | None = None
-        self._at = hosts[0]
+        self._at: dict[str, Warehouse] = {}
 
     def before(self, task: StepTask, rows: Mapping[int, pa.Table]) -> StepTask:
         """Do attempts that are lost; the task as it is to be done then."""
@@ -42,11 +43,13 @@ class LostAttempts:
             self.attempts += 1
             some = {s: t.filter(pa.array([chance.random() < 0.8 for _ in range(len(t))])) for s, t in rows.items()}
             there = replace(task, warehouse=chance.choice(self._warehouses))
-            # Within a checkpoint, another host than the one that did the steps before has nothing to go on from.
-            with suppress(StateError):
+            with suppress(StateError):  # of steps that were not logged, another host has nothing to go on from
                 run_tasks(there, some if chance.random() < 0.5 else rows, f"lost{self.attempts}")
-        # Placement: all steps of a checkpoint are done by one host; the next checkpoint may be by another.
-        interval = (task.epoch, task.restore.step)
-        if interval != self._interval:
-            self._interval, self._at = interval, chance.choice(self._warehouses)
-        return replace(task, warehouse=self._at)
+        # Without placement each step may be on another host, which rolls forward, or has lost everything and restores.
+        name = task.operator.name
+        if name not in self._at or is_logged(task, task.restore.step):
+            self._at[name] = chance.choice(self._warehouses)
+            if chance.random() < 0.2:
+                state = self._at[name].local.state(task.stream, task.epoch, name, 0).parent
+                shutil.rmtree(state, ignore_errors=True)
+        return replace(task, warehouse=self._at[name])

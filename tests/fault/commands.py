@@ -32,7 +32,7 @@ Arguments = Sequence[object]
 
 
 def _run(chance: Random, known: Known) -> Arguments:
-    parallelism, steps = chance.choice([1, 2, 3]), chance.choice([1, 1, 1, 2])
+    parallelism, steps = chance.choice([1, 2, 3]), chance.choice([1, 1, 2, 3])
     policy = chance.choice(["marginal-cost", "adjust-d"])
     return (
         *("--batches", min(known.left, chance.choice([1, 2, 2, 3]))),
