@@ -11,6 +11,7 @@
     outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
+    rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
 stores are real servers, the same as in the tests. The exit code is 1 if a goal is missed.
@@ -116,6 +117,13 @@ def keyed(scratch: Path, options: argparse.Namespace) -> Report:
     return keyed.run(scratch, quick=options.quick)
 
 
+def rolling(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.rolling`."""
+    from benchmarks import rolling
+
+    return rolling.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -126,6 +134,7 @@ PARTS: dict[str, Part] = {
     "outputs": outputs,
     "checksums": checksums,
     "keyed": keyed,
+    "rolling": rolling,
 }
 SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
 
