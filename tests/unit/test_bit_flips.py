@@ -1,7 +1,7 @@
 """Every bit of every kind of object, flipped, through every reader: the answer is right, or an error says what is
 damaged. Never another answer, another error, or the end of the process.
 
-`make test-thorough` flips all of them; in `make test` each reader sees a fifth, another one than the reader before.
+`make test-thorough` flips all of them; in `make test` each reader sees a seventh, another one than the reader before.
 """
 
 import os
