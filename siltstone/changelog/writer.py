@@ -64,8 +64,10 @@ class ChangelogWriter:
         self._uploader = uploader
         self._operator = operator
         self._key_groups = key_groups
-        self._waiting: dict[str, Change | WholeTable | OpaqueChange] = {}
-        """changes that are not sent, by variable"""
+        self._variables: set[str] = set()
+        """those that changed"""
+        self._waiting: list[Change | WholeTable | OpaqueChange] = []
+        """changes that are not sent"""
         self._sent: list[Future[Placed]] = []
         self._closed = False
         uploader.opened(self.log_id)
@@ -90,21 +92,26 @@ class ChangelogWriter:
                 called.
         """
         own = self._key_groups
-        if self._closed:
-            raise UsageError(f"the changes of {self._operator} in step {self._path.step} are persisted already")
+        self._check_open()
         if change.spread and change.spread.intersect(own) != change.spread:
             raise UsageError(
                 f"a change of {change.variable} for key groups {change.spread.start} to {change.spread.end} cannot be "
                 f"logged by {self._operator}'s writer of {own.start} to {own.end}"
             )
-        if change.variable in self._waiting:
+        if change.variable in self._variables:
             raise UsageError(f"{change.variable} of {self._operator} changed twice in step {self._path.step}")
-        self._waiting[change.variable] = change
-        if sum(each.size_bytes for each in self._waiting.values()) > self._uploader.options.preemptive_persist_bytes:
+        self._variables.add(change.variable)
+        self._waiting.append(change)
+        if sum(each.size_bytes for each in self._waiting) > self._uploader.options.preemptive_persist_bytes:
             self._send()
 
     def persist(self) -> "Future[Changeset]":
-        """Make all changes durable, and end the writer. The future fails if any upload fails; then nothing is kept."""
+        """Make all changes durable, and end the writer. The future fails if any upload fails; then nothing is kept.
+
+        Raises:
+            UsageError: it was called before.
+        """
+        self._check_open()
         if self._waiting:
             self._send()
         self._close()
@@ -135,6 +142,10 @@ class ChangelogWriter:
         objects = {stored.name: stored for each in placed for stored in each.objects}
         return Changeset(tuple(handles), tuple(objects.values()))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the changes of {self._operator} in step {self._path.step} are persisted already")
+
     def _close(self) -> None:
         self._closed = True
         self._uploader.done(self.log_id)
@@ -147,7 +158,7 @@ class ChangelogWriter:
         """Upload what is waiting as one segment."""
         builder = SegmentBuilder(self._operator, self._path.checkpoint, self._key_groups, self._uploader.checksums)
         sqn = self._path.step
-        for change in self._waiting.values():
+        for change in self._waiting:
             if isinstance(change, OpaqueChange):
                 builder.add_opaque(change.variable, change.values)
             elif isinstance(change, WholeTable):
@@ -155,5 +166,5 @@ class ChangelogWriter:
             else:
                 previous = change.previous_checkpoint, change.previous_entry
                 builder.add_delta(change.variable, change.block, *previous, digest=change.digest, sqn=sqn)
-        self._waiting = {}
+        self._waiting = []
         self._sent.append(self._uploader.submit(self._path, builder.build()))
