@@ -86,8 +86,11 @@ class Changelog:
         """Add one operator's acknowledgements of step `path.step`.
 
         Raises:
-            Unreachable: the store failed on small segments of this step or an earlier one.
+            Unreachable: the store failed on small segments of an earlier step.
+            CorruptObject: a segment was damaged on its way.
         """
+        if self._sent and all(future.done() for sent in self._sent for future in sent.futures):
+            self._settle()
         kept = [_changes_of(a) for a in sorted(received, key=lambda a: a.subtask)]
         self._steps.setdefault(operator, {})[path.step] = _Step(path.step, kept)
         self._waiting_bytes += sum(len(segment) for a in kept for segment in a.inline)
@@ -160,10 +163,10 @@ class Changelog:
         self._waiting_bytes = 0
 
     def _settle(self) -> None:
-        """Wait until what was sent is stored."""
-        for sent in self._sent:
-            a = sent.step.received[sent.at]
-            sent.step.received[sent.at] = _placed(a, sent.step.number, [future.result() for future in sent.futures])
+        """Wait until what was sent is stored; if some of it failed, all of it stays here."""
+        placed = [[future.result() for future in sent.futures] for sent in self._sent]
+        for sent, of in zip(self._sent, placed, strict=True):
+            sent.step.received[sent.at] = _placed(sent.step.received[sent.at], sent.step.number, of)
             sent.step.packed = None
         if self._sent:
             self._uploads = self._uploads.merge(uploader_of(self.store_url, self.options).metrics.take())
