@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,61 @@ def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[
         )
         end += 0 if base else 10 + checkpoint
     return decode_index(encode_index(checkpoint, entries))[1]
+
+
+def _steps_of(checkpoint: int, base: bool, steps: int, before: list[IndexEntry]) -> list[IndexEntry]:
+    """One checkpoint with an index per step, in each of which every table has the same place; or one with bases, which
+    replace the changes of the steps before."""
+    index = _index(set("abc") if base else set(), ["a", "b", "c"], checkpoint, before)
+    numbers = [steps - 1] if base else range(steps)
+    written = [replace(entry, sqn=10 * checkpoint + number) for number in numbers for entry in index]
+    return decode_index(encode_index(checkpoint, written))[1]
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=10), st.randoms())
+def test_of_checkpoints_of_several_steps_each_change_is_followed_once_and_in_order(
+    checkpoints: list[tuple[bool, int]], draw: random.Random
+) -> None:
+    indexes: dict[int, list[IndexEntry]] = {}
+    based = 1
+    for checkpoint, (chosen, steps) in enumerate(checkpoints, 1):
+        base = chosen or checkpoint == 1
+        based = checkpoint if base else based
+        of_steps = _steps_of(checkpoint, base, steps, indexes.get(checkpoint - 1, []))
+        # Segments come in any order; within one, tables keep theirs.
+        by_step = [[e for e in of_steps if e.sqn == sqn] for sqn in {e.sqn for e in of_steps}]
+        draw.shuffle(by_step)
+        indexes[checkpoint] = [entry for index in by_step for entry in index]
+    for place, variable in enumerate("abc"):
+        links = follow(indexes.get, len(checkpoints), variable)
+        expected = sorted(
+            (checkpoint, entry.sqn)
+            for checkpoint, index in indexes.items()
+            for entry in index
+            if entry.variable == variable and checkpoint >= based
+        )
+        assert [(link.checkpoint, link.entry.sqn) for link in links] == expected
+        assert {link.entry.variable for link in links} == {variable} and {link.place for link in links} == {place}
+        assert [link.entry.form for link in links] == [Form.BASE] + [Form.DELTA] * (len(links) - 1)
+
+
+def test_the_changes_before_a_base_of_their_own_checkpoint_are_not_followed() -> None:
+    first = _index({"a", "b"}, ["a", "b"], 1, [])
+    delta = [replace(entry, sqn=5) for entry in _index(set(), ["a", "b"], 2, first)]
+    base = [replace(entry, sqn=6) for entry in _index({"a", "b"}, ["a", "b"], 2, [])]
+    [link] = follow({1: first, 2: [*delta, *base]}.get, 2, "b")
+    assert (link.entry.sqn, link.entry.form, link.place) == (6, Form.BASE, 1)
+
+
+def test_a_step_whose_link_leads_elsewhere_is_noticed() -> None:
+    """Only the oldest step's link is followed, which is where a chain leaves its checkpoint."""
+    first = _index({"a", "b"}, ["a", "b"], 1, [])
+    second = _index(set(), ["a", "b"], 2, first)
+    wrong = [replace(entry, sqn=4, previous_entry=1 - entry.previous_entry) for entry in second]
+    steps = [*(replace(entry, sqn=5) for entry in second), *wrong]
+    with pytest.raises(CorruptObject, match="checkpoint 2 says that a builds on entry 1 of checkpoint 1"):
+        follow({1: first, 2: steps}.get, 2, "a")
 
 
 @pytest.mark.slow
