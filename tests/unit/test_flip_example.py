@@ -1,173 +1,207 @@
 """The worked example of FLIP-158, in its order of events: a list, three checkpoints, a materialization between them.
 
 list.add(a), CP1, list.add(b), materialization at T2, CP2, it completes, list.add(c), CP3
+
+It is told with the engine: a chain begins with a base, here that of an empty list, and a materialization is one of a
+checkpoint, so T2 is a checkpoint, too.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.changelog.changes import Change, ChangelogHandle, read_changes
-from siltstone.changelog.upload_options import UploadOptions
-from siltstone.changelog.uploader import Uploader
-from siltstone.changelog.writer import ChangelogWriter
-from siltstone.format.base import read_base, write_base
-from siltstone.format.block import encode_block
-from siltstone.model import KeyGroupRange, Kind, StoredObject
-from siltstone.state.schema import DELETED, TableSchema
-from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.paths import CheckpointPath
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import CorruptObject
+from siltstone.format.manifest import Manifest
+from siltstone.model import Form, Handle
+from siltstone.operator import ListState, Operator, Rows, State
+from siltstone.restore.export import rebuild, unit_tasks
+from siltstone.restore.restore import read_manifest, read_manifests
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.run.task import StepTask
+from siltstone.store.paths import LocalLayout
+from siltstone.stream import Stream
+from tests.proofs import failures, in_order
+from tests.region_run import RegionRun
+from tests.stored import stream_objects
 
-GROUPS = KeyGroupRange(0, 1)
-LIST = TableSchema(
-    pa.schema([("key", pa.int64())]), pa.schema([("position", pa.int64())]), pa.schema([("value", pa.string())])
-)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What the coordinator keeps of one: what was materialized, and the changes since."""
-
-    materialized: StoredObject | None
-    changes: ChangelogHandle
-
-    @property
-    def objects(self) -> set[str]:
-        base = set() if self.materialized is None else {self.materialized.name}
-        return base | {stored.name for stored in self.changes.objects}
+NAME, OPERATOR, VARIABLE = "flip", "numbers", "items"
+DELTAS = policy_by_name("adjust-d", PolicyOptions(d0=50, d_max=50, size_ratio_max=None, space_amplification_max=None))
+"""one base, then deltas"""
 
 
-class ListState:
-    """A list of one key, its changes logged, with the part of a coordinator that the example needs."""
+class Numbers(Operator):
+    """Adds values to a list."""
 
-    def __init__(self, root: Path) -> None:
-        self.store = FilesystemStore(root)
-        self.uploader = Uploader(self.store, UploadOptions())
-        self.values: list[str] = []
-        self.writer = ChangelogWriter(self.uploader, "numbers", GROUPS, CheckpointPath("s", 1, 1))
-        self.checkpoints: dict[int, Checkpoint] = {}
-        self.materialized: StoredObject | None = None
-        self.materialized_sqn = 0
+    name = OPERATOR
+    key = {"k": pa.int64()}  # noqa: RUF012
+    items = ListState(value={"value": pa.string()})
 
-    def add(self, value: str) -> None:
-        row = pa.table({"key": [0], "position": [len(self.values)], "value": [value], DELETED: [False]})
-        self.values.append(value)
-        block = encode_block(row, np.zeros(1, np.uint16))
-        self.writer.append(GROUPS, Change("items", block, self.writer.path.checkpoint - 1, 0, digest=0))
+    def process(self, rows: Rows, state: State) -> None:
+        state.items.append(rows.keys, rows.key_index, rows.table.select(["value"]))
 
-    def checkpoint(self) -> Checkpoint:
-        number = self.writer.path.checkpoint
-        changes = self.writer.persist(after=self.materialized_sqn).result(10)
-        self.checkpoints[number] = Checkpoint(self.materialized, changes)
-        self.writer.path = CheckpointPath("s", 1, number + 1)
-        return self.checkpoints[number]
 
-    def materialize(self) -> tuple[StoredObject, int]:
-        """Write the whole list as a base; the sequence number says which changes are in it."""
-        sqn = self.writer.last_appended_sqn()
-        positions = range(len(self.values))
-        rows = pa.table({"key": [0] * len(self.values), "position": positions, "value": self.values})
-        with self.store.create(self.writer.path.base("numbers", "items", 0, "t2")) as writer:
-            write_base(writer, LIST, [(rows.cast(LIST.rows), np.zeros(len(rows), np.uint16))])
-        assert writer.stored is not None
-        return writer.stored, sqn
+class ListRun(RegionRun):
+    """A run of the list's stream, on hosts that share nothing but the store."""
 
-    def materialization_completed(self, stored: StoredObject, sqn: int) -> None:
-        self.materialized, self.materialized_sqn = stored, sqn
-        self.writer.truncate(before=sqn + 1)
+    def __init__(self, place: OpenWarehouse, checkpoint_steps: int = 1) -> None:
+        stream = Stream(NAME, lambda spark, _: spark.sql(""), [Numbers()], max_parallelism=1)
+        super().__init__(place, stream, DELTAS, checkpoint_steps=checkpoint_steps)
+        self.place = place
+        self.host = "one"
+        self.ways: set[str] = set()
+        """how the newest step found its state, if not by having it"""
 
-    def subsume(self, number: int) -> None:
-        """Drop a checkpoint, and the objects that were referred to by no other."""
-        unreferenced = self.checkpoints.pop(number).objects.difference(*(c.objects for c in self.checkpoints.values()))
-        self.store.delete(unreferenced)
+    def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+        local = LocalLayout(task.warehouse.local.root / "hosts" / self.host)
+        found = super().attempt(replace(task, warehouse=replace(task.warehouse, local=local)), rows)
+        self.ways = {"restore", "forward"} & found[1][0].seconds.keys()
+        return found
 
-    def recover(self, number: int) -> list[str]:
-        checkpoint = self.checkpoints[number]
-        values: dict[int, str] = {}
-        tables = []
-        if checkpoint.materialized is not None:
-            tables += [table for table, _ in read_base(self.store.read(checkpoint.materialized), LIST)]
-        tables += [table for _, _, table, _ in read_changes(self.store, checkpoint.changes)]
-        for table in tables:
-            values |= zip(table["position"].to_pylist(), table["value"].to_pylist(), strict=True)
-        return [values[position] for position in sorted(values)]
+    def add(self, value: str, *, ends: bool = True) -> int:
+        """list.add(value), in a step of its own; the number of the step."""
+        self.step(pa.table({"k": [0], "value": [value]}), ends=ends)
+        return self.region.step
 
-    def names(self) -> set[str]:
-        return {name for name, _ in self.store.list("")}
+    def manifest(self, checkpoint: int) -> Manifest:
+        return read_manifest(self.place.warehouse.store, self.place.catalog.checkpoints.get(NAME, checkpoint).manifest)
+
+    def changes(self, checkpoint: int) -> dict[int, Handle]:
+        """Step -> where its change of the list is, of those of one checkpoint."""
+        handles = [h for h in self.manifest(checkpoint).handles if h.variable == VARIABLE and h.form is Form.DELTA]
+        return {h.sqn: h for h in handles if h.rows}
+
+    def chain(self, checkpoint: int) -> list[int]:
+        """The checkpoints that a restore of it reads."""
+        return self.place.catalog.chains.list_checkpoints(NAME, checkpoint)
+
+    def recover(self, checkpoint: int) -> list[str]:
+        """The list that a restore of the checkpoint gives, proven."""
+        store = self.place.warehouse.store
+        manifests = read_manifests(store, self.place.catalog.chains.list_manifests(NAME, checkpoint))
+        [task], _ = unit_tasks(manifests, checkpoint, 1, None)
+        state = rebuild(store, task)
+        rows = pa.concat_tables([rows for rows, _ in state.tables[VARIABLE].scan(state.groups)] or [_NOTHING])
+        return [value for _, value in sorted(zip(*(rows.column(n).to_pylist() for n in _COLUMNS), strict=True))]
+
+    def materialize(self, checkpoint: int, meanwhile: Callable[[], Any]) -> set[str]:
+        """Materialize the list at a checkpoint; something happens before it completes. The names of the new bases."""
+
+        def run(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+            parts = in_order(function, tasks)
+            meanwhile()
+            return parts
+
+        before = self.stored()
+        materialize(self.place, NAME, OPERATOR, checkpoint, id="t2", parallelism=1, run=run)
+        return {name for name in self.stored() - before if name.endswith(".t2.materialized.parquet")}
+
+    def stored(self) -> set[str]:
+        return {name for name, _ in stream_objects(self.place.warehouse.store)}
+
+
+_COLUMNS = ("position", "value")
+_NOTHING = pa.table({name: pa.nulls(0) for name in _COLUMNS})
 
 
 @pytest.fixture
-def list_state(tmp_path: Path) -> Iterator[ListState]:
-    state = ListState(tmp_path / "objects")
-    yield state
-    state.writer.close()
-    state.uploader.close()
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+        yield opened
 
 
-def changes_of(checkpoint: Checkpoint) -> dict[int, str]:
-    """Sequence number -> object, of each change that the checkpoint refers to."""
-    return {h.sqn: h.object for h in checkpoint.changes.handles if h.kind is Kind.INCREMENTAL}
+def test_the_worked_example(place: OpenWarehouse) -> None:
+    run = ListRun(place)
+    empty = run.step_without_rows().id
+    a = run.add("a")
+    cp1 = run.region.completed
+    with_a = run.changes(cp1)[a].object
+    assert run.changes(cp1).keys() == {a} and run.recover(cp1) == ["a"]
+
+    b = run.add("b")
+    t2 = run.region.completed
+    with_b = run.changes(t2)[b].object
+    completed = []
+
+    def checkpoint_two() -> None:
+        """It is not complete when this checkpoint comes, which builds on the previous one: the empty list, a and b."""
+        completed.append(run.step_without_rows().id)
+        assert run.chain(completed[0]) == [empty, cp1, t2, completed[0]]
+        assert run.recover(completed[0]) == ["a", "b"]
+
+    bases = run.materialize(t2, checkpoint_two)
+    [cp2] = completed
+    assert run.changes(t2).keys() == {b} and with_b != with_a  # a is not sent again
+    assert not run.changes(cp2)
+    assert len(bases) == 2  # the list's rows, and its bounds
+
+    c = run.add("c")  # what was materialized, and what came after
+    cp3 = run.region.completed
+    with_c = run.changes(cp3)[c].object
+    assert run.changes(cp3).keys() == {c}
+    assert run.chain(cp3) == [t2, cp2, cp3]
+    assert [run.recover(each) for each in (cp1, t2, cp2, cp3)] == [["a"], ["a", "b"], ["a", "b"], ["a", "b", "c"]]
+    assert {with_a, with_b, with_c, *bases} <= run.stored()
+
+    delete_checkpoints(place, NAME, [empty])
+    assert with_a in run.stored() and run.recover(cp1) == ["a"]  # CP1 refers to it
+    delete_checkpoints(place, NAME, [cp1, t2, cp2])
+    assert not {with_a, with_b} & run.stored() and {with_c, *bases} <= run.stored()
+    assert run.recover(cp3) == ["a", "b", "c"] and not failures(place, NAME, [cp3])
+    assert run.stored() == {stored.name for stored in place.catalog.objects.list(NAME)}
+    again = ListRun(place)
+    again.add("d")
+    assert run.recover(again.region.completed) == ["a", "b", "c", "d"]
 
 
-def test_the_worked_example(list_state: ListState) -> None:
-    list_state.add("a")
-    cp1 = list_state.checkpoint()
-    with_a = changes_of(cp1)[1]
-    assert changes_of(cp1) == {1: with_a}
-    assert list_state.recover(1) == ["a"]
+def test_where_b_and_c_went_up_together_recovery_leaves_b_out(place: OpenWarehouse) -> None:
+    """A host that has the version after b needs only c of the object that holds both: b's bytes are not read."""
+    run = ListRun(place, checkpoint_steps=2)
+    run.step_without_rows()
+    run.add("a")
+    b = run.add("b", ends=False)
+    run.host = "two"
+    c = run.add("c")
+    cp2 = run.region.completed
+    assert run.ways == {"restore", "forward"}  # the checkpoint with a, and b from the task
+    changes = run.changes(cp2)
+    assert changes.keys() == {b, c} and (changes[b].sqn, changes[c].sqn) == (b, c)
+    assert changes[b].object == changes[c].object
 
-    list_state.add("b")
-    base, t2 = list_state.materialize()  # begins; it is not complete when the next checkpoint comes
-    assert t2 == 2
-
-    cp2 = list_state.checkpoint()  # builds on the previous materialization, that is, on none: a and b
-    with_b = changes_of(cp2)[2]
-    assert changes_of(cp2) == {1: with_a, 2: with_b}  # a is not sent again
-    assert with_b != with_a
-    assert list_state.recover(2) == ["a", "b"]
-
-    list_state.materialization_completed(base, t2)
-    list_state.add("c")
-    cp3 = list_state.checkpoint()  # what was materialized, and what came after: only c
-    with_c = changes_of(cp3)[3]
-    assert changes_of(cp3) == {3: with_c}
-    assert cp3.objects == {base.name, with_c}
-    assert list_state.recover(3) == ["a", "b", "c"]
-
-    assert list_state.names() == {with_a, with_b, with_c, base.name}
-    list_state.subsume(1)
-    assert with_a in list_state.names()  # CP2 refers to it
-    list_state.subsume(2)
-    assert list_state.names() == {with_c, base.name}
-    assert list_state.recover(3) == ["a", "b", "c"]
+    path = place.warehouse.local.objects / changes[b].object
+    whole = path.read_bytes()
+    os.chmod(path, 0o644)
+    damaged = changes[b].offset, changes[b].offset + changes[b].length
+    path.write_bytes(whole[: damaged[0]] + bytes(changes[b].length) + whole[damaged[1] :])
+    with pytest.raises(CorruptObject, match=path.name):
+        run.recover(cp2)
+    run.host = "one"
+    run.add("d", ends=False)
+    assert run.ways == {"forward"}
+    path.write_bytes(whole)
+    run.add("e")
+    assert run.recover(run.region.completed) == ["a", "b", "c", "d", "e"]
+    assert not failures(place, NAME)
 
 
-def test_where_b_and_c_went_up_together_recovery_leaves_b_out(list_state: ListState) -> None:
-    list_state.add("a")
-    cp1 = list_state.checkpoint()
-    with_a = changes_of(cp1)[1]
-
-    list_state.add("b")
-    base, t2 = list_state.materialize()
-    list_state.add("c")
-    cp2 = list_state.checkpoint()
-    with_c = changes_of(cp2)[3]
-    assert changes_of(cp2) == {1: with_a, 2: with_c, 3: with_c}  # b and c in one object
-    assert with_c != with_a
-    assert list_state.recover(2) == ["a", "b", "c"]
-
-    list_state.materialization_completed(base, t2)
-    cp3 = list_state.checkpoint()
-    assert changes_of(cp3) == {3: with_c}  # the object holds b too, whose sequence number is not above T2's
-    applied = [table["value"].to_pylist() for _, _, table, _ in read_changes(list_state.store, cp3.changes)]
-    assert applied == [["c"]]
-    assert list_state.recover(3) == ["a", "b", "c"]
-
-    list_state.subsume(1)
-    list_state.subsume(2)
-    assert list_state.names() == {with_c, base.name}  # a's object is free, b's is still needed for c
-    assert list_state.recover(3) == ["a", "b", "c"]
+def test_where_b_and_c_went_up_together_a_materialization_replaces_both(place: OpenWarehouse) -> None:
+    run = ListRun(place, checkpoint_steps=2)
+    empty = run.step_without_rows().id
+    run.add("a")
+    b, c = run.add("b", ends=False), run.add("c")
+    cp2 = run.region.completed
+    together = {handle.object for handle in run.changes(cp2).values()}
+    assert run.changes(cp2).keys() == {b, c} and len(together) == 1
+    bases = run.materialize(cp2, lambda: None)
+    run.step_without_rows()
+    delete_checkpoints(place, NAME, [empty, empty + 1, cp2])
+    assert not together & run.stored() and bases <= run.stored()
+    assert run.recover(run.region.completed) == ["a", "b", "c"]
