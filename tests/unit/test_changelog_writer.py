@@ -167,7 +167,9 @@ def test_an_altered_change_is_noticed_and_named(tmp_path: Path) -> None:
         read(store, [replace(part, checksum="00" * 16), *rest], changes.objects)
 
 
-CHANGES = st.lists(st.tuples(st.sampled_from(["x", "y", "z"]), st.sampled_from("dob")), max_size=3, unique_by=itemgetter(0))
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["x", "y", "z"]), st.sampled_from("dob")), max_size=3, unique_by=itemgetter(0)
+)
 WRITERS = st.lists(st.tuples(CHANGES, st.booleans()), min_size=1, max_size=5)
 
 
