@@ -144,4 +144,4 @@ class Handle:
     rows: int
     previous: int
     sqn: int = 0
-    """sequence number of the change in its writer; 0 if there is only one change"""
+    """sequence number of the change: its step; 0 for what a materialization wrote"""

@@ -237,8 +237,8 @@ class SegmentBuilder:
     ) -> None:
         """Add a table in delta form: `block` builds on entry `previous_entry` of `previous_checkpoint`'s index.
 
-        `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups, `sqn` the writer's
-        sequence number of the change.
+        `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups, `sqn` the
+        sequence number of the change, which is its step.
         """
         self._add(
             IndexEntry(
