@@ -18,6 +18,7 @@ from siltstone.chains.materialization_rules import RETRY_S, ChainFacts, Material
 from siltstone.chains.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
 from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import Fenced, UsageError
 from siltstone.log import get_logger
 from siltstone.retention.housekeeping import Housekeeper
@@ -38,6 +39,7 @@ class BackgroundOptions:
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     retention: RetentionOptions = field(default_factory=RetentionOptions)
     parallelism: int = 1
+    upload: UploadOptions = field(default_factory=UploadOptions)
 
 
 class Background:
@@ -164,6 +166,7 @@ class Background:
                 id=uuid.uuid4().hex,
                 parallelism=self._options.parallelism,
                 run=self._map_tasks,
+                upload=self._options.upload,
                 uploaded=self._uploaded,
             )
         except Abandoned:

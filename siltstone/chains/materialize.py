@@ -19,7 +19,9 @@ import numpy as np
 
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import Unreachable
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
@@ -55,6 +57,7 @@ class MaterializeTask:
     unit: RestoreUnit
     manifests: Mapping[int, Manifest]
     path: CheckpointPath
+    upload: UploadOptions
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,12 @@ class MaterializedPart:
 
 
 def plan_materialization(
-    manifests: Mapping[int, Manifest], operator: str, checkpoint: int, parallelism: int, id: str
+    manifests: Mapping[int, Manifest],
+    operator: str,
+    checkpoint: int,
+    parallelism: int,
+    id: str,
+    upload: UploadOptions,
 ) -> list[MaterializeTask]:
     """Split one operator at `checkpoint` into at least `parallelism` units, more if one would merge too much.
 
@@ -83,7 +91,7 @@ def plan_materialization(
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
-    return [MaterializeTask(id, part, unit, own, path) for part, unit in enumerate(filled)]
+    return [MaterializeTask(id, part, unit, own, path, upload) for part, unit in enumerate(filled)]
 
 
 def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
@@ -98,13 +106,13 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     recorded_schemas = schemas_of(manifest, unit.operator)
     schemas = {name: recorded_schemas[name] for name in unit.tables}
     reader = BlockReader(store, objects_of(task.manifests))
-    part, metrics = MaterializedPart([], [], 0), UploadMetrics()
+    part, uploader = MaterializedPart([], [], 0), uploader_of(store.url, task.upload)
     rows = 0
     reads, _ = split_reads(unit.reads)
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
-        found, began = np.zeros(manifest.max_parallelism, np.uint64), time.perf_counter()
-        with create_ranged(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+        found = np.zeros(manifest.max_parallelism, np.uint64)
+        with create_ranged(uploader, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
             count = write_base(out, schemas[name], add_digests(batches, found))
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
             where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
@@ -112,11 +120,10 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
             # Before the base is stored: a base whose proof fails never appears in the store.
             compare_digests(where, found[groups], recorded[groups], groups)
         assert out.stored is not None
-        metrics.direct(out.stored.bytes, time.perf_counter() - began)
         part.objects.append(out.stored)
         part.handles.append(_handle(unit, name, out.stored, count))
         rows += count
-    return MaterializedPart(part.handles, part.objects, rows, metrics.take())
+    return MaterializedPart(part.handles, part.objects, rows, uploader.metrics.take())
 
 
 def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
@@ -150,6 +157,7 @@ def materialize(
     parallelism: int,
     run: Run,
     rebuild: bool = False,
+    upload: UploadOptions | None = None,
     uploaded: Callable[[UploadStatistics], None] = lambda _: None,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
@@ -157,6 +165,7 @@ def materialize(
     Args:
         id: at most 32 letters and digits, unique among materializations.
         rebuild: replace a damaged materialization: start from the chain that it was made from.
+        upload: options of the uploads; None for the defaults.
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
@@ -167,7 +176,7 @@ def materialize(
         Abandoned: `run` raised it; nothing changed.
     """
     start = time.perf_counter()
-    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    catalog, store, upload = warehouse.catalog, warehouse.warehouse.store, upload or UploadOptions()
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
@@ -175,14 +184,12 @@ def materialize(
             open_ = {stored.name for stored in catalog.chains.list_objects(stream, checkpoint)}
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
-            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
+            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
-            data, began, metrics = encode_manifest(manifest), time.perf_counter(), UploadMetrics()
-            stored = store.put(tasks[0].path.materialization(operator, id), data)
-            metrics.direct(stored.bytes, time.perf_counter() - began)
-            uploaded(metrics.take())
+            stored, uploads = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload)
+            uploaded(uploads)
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
             replaced, needed = _replaced_by(manifest, stored.name, chain)
@@ -200,6 +207,13 @@ def materialize(
                 catalog.materializations.fail(stream, id, reason)
             raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
+
+
+def _store_manifest(
+    store: Store, name: str, manifest: Manifest, upload: UploadOptions
+) -> tuple[StoredObject, UploadStatistics]:
+    uploader = uploader_of(store.url, upload)
+    return uploader.put(name, encode_manifest(manifest)), uploader.metrics.take()
 
 
 def _read_chain(

@@ -8,20 +8,23 @@ If the object is deleted before the store has begun the second one, an object re
 checkpoint's name, where a sweep finds it.
 """
 
-import queue
 import threading
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 
+from siltstone.changelog.streamed_upload import NotAnswered, StreamedUpload, UploadWriter
+from siltstone.changelog.threads import RequestThreads
 from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.upload_retries import UploadRetries
 from siltstone.errors import ObjectExists
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
-from siltstone.store.retry import Data, Retrying, RetryPolicy, already_stored
+from siltstone.store.retry import Data, Retrying, already_stored
 
 WINDOW = 1000
 """number of recent requests per size class from which the quantile is computed"""
@@ -90,6 +93,7 @@ class _Twins:
         self.answered = threading.Event()
         self.running = 1
         self.hedged = False
+        self.abandoned = False
         self.stored: StoredObject | None = None
         self.error: BaseException | None = None
         self.won_by_hedge = False
@@ -110,10 +114,20 @@ class _Twins:
             if not self.running:
                 self.answered.set()
 
+    def abandon(self) -> bool:
+        """Wait no longer; return False if the answer is there by now."""
+        with self.lock:
+            if self.answered.is_set():
+                return False
+            self.abandoned = True
+            return True
+
     def end(self, stored: StoredObject | None, error: BaseException | None, *, hedge: bool) -> bool:
-        """One of them ended; false if the answer was there before."""
+        """One of them ended; return False if the other one's answer was there before."""
         with self.lock:
             self.running -= 1
+            if self.abandoned:
+                return True
             if self.stored is not None:
                 return False
             if stored is not None:
@@ -128,10 +142,10 @@ class _Twins:
 class Hedger:
     """Stores objects with hedged requests; thread-safe.
 
-    The request runs on one of the hedger's threads, so that `put` can return while it still hangs; the store's
-    `RetryPolicy` retries it. Its hedge is one attempt. The slower of the two cannot be stopped: it keeps its bytes and
-    its thread until it ends, and its answer is counted and ignored. If no thread is free, because many hang, requests
-    run on the caller's thread and are not hedged.
+    A request runs on one of the hedger's threads, so that its caller can return while it still hangs. It is retried
+    until `UploadOptions.checkpoint_timeout_s` (`UploadRetries`); its hedge is one attempt. The slower of the two cannot
+    be stopped: it keeps its bytes and its thread until it ends, and its answer is counted and ignored. If many threads
+    hang, requests are not hedged.
     """
 
     def __init__(
@@ -143,52 +157,94 @@ class Hedger:
         threads: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        retrying = store if isinstance(store, Retrying) else Retrying(store, RetryPolicy(kind="none"))
-        self._store, self._policy = retrying.once, retrying.policy
+        self._retries = UploadRetries(store, options.checkpoint_timeout_s, metrics)
         self._hedging = options.hedging and options.hedge_budget > 0
         self._metrics = metrics
         self._clock = clock
         self._rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
         self._lock = threading.Lock()
-        self._pool = _Pool(threads or 4 * options.upload_threads)
+        self._threads = RequestThreads(threads or 4 * options.upload_threads)
 
     def put(self, name: str, data: Data) -> StoredObject:
         """Store a new object, as `Store.put` does, and return with the first answer.
 
         Raises:
             ObjectExists: an object of this name has other bytes.
-            Unreachable: all attempts failed.
+            Unreachable: all attempts failed, or the store did not answer in time.
         """
         size_bytes = memoryview(data).nbytes
         self._metrics.count("requests")
         with self._lock:
             delay_s = self._rule.begin(size_bytes) if self._hedging else None
-        began = self._clock()
+        began_s = self._clock()
         try:
             stored = self._twins(name, data, delay_s)
         except BaseException:
             self._metrics.count("failures")
             raise
-        seconds = self._clock() - began
-        self._metrics.stored(size_bytes, seconds)
+        seconds = self._clock() - began_s
+        self._note_stored(size_bytes, seconds)
         with self._lock:
             self._rule.end(size_bytes, seconds)
         return stored
 
+    @contextmanager
+    def create(self, name: str) -> Iterator[UploadWriter]:
+        """Write a new object piece by piece; it appears complete when the block ends, or not at all on an error.
+
+        One of at most `HELD_BYTES` is stored by `put`. A larger one is streamed, in bounded memory: each of the store's
+        requests is retried like an upload of its own, and none is hedged.
+
+        Raises:
+            ObjectExists: the name is taken.
+            Unreachable: all attempts of a request failed, or the store did not answer in time.
+        """
+        writer, began_s = UploadWriter(lambda: self._begin_stream(name)), self._clock()
+        try:
+            yield writer
+            writer.closed = True
+            if writer.upload is not None:
+                writer.stored = writer.finish()
+        except BaseException as error:
+            if writer.upload is not None:
+                self._metrics.count("failures")
+                writer.upload.abort()
+            if isinstance(error, NotAnswered):
+                raise self._retries.give_up(name, error.limit_s) from None
+            raise
+        if writer.stored is None:
+            writer.stored = self.put(name, memoryview(writer.held))
+        else:
+            self._note_stored(writer.stored.bytes, self._clock() - began_s)
+
     def close(self) -> None:
         """End idle threads; the others end after their requests."""
-        self._pool.close()
+        self._threads.close()
+
+    def _note_stored(self, size_bytes: int, seconds: float) -> None:
+        self._metrics.stored(size_bytes, seconds)
+        self._retries.note_success()
+
+    def _begin_stream(self, name: str) -> tuple[StreamedUpload, float]:
+        self._metrics.count("requests")
+        self._metrics.count("attempts")
+        upload, (retrying, limit_s) = StreamedUpload(), self._retries.begin()
+        self._threads.run(lambda: upload.run(retrying, name))
+        return upload, limit_s
 
     def _twins(self, name: str, data: Data, delay_s: float | None) -> StoredObject:
-        twins = _Twins()
-        if delay_s is None or not self._pool.run(lambda: self._send(twins, name, data)):
-            self._send(twins, name, data)
-        elif not twins.answered.wait(delay_s) and self._may_hedge() and twins.add_hedge():
-            if self._pool.run(lambda: self._send(twins, name, data, hedge=True)):
-                self._metrics.count("hedges_sent")
-            else:
-                twins.take_back_hedge()
-        twins.answered.wait()
+        twins, (retrying, limit_s) = _Twins(), self._retries.begin()
+        self._threads.run(lambda: self._send(twins, retrying, name, data))
+        waited_s = 0.0
+        if delay_s is not None:
+            waited_s = min(delay_s, limit_s)
+            if not twins.answered.wait(waited_s) and self._may_hedge() and twins.add_hedge():
+                if self._threads.try_run(lambda: self._send(twins, retrying, name, data, hedge=True)):
+                    self._metrics.count("hedges_sent")
+                else:
+                    twins.take_back_hedge()
+        if not twins.answered.wait(limit_s - waited_s) and twins.abandon():
+            raise self._retries.give_up(name, limit_s)
         if twins.stored is None:
             assert twins.error is not None
             raise twins.error
@@ -200,32 +256,21 @@ class Hedger:
         with self._lock:
             return self._rule.spend()
 
-    def _send(self, twins: _Twins, name: str, data: Data, *, hedge: bool = False) -> None:
-        """One twin, to its end."""
+    def _send(self, twins: _Twins, retrying: Retrying, name: str, data: Data, *, hedge: bool = False) -> None:
+        """Send one twin, to its end."""
         stored, failed = None, None
-        attempts = 0
-
-        def attempt() -> None:
-            nonlocal attempts
-            attempts += 1
-
+        self._metrics.count("attempts")
         try:
-            if hedge:
-                attempt()
-                stored = self._store.put(name, data)
-            else:
-                stored = self._policy.put(self._store, name, data, attempt)
+            stored = retrying.once.put(name, data) if hedge else retrying.put(name, data)
         except ObjectExists as error:
-            stored, failed = self._of_twin(twins, name, data, error)
+            stored, failed = self._of_twin(twins, retrying, name, data, error)
         except BaseException as error:
             failed = error
-        self._metrics.count("attempts", attempts)
-        self._metrics.count("retries", attempts - 1)
         if not twins.end(stored, failed, hedge=hedge):
             self._metrics.count("hedges_late")
 
     def _of_twin(
-        self, twins: _Twins, name: str, data: Data, error: ObjectExists
+        self, twins: _Twins, retrying: Retrying, name: str, data: Data, error: ObjectExists
     ) -> tuple[StoredObject | None, BaseException | None]:
         """The name was taken: by the other twin, whose answer may be lost or late, if it holds the same bytes."""
         if not twins.hedged:
@@ -233,48 +278,6 @@ class Hedger:
         if twins.stored is not None:
             return twins.stored, None
         try:
-            return already_stored(self._store, name, data), None
+            return retrying.policy.call(lambda: already_stored(retrying.once, name, data)), None
         except BaseException as worse:
             return None, worse
-
-
-class _Pool:
-    """Daemon threads, made as they are needed up to a number; a process may end though some of them hang."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._free = 0
-        self._threads = 0
-        self._closed = False
-
-    def run(self, task: Callable[[], None]) -> bool:
-        """Have a thread run `task` now; false if none is free and there are enough."""
-        with self._lock:
-            if self._closed:
-                return False
-            if self._free:
-                self._free -= 1
-            elif self._threads < self._most:
-                self._threads += 1
-                threading.Thread(target=self._work, name="siltstone-upload", daemon=True).start()
-            else:
-                return False
-        self._tasks.put(task)
-        return True
-
-    def close(self) -> None:
-        """End the threads that are free, and the others once they are."""
-        with self._lock:
-            threads = 0 if self._closed else self._threads
-            self._closed = True
-        for _ in range(threads):
-            self._tasks.put(None)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
-            del task  # it holds the object's bytes
-            with self._lock:
-                self._free += 1

@@ -78,7 +78,8 @@ class UploadStatistics:
     Attributes:
         requests: objects to store; each of them succeeds or fails.
         failures: requests that failed after all attempts.
-        attempts: calls of the store, including retries and hedges.
+        attempts: calls of the store, including retries and hedges. All requests of a large object count as one, and
+            the retries of each.
         retries: calls after a failed one.
         objects: objects that were stored.
         bytes: their total size.
@@ -88,7 +89,8 @@ class UploadStatistics:
         queue_high_water: most segments that waited at a time.
         in_flight_high_water_bytes: most bytes that waited or were being sent at a time.
         back_pressure_s: total seconds that writers waited for room.
-        latency_s: seconds per stored object, from its first attempt to its answer.
+        latency_s: seconds per stored object, from its first attempt to its answer; for one that is streamed, such as a
+            large base, from its first byte.
         object_bytes: sizes of the stored objects.
         batch_segments: segments per batch.
     """
@@ -196,12 +198,6 @@ class UploadMetrics:
             self._counts["bytes"] += size_bytes
             self._observe("latency_s", seconds)
             self._observe("object_bytes", size_bytes)
-
-    def direct(self, size_bytes: int, seconds: float) -> None:
-        """Count an object that was stored in one request without an uploader, such as a base or a manifest."""
-        self.count("requests")
-        self.count("attempts")
-        self.stored(size_bytes, seconds)
 
     def batch(self, segments: int) -> None:
         """Count a batch of this number of segments."""

@@ -1,4 +1,4 @@
-"""Options of uploads: batches, threads, hedging. Names and defaults are those of Flink's `dstl.dfs.*`.
+"""Options of uploads: batches, threads, retries, hedging. Names and defaults are those of Flink's `dstl.dfs.*`.
 
 [upload]
 persist_delay_s = 0.05
@@ -31,6 +31,12 @@ class UploadOptions(BaseModel):
     compression: bool = Field(default=True, description="compress the blocks of changes with zstd")
     inline_bytes: int = Field(
         default=16 << 10, ge=0, description="smaller segments go to the driver, which stores them together"
+    )
+    checkpoint_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="seconds for which an upload that a checkpoint needs is tried again while the store is away; after "
+        "that, the run goes back to its newest checkpoint",
     )
     hedging: bool = Field(default=True, description="send a slow request again, and take the first answer")
     hedge_quantile: float = Field(

@@ -4,6 +4,8 @@ This is the third level of batching of FLIP-158: a segment already has all varia
 `persist_delay_s`, or once its segments reach `size_threshold_bytes`, or once all open writers of the process have
 submitted. In a store that can read parts of an object, a batch is one object of packed segments; in a key-value store
 it is three objects, one per section.
+
+Bases and manifests are objects of their own. They go through the uploader, too: hedged, retried and counted alike.
 """
 
 import os
@@ -13,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -24,9 +26,10 @@ from siltstone.errors import ObjectExists, SiltstoneError, UsageError
 from siltstone.format.coding import Bytes
 from siltstone.format.segment import Places, Section, Segment
 from siltstone.model import Handle, StoredObject
-from siltstone.store.base import Store
+from siltstone.store.base import ObjectWriter, Store
 from siltstone.store.open import open_store
 from siltstone.store.paths import CheckpointPath
+from siltstone.store.retry import Data
 
 
 class Sharers:
@@ -163,6 +166,14 @@ class Uploader:
                 self.metrics.level(queued, self._in_flight_bytes)
                 self._work.notify()
         return [request.future for request in requests]
+
+    def put(self, name: str, data: Data) -> StoredObject:
+        """Store an object of its own, such as a manifest, at once (`Hedger.put`)."""
+        return self._hedger.put(name, data)
+
+    def create(self, name: str) -> AbstractContextManager[ObjectWriter]:
+        """Write an object of its own, such as a base, piece by piece (`Hedger.create`)."""
+        return self._hedger.create(name)
 
     def flush(self) -> None:
         """Send all waiting segments now."""

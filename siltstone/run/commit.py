@@ -1,16 +1,15 @@
 """Store a manifest; make the catalog's record of a checkpoint, and what the run reports of it."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
-from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.uploader import Uploader
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
-from siltstone.store.base import Store
 from siltstone.store.paths import is_base
 
 
@@ -77,10 +76,12 @@ def completed_of(
 
 
 def store_manifest(
-    store: Store, name: str, manifest: Manifest, uploads: UploadStatistics
+    uploader: Uploader, name: str, manifest: Manifest, uploads: UploadStatistics
 ) -> tuple[StoredObject, UploadStatistics]:
-    """Store a manifest; return it, and the uploads with its own, which it cannot hold itself."""
-    data, began = encode_manifest(manifest), time.perf_counter()
-    stored, metrics = store.put(name, data), UploadMetrics()
-    metrics.direct(stored.bytes, time.perf_counter() - began)
-    return stored, uploads.merge(metrics.take())
+    """Store a manifest; return it, and the uploads with its own, which it cannot hold itself.
+
+    Raises:
+        Unreachable: the store failed until the upload was given up; nothing refers to what was stored.
+    """
+    stored = uploader.put(name, encode_manifest(manifest))
+    return stored, uploads.merge(uploader.metrics.take())

@@ -5,7 +5,6 @@ segments too small for an object of their own, in the acknowledgement: the drive
 (`changelog.log`).
 """
 
-import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -123,18 +122,14 @@ def _bases(
 ) -> Acknowledgement:
     """Every table whole, an object each."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
-    store, operator = task.warehouse.store, task.operator.name
+    operator = task.operator.name
     objects = []
     with _writer(task, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
-            began = time.perf_counter()
-            with (
-                clock.phase("base"),
-                create_ranged(store, task.path.base(operator, name, nothing.subtask, attempt)) as out,
-            ):
+            base = task.path.base(operator, name, nothing.subtask, attempt)
+            with clock.phase("base"), create_ranged(uploader, base) as out:
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
-            uploader.metrics.direct(out.stored.bytes, time.perf_counter() - began)
             objects.append(out.stored)
             writer.append(WholeTable(name, out.stored, rows, _sum(table, state.groups)))
         part = _persisted(nothing, {state.groups: writer}, inlining, state, state.opaque, clock, uploader)

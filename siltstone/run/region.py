@@ -35,6 +35,7 @@ from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
 from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
@@ -333,7 +334,8 @@ class ConsistentRegion:
                 outstanding=self.outbox.outstanding,
             )
             manifest = replace(self._manifest(uploads), commit=encode_details(details))
-            stored, uploads = store_manifest(self._store, path.manifest(), manifest, uploads)
+            uploader = uploader_of(self.warehouse.store_url, self.options.upload)
+            stored, uploads = store_manifest(uploader, path.manifest(), manifest, uploads)
             oldest_needed, replaced = self._references.advance(manifest, stored.name)
             record = commit_of(manifest, stored, details)
             made.append((manifest, replace(record, oldest_needed=oldest_needed, replaced=replaced), uploads))

@@ -10,9 +10,10 @@ not cover its footer and page headers. So no byte reaches a decoder before it ma
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -83,8 +84,18 @@ class ChecksummedWriter:
         self._writer.flush()
 
 
+class Creates(Protocol):
+    """What writes objects: a store, or an uploader."""
+
+    checksums: str
+
+    def create(self, name: str) -> AbstractContextManager[ObjectWriter]:
+        """Write a new object piece by piece (`Store.create`)."""
+        ...
+
+
 @contextmanager
-def create_ranged(store: Store, name: str) -> Iterator[ChecksummedWriter]:
+def create_ranged(store: Creates, name: str) -> Iterator[ChecksummedWriter]:
     """Create an object with range checksums, so that it can be read in parts.
 
     Raises:

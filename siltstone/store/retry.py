@@ -7,11 +7,13 @@ A failed write may have happened, with its answer lost. The next attempt then fi
 to be written, it is ours and the write has succeeded.
 """
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import pyarrow as pa
 import tenacity
@@ -25,6 +27,18 @@ Answer = TypeVar("Answer")
 Data = bytes | memoryview | pa.Buffer
 
 
+class RetryWatcher(Protocol):
+    """Is told of the retries of a policy's calls, by the threads that make them."""
+
+    def note_retry(self, error: Unreachable, attempts: int, seconds: float) -> None:
+        """Note that a call failed and will be tried again: `attempts` were made, the first `seconds` ago."""
+        ...
+
+    def note_given_up(self) -> None:
+        """Note that a call failed for a transient reason and will not be tried again."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often a call is attempted, and how long to wait in between.
@@ -34,7 +48,13 @@ class RetryPolicy:
         attempts: maximum attempts, including the first.
         wait_s: the first wait, in seconds.
         wait_max_s: the longest wait, in seconds.
-        total_s: seconds after which no further attempt begins.
+        total_s: seconds after which no further attempt begins. Waits become shorter towards it, so that the last
+            attempt begins shortly before.
+        option: the option that sets `total_s`. If it is not empty, the error of a call that is given up says how long
+            it was tried and names the option.
+        watcher: is told of retries.
+        now_s: a clock in seconds that never goes back.
+        sleep: waits for some seconds.
     """
 
     kind: Literal["exponential", "fixed", "none"] = "exponential"
@@ -42,16 +62,43 @@ class RetryPolicy:
     wait_s: float = 0.1
     wait_max_s: float = 5.0
     total_s: float = 120.0
+    option: str = ""
+    watcher: RetryWatcher | None = field(default=None, compare=False)
+    now_s: Callable[[], float] = field(default=time.monotonic, compare=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, compare=False)
 
-    def call(self, function: Callable[[], Answer], on_attempt: Callable[[], None] = lambda: None) -> Answer:
-        """Call `function`, retrying after a transient `Unreachable`; return its result or raise its last error."""
-        for attempt in self._retrying():
-            with attempt:
-                on_attempt()
-                return function()
+    def until(self, timeout_s: float, option: str) -> Self:
+        """Return this policy with any number of attempts until `timeout_s`, which `option` sets; `none` stays."""
+        if self.kind == "none":
+            return self
+        return replace(self, attempts=sys.maxsize, total_s=timeout_s, option=option)
+
+    def call(self, function: Callable[[], Answer]) -> Answer:
+        """Call `function`, retrying after a transient `Unreachable`; return its result or raise its last error.
+
+        Raises:
+            Unreachable: the last attempt failed. It is transient if only attempts or time ran out and the policy has no
+                `option`.
+        """
+        began_s, made = self.now_s(), 0
+        try:
+            for attempt in self._retrying(began_s):
+                with attempt:
+                    made += 1
+                    return function()
+        except Unreachable as error:
+            if not error.transient:
+                raise
+            if self.watcher is not None:
+                self.watcher.note_given_up()
+            if not self.option:
+                raise
+            tried = f"tried {made} times in {self.now_s() - began_s:.0f} s"
+            advice = f"raise {self.option} if the store may be away for longer"
+            raise Unreachable(f"{error}; {tried}: {advice}") from error
         raise AssertionError("tenacity either returns or raises")
 
-    def put(self, store: Store, name: str, data: Data, on_attempt: Callable[[], None] = lambda: None) -> StoredObject:
+    def put(self, store: Store, name: str, data: Data) -> StoredObject:
         """Call `Store.put` with retries; also succeed if an attempt whose answer was lost stored the object.
 
         Raises:
@@ -72,21 +119,44 @@ class RetryPolicy:
                 lost = lost or error.transient
                 raise
 
-        return self.call(attempt, on_attempt)
+        return self.call(attempt)
 
-    def _retrying(self) -> tenacity.Retrying:
+    def _retrying(self, began_s: float) -> tenacity.Retrying:
         waits = {
             "exponential": tenacity.wait_random_exponential(multiplier=self.wait_s, max=self.wait_max_s),
             "fixed": tenacity.wait_fixed(self.wait_s),
             "none": tenacity.wait_none(),
         }
         attempts = 1 if self.kind == "none" else self.attempts
+        soon_s = min(self.wait_s, 0.1 * self.total_s)
+
+        def left_s() -> float:
+            return began_s + self.total_s - self.now_s()
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if self.watcher is not None and isinstance(error, Unreachable):
+                self.watcher.note_retry(error, state.attempt_number, self.now_s() - began_s)
+
         return tenacity.Retrying(
-            wait=waits[self.kind],
-            stop=tenacity.stop_any(tenacity.stop_after_attempt(attempts), tenacity.stop_after_delay(self.total_s)),
+            wait=lambda state: min(waits[self.kind](state), max(0.0, left_s()) / 2),
+            stop=lambda state: state.attempt_number >= attempts or left_s() <= soon_s,
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, Unreachable) and error.transient),
+            before_sleep=tell,
+            sleep=self.sleep,
             reraise=True,
         )
+
+
+@runtime_checkable
+class RetryingWithin(Protocol):
+    """A store that makes several requests within one call, and retries each of them."""
+
+    policy: RetryPolicy
+
+    def with_policy(self, policy: RetryPolicy) -> Store:
+        """Return the same store, with another policy for the requests within a call."""
+        ...
 
 
 def already_stored(store: Store, name: str, data: Data) -> StoredObject:
@@ -117,6 +187,11 @@ class Retrying:
 
     def __repr__(self) -> str:
         return f"Retrying({self.once!r})"
+
+    def with_policy(self, policy: RetryPolicy) -> "Retrying":
+        """Return the same store with another policy, also for the requests within its calls."""
+        once = self.once
+        return Retrying(once.with_policy(policy) if isinstance(once, RetryingWithin) else once, policy)
 
     def put(self, name: str, data: Data) -> StoredObject:
         """Store a new object, with retries."""

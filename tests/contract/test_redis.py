@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.changelog.streamed_upload import HELD_BYTES
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import Uploader
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.open import Warehouse, open_store
+from siltstone.store.ranged import create_ranged
 from tests.redis_server import RedisServer, shared_server
 from tests.servers import REDIS_PASSWORD
 from tests.store_cases_kv import open_tried_again
@@ -66,6 +70,31 @@ def test_a_server_that_stops_and_comes_back(guarded: RedisServer, monkeypatch: p
     back.join()
     assert dict(store.list("s/1/"))["s/1/b"] == 3 << 20
     assert store.read(latest).to_pybytes() == DATA
+
+
+def test_uploads_are_tried_again_for_longer_than_other_calls(
+    guarded: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", REDIS_PASSWORD)
+    store, data = open_tried_again(guarded.url("attempts=1&retry=fixed&wait_s=0.02")), os.urandom(HELD_BYTES + 1000)
+    with Uploader(store, UploadOptions()) as uploader:
+        guarded.stop(kill=True)
+        with pytest.raises(Unreachable):
+            store.put("s/2/other", b"x")
+        back = threading.Timer(0.3, guarded.start)
+        back.start()
+        with create_ranged(uploader, "s/2/base") as base:
+            base.write(data)
+        back.join()
+        guarded.stop(kill=True)
+        back = threading.Timer(0.3, guarded.start)
+        back.start()
+        manifest = uploader.put("s/2/manifest", DATA)
+        back.join()
+        taken = uploader.metrics.take()
+    assert base.stored is not None and store.read(base.stored).to_pybytes() == data
+    assert store.read(manifest).to_pybytes() == DATA
+    assert (taken.requests, taken.objects, taken.failures) == (2, 2, 0) and taken.retries >= 2
 
 
 @pytest.mark.server

@@ -13,6 +13,7 @@ from tests.fault.disk import Disk
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy, http, resp
 
 PATIENCE = "wait_s=0.005&attempts=4&timeout_s=2"
+UPLOAD_PATIENCE = {"SILTSTONE_UPLOAD__CHECKPOINT_TIMEOUT_S": "5"}
 SERVER = re.compile(r"127\.0\.0\.1:(\d+)")
 
 
@@ -56,7 +57,8 @@ class Faults:
         if self.gone_after is not None:
             proxy.down_after(self.gone_after)
         try:
-            yield f"{SERVER.sub(f'127.0.0.1:{proxy.port}', url)}&{PATIENCE}", self.orders
+            orders = self.orders | {"environment": UPLOAD_PATIENCE}
+            yield f"{SERVER.sub(f'127.0.0.1:{proxy.port}', url)}&{PATIENCE}", orders
         finally:
             proxy.clear()
 

@@ -200,6 +200,7 @@ def test_however_segments_travel_the_state_is_the_same(
         assert c is not None
         stored = place.catalog.objects.list("sums", [c.id])
         assert (c.uploads.objects, c.uploads.bytes) == (len(stored), sum(o.bytes for o in stored))
+        assert c.uploads.requests == c.uploads.attempts - c.uploads.hedges_sent == len(stored)
     assert done[-1] is not None
     assert restored_digest(place, "sums", 3, parallelism=2) == done[-1].digest
     again = RegionRun(place, together, POLICY, parallelism=2, upload=upload)

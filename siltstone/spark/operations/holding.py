@@ -153,7 +153,11 @@ def _background(
 ) -> Background:
     stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
     options = BackgroundOptions(
-        settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
+        settings.materialization,
+        settings.policy_options,
+        settings.retention,
+        region.options.parallelism,
+        settings.upload,
     )
     add_uploads = partial(metrics.add_uploads, warehouse.catalog)
     return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads)

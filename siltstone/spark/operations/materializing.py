@@ -91,7 +91,16 @@ def materialize(
                 parallelism = settings.parallelism or cores(spark)
                 run, id = partial(spark_map, spark), uuid.uuid4().hex
                 done.append(
-                    materialize_operator(warehouse, stream, name, checkpoint, id=id, parallelism=parallelism, run=run)
+                    materialize_operator(
+                        warehouse,
+                        stream,
+                        name,
+                        checkpoint,
+                        id=id,
+                        parallelism=parallelism,
+                        run=run,
+                        upload=settings.upload,
+                    )
                 )
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
     return MaterializeResult(

@@ -161,6 +161,10 @@ class ChunkedStore:
     def __repr__(self) -> str:
         return f"ChunkedStore({self.label!r})"
 
+    def with_policy(self, policy: RetryPolicy) -> "ChunkedStore":
+        """Return the same store, with another policy for the requests within `create` and `list`."""
+        return ChunkedStore(self.driver, policy, self.checksums)
+
     def put(self, name: str, data: Data) -> StoredObject:
         """Store a new object: atomic, durable on return (`Store.put`)."""
         with self._writing(name, _ONCE) as writer:

@@ -20,6 +20,7 @@ from pydantic import Field, field_validator
 from urllib3.exceptions import HTTPError
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable, UsageError
+from siltstone.store.retry import RetryPolicy
 from siltstone.store.url import StoreOptions, redacted
 
 MIB = 1 << 20
@@ -94,11 +95,12 @@ class S3Options(StoreOptions):
 
 @dataclass(frozen=True)
 class Link:
-    """One process's client with its pooled connections, and its threads for parts."""
+    """One process's client with its pooled connections, its threads for parts, and the policy of requests in a call."""
 
     client: Any
     pool: ThreadPoolExecutor
     options: S3Options
+    policy: RetryPolicy
 
     def ask(self, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Send one request; `verb` and `what`, such as "read" and "object a in s3://b", go into its errors.
@@ -132,13 +134,13 @@ class Link:
         return _unusable(error, cannot)
 
     def with_retries(self, function: Callable[[], Answer]) -> Answer:
-        """Call `function` with the options' retry policy, within a larger call; the final error is not transient."""
+        """Call `function` with the link's retry policy, within a larger call; the final error is not transient."""
         try:
-            return self.options.policy.call(function)
+            return self.policy.call(function)
         except Unreachable as error:
             if not error.transient:
                 raise
-            raise Unreachable(f"{error}; gave up after {self.options.attempts} attempts") from None
+            raise Unreachable(f"{error}; gave up after {self.policy.attempts} attempts") from None
 
 
 class Gone(Unreachable):
@@ -207,7 +209,8 @@ def link(options: S3Options, what: str) -> Link:
                 client = _client(options)
             except (boto.BotoCoreError, boto.ClientError, ValueError) as error:
                 raise _unusable(error, f"cannot use {what}") from None
-            _links[key] = Link(client, ThreadPoolExecutor(PARALLEL, "siltstone-s3"), options)
+            pool = ThreadPoolExecutor(PARALLEL, "siltstone-s3")
+            _links[key] = Link(client, pool, options, options.policy)
         return _links[key]
 
 

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ def part_bytes(wanted: int, part: int) -> int:
 class Multipart:
     """One multipart upload in progress. `add` sends a part in the background, `complete` ends it.
 
-    Each request is retried by the options' policy.
+    Each request is retried by the link's policy.
     """
 
     def __init__(self, link: Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> None:
@@ -66,6 +67,7 @@ class Multipart:
         self._mark = uuid.uuid4().hex
         self._sent: list[Future[str]] = []
         self._done = 0
+        self._aborted = False
         metadata = {**metadata, _WRITE: self._mark}
         begun = self._ask("create_multipart_upload", Metadata=metadata, **link.options.stored_with, **self._object)
         self._upload = {**self._object, "UploadId": begun["UploadId"]}
@@ -112,12 +114,17 @@ class Multipart:
         raise failure or Unreachable(f"cannot write {self._what}: it is missing after all its parts were sent")
 
     def abort(self) -> None:
-        """Free the space of the parts; if the server does not answer, `unfinished` lists the upload."""
+        """Free the space of the parts; if the server does not answer, `unfinished` lists the upload.
+
+        This is tried no longer than the store's options say, even for an upload that is tried for longer.
+        """
+        self._aborted = True
         for future in self._sent:
             future.cancel()
         wait(self._sent)
         with suppress(SiltstoneError):
-            self._ask("abort_multipart_upload", **self._upload)
+            ask = partial(self._link.ask, "write", self._what, "abort_multipart_upload", **self._upload)
+            self._link.options.policy.call(ask)
 
     def _owner(self) -> str | None:
         """Return the mark of the write that made the object; None if there is no object, "" if it has no mark."""
@@ -128,6 +135,8 @@ class Multipart:
 
     def _send(self, number: int, data: memoryview) -> str:
         def attempt() -> dict[str, Any]:  # each attempt needs a new body
+            if self._aborted:
+                raise Unreachable(f"cannot write {self._what}: the upload was aborted")
             return self._link.ask(
                 "write", self._what, "upload_part", PartNumber=number, Body=Body(data), **self._upload
             )

@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +24,7 @@ from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Store, Unfinished
 from siltstone.store.checksums import Checksum, checksum_of, compare, recorded
 from siltstone.store.paths import check_object_name, check_prefix
-from siltstone.store.retry import Retrying
+from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.s3.client import ERRORS, MIB, Gone, Link, S3Options, link
 from siltstone.store.s3.multipart import CHECKSUM, PARTS, Body, S3Writer, multipart
 from siltstone.store.url import options_of, redacted, split
@@ -55,16 +56,23 @@ class S3Store:
 
     ranged = True
 
-    def __init__(self, url: str, bucket: str, prefix: str, options: S3Options) -> None:
+    def __init__(
+        self, url: str, bucket: str, prefix: str, options: S3Options, policy: RetryPolicy | None = None
+    ) -> None:
         self.url = url
         self.label = redacted(url)
         self.bucket = bucket
         self.prefix = prefix
         self.options = options
+        self.policy = policy or options.policy
         self.checksums = options.checksums
 
     def __repr__(self) -> str:
         return f"S3Store({self.label!r})"
+
+    def with_policy(self, policy: RetryPolicy) -> "S3Store":
+        """Return the same store, with another policy for the requests within a call, such as parts of an object."""
+        return S3Store(self.url, self.bucket, self.prefix, self.options, policy)
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         """Store a new object; if it is larger than `put_bytes`, in parts, each with its own retries."""
@@ -101,7 +109,7 @@ class S3Store:
             yield writer
             writer.closed = True
             if writer.upload is None:
-                self.options.policy.put(self, name, memoryview(writer.rest))
+                self.policy.put(self, name, memoryview(writer.rest))
             else:
                 writer.complete()
         except BaseException:
@@ -295,7 +303,7 @@ class S3Store:
         return f"object {name} in {self.label}"
 
     def _link(self) -> Link:
-        return link(self.options, self.label)
+        return replace(link(self.options, self.label), policy=self.policy)
 
 
 def _total(answer: dict[str, Any]) -> int:

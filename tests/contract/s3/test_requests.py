@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from siltstone.changelog.streamed_upload import HELD_BYTES
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import Uploader
 from siltstone.errors import ObjectExists, Unreachable, UsageError
 from siltstone.store.open import open_store
+from siltstone.store.ranged import create_ranged
 from siltstone.store.s3 import client as s3_client
 from siltstone.store.s3 import store as s3
 from tests.s3_place import MIB, PARTS, FreshBucket, failing
@@ -62,6 +66,47 @@ def test_a_part_that_keeps_failing_ends_the_put_after_so_many_attempts(
     ):
         store.put("a", os.urandom(11 * MIB))
     assert list(store.list("")) == []
+
+
+# --- uploads of a checkpoint -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
+def test_each_request_of_a_base_is_tried_again_for_longer_than_other_calls(
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    data = os.urandom(HELD_BYTES + 4 * MIB)
+    with Uploader(place.open("", PARTS, "attempts=2"), UploadOptions(hedging=False)) as uploader:
+        with failing(monkeypatch, operation, 6, after=False), create_ranged(uploader, "base") as out:
+            out.write(data)
+        taken = uploader.metrics.take()
+        with failing(monkeypatch, "put_object", 6, after=False):
+            manifest = uploader.put("manifest", b"small")
+        small = uploader.metrics.take()
+        with failing(monkeypatch, operation, 6, after=False):
+            whole = uploader.put("whole", data)  # one request for its caller, parts for S3
+    assert out.stored is not None
+    for stored, wanted in [(out.stored, data), (manifest, b"small"), (whole, data)]:
+        assert uploader.store.read(stored).to_pybytes() == wanted
+    assert (taken.requests, taken.attempts, taken.retries, taken.objects) == (1, 7, 6, 1)
+    assert (small.requests, small.attempts, small.retries, small.objects) == (1, 7, 6, 1)
+
+
+def test_a_base_that_is_given_up_leaves_no_parts(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = UploadOptions(checkpoint_timeout_s=0.5)
+    with Uploader(place.open("", PARTS, "attempts=2"), options) as uploader, monkeypatch.context() as patch:
+        ask = s3_client.Link.ask
+
+        def without_parts(link: s3_client.Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
+            if operation == "upload_part":
+                raise Unreachable("no parts today", transient=True)
+            return ask(link, verb, what, operation, **asked)
+
+        patch.setattr(s3_client.Link, "ask", without_parts)
+        with pytest.raises(Unreachable, match=r"raise upload\.check"), create_ranged(uploader, "base") as out:
+            out.write(os.urandom(HELD_BYTES + 12 * MIB))
+        assert uploader.metrics.take().failures == 1
+    assert place.uploads() == [] and list(uploader.store.list("")) == []
 
 
 # --- listing ---------------------------------------------------------------------------------------------------------

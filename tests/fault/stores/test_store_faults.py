@@ -15,6 +15,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
@@ -213,15 +214,16 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
             return True
 
         def resumed(parallelism: int) -> RegionRun:
-            run = RegionRun(place, SMALL, policy, parallelism)
+            run = RegionRun(place, SMALL, policy, parallelism, upload=UploadOptions(checkpoint_timeout_s=2))
             done = run.region.completed
             assert done == 0 or run.region.digest == reference.digests[done - 1]
             return run
 
-        run = resumed(2)
+        run = RegionRun(place, SMALL, policy, 2)
         for rows in purchases()[:3]:
             run.step(rows)
-        fatal = 0
+        run.region.close("done")
+        run, fatal = resumed(2), 0
         while dies_after(run, fatal):
             fatal += 1
             run = resumed(2)
