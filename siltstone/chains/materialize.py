@@ -43,6 +43,8 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
 from siltstone.store.ranged import create_ranged
 
+DEFAULT_UPLOAD = UploadOptions()
+
 
 class Abandoned(BaseException):
     """Raised by `run` when a materialization is no longer wanted; it does not count as a failure."""
@@ -157,7 +159,7 @@ def materialize(
     parallelism: int,
     run: Run,
     rebuild: bool = False,
-    upload: UploadOptions | None = None,
+    upload: UploadOptions = DEFAULT_UPLOAD,
     uploaded: Callable[[UploadStatistics], None] = lambda _: None,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
@@ -165,7 +167,7 @@ def materialize(
     Args:
         id: at most 32 letters and digits, unique among materializations.
         rebuild: replace a damaged materialization: start from the chain that it was made from.
-        upload: options of the uploads; None for the defaults.
+        upload: options of the uploads.
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
@@ -176,7 +178,7 @@ def materialize(
         Abandoned: `run` raised it; nothing changed.
     """
     start = time.perf_counter()
-    catalog, store, upload = warehouse.catalog, warehouse.warehouse.store, upload or UploadOptions()
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:

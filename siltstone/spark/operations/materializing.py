@@ -89,19 +89,9 @@ def materialize(
                 on_operator(name)
                 spark = spark_session(settings.master, settings.spark)
                 parallelism = settings.parallelism or cores(spark)
+                materialize_one = partial(materialize_operator, warehouse, stream, name, checkpoint)
                 run, id = partial(spark_map, spark), uuid.uuid4().hex
-                done.append(
-                    materialize_operator(
-                        warehouse,
-                        stream,
-                        name,
-                        checkpoint,
-                        id=id,
-                        parallelism=parallelism,
-                        run=run,
-                        upload=settings.upload,
-                    )
-                )
+                done.append(materialize_one(id=id, parallelism=parallelism, run=run, upload=settings.upload))
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
     return MaterializeResult(
         stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept, triggers
