@@ -7,9 +7,11 @@ from datetime import datetime
 from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.changelog.uploader import Uploader
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import uploader_of
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
+from siltstone.store.open import Warehouse
 from siltstone.store.paths import is_base
 
 
@@ -76,12 +78,13 @@ def completed_of(
 
 
 def store_manifest(
-    uploader: Uploader, name: str, manifest: Manifest, uploads: UploadStatistics
+    warehouse: Warehouse, options: UploadOptions, name: str, manifest: Manifest, uploads: UploadStatistics
 ) -> tuple[StoredObject, UploadStatistics]:
     """Store a manifest; return it, and the uploads with its own, which it cannot hold itself.
 
     Raises:
         Unreachable: the store failed until the upload was given up; nothing refers to what was stored.
     """
+    uploader = uploader_of(warehouse.store_url, options)
     stored = uploader.put(name, encode_manifest(manifest))
     return stored, uploads.merge(uploader.metrics.take())

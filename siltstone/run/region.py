@@ -35,7 +35,6 @@ from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
 from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
@@ -334,8 +333,7 @@ class ConsistentRegion:
                 outstanding=self.outbox.outstanding,
             )
             manifest = replace(self._manifest(uploads), commit=encode_details(details))
-            uploader = uploader_of(self.warehouse.store_url, self.options.upload)
-            stored, uploads = store_manifest(uploader, path.manifest(), manifest, uploads)
+            stored, uploads = store_manifest(self.warehouse, self.options.upload, path.manifest(), manifest, uploads)
             oldest_needed, replaced = self._references.advance(manifest, stored.name)
             record = commit_of(manifest, stored, details)
             made.append((manifest, replace(record, oldest_needed=oldest_needed, replaced=replaced), uploads))
