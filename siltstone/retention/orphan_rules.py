@@ -10,7 +10,8 @@ By name and catalog alone:
 
 By age as well, since a run may be writing them right now:
 
-    ABANDONED  of the newest epoch, for the checkpoint it is writing, and older than the age guard
+    ABANDONED  of the newest epoch, for the checkpoint it is writing, whose newest object is older than the age guard: a
+               run logs each step, and may take longer than that for a checkpoint
 
 By the time of a rollback (`catalog.rollbacks`), so that people can still examine them:
 
@@ -76,7 +77,8 @@ def judge(name: str, view: "CatalogView", age_guard: timedelta, modified_at: dat
     Args:
         name: an object under the prefix of the view's stream.
         view: a view with references to `name`, taken after the object was found.
-        modified_at: when it was stored, None if not known. It matters only if the result without it is WRITING.
+        modified_at: when it was stored, or a later object of the same epoch and checkpoint; None if not known. It
+            matters only if the result without it is WRITING.
     """
     if name in view.referenced:
         return None

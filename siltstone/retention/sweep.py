@@ -53,7 +53,7 @@ class SweepOptions:
         limit: maximum objects to delete, None for no limit.
         dry_run: only report what it would do; change nothing.
         incomplete: list only the prefixes of checkpoints that never completed, instead of everything.
-        age_guard: the age from which on an object that a run may be writing counts as abandoned.
+        age_guard: what a run may be writing counts as abandoned if nothing was stored for that checkpoint for so long.
     """
 
     limit: int | None = None
@@ -199,13 +199,17 @@ class _Work:
         sizes = dict(chain.from_iterable(self._store.list(prefix) for prefix in prefixes))
         view = self._catalog.references.view(self._stream, sizes if self._options.incomplete else None)
         ages: dict[str, datetime] = {}
+        last_written: dict[str, datetime] = {}
 
         def reason(name: str, view: CatalogView) -> Reason | None:
-            return judge(name, view, self._options.age_guard, ages.get(name))
+            return judge(name, view, self._options.age_guard, last_written.get(_checkpoint_prefix(name)))
 
         undecided = [name for name in sizes if reason(name, view) is Reason.WRITING]
         for some in _batches(undecided):
             ages |= self._store.modified_at(some)
+        for name, at in ages.items():
+            prefix = _checkpoint_prefix(name)
+            last_written[prefix] = max(at, last_written.get(prefix, at))
         orphans = []
         for name, size in sizes.items():
             why = reason(name, view)
@@ -292,6 +296,11 @@ class _Work:
             seconds=round(seconds, 3),
             reasons=findings,
         )
+
+
+def _checkpoint_prefix(name: str) -> str:
+    path = CheckpointPath.of(name)
+    return path.prefix if path else name
 
 
 def _known(store: Store, names: Sequence[str]) -> dict[str, datetime]:
