@@ -90,7 +90,9 @@ def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
         for newest in dict.fromkeys((task.base_step, task.restore.step, task.restore.step - 1)):
             while state.version > newest:
                 state.rollback()
-            if _is_forward(task, subtask, state, clock) and _is_accepted(task, subtask, state):
+            if not _is_forward(task, subtask, state, clock):
+                continue
+            if _is_accepted(task, subtask, state) and _is_known(task, state):
                 return state
     except StateError:
         pass
@@ -113,6 +115,15 @@ def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
     """Whether this is what the attempt came to that was accepted: of one whose acknowledgement was lost, the version
     may be here as well, while another host's attempt at it counts."""
     return identity(task.operator.name, digests_of(state)) == task.base[subtask]
+
+
+def _is_known(task: StepTask, state: SubtaskState) -> bool:
+    """Whether a step that logs its changes can tell them from earlier ones, which an epoch without tracking may have
+    left."""
+    try:
+        return not task.tracking or all(table.changed() is not None for table in state.tables.values())
+    except StateError:
+        return False
 
 
 def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
