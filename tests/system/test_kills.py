@@ -27,10 +27,12 @@ PLAN = {
         ("zombie", "materialize"),
         ("damage", "verify"),
     ],
-    "s3": [("kill", "run"), ("kill", "materialize")],
-    "redis": [("kill", "run"), ("zombie", "truncate")],
+    "s3": [("kill", "run"), ("kill", "materialize"), ("lose", "run")],
+    "redis": [("kill", "run"), ("zombie", "truncate"), ("lose", "run")],
     "rocksdb": [("kill", "run"), ("two", "sweep")],
 }
+CATALOGS = {"s3": "postgresql", "redis": "postgresql"}
+"""store -> the catalog beside it; SQLite beside others"""
 
 
 def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
@@ -45,7 +47,10 @@ def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
 @pytest.mark.parametrize("store", WAREHOUSES)
 def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tmp_path: Path) -> None:
     chance = Random(f"a few on {store}")
-    with small_disk(tmp_path / "disk") as disk, closing(Rounds(disk, chance, store, {})) as rounds:
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        closing(Rounds(disk, chance, store, {}, CATALOGS.get(store, "sqlite"))) as rounds,
+    ):
         begun = Round("start", store, ("run",))
         rounds.strict(begun, "run", small().stream.name, ("--batches", "3", "--parallelism", "2"))
         for shape, kind in PLAN[store]:
