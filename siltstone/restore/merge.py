@@ -84,6 +84,20 @@ class Changes:
         for part in self._parts(upto, groups.end):
             yield from self._merge(*nothing, part, upto)
 
+    def newest(self, groups: KeyGroupRange) -> Iterator[Batch]:
+        """Yield the newest change of each key of `groups` (`schema.changes`), key groups ascending."""
+        # Deltas are by key group already: of keys that change in each of them, few rows are copied.
+        self._runs += [_Run(rows, owners, self._max_parallelism) for rows, owners in self._waiting]
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        for part in self._parts(groups.start, groups.end):
+            found = [run.of(part) for run in self._runs]
+            owners = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in found)])
+            if len(owners):
+                tables = [change for change, _ in found]
+                keys = pa.concat_tables([table.select(self.schema.primary_key.names) for table in tables])
+                chosen = self._newest(keys.combine_chunks(), owners)
+                yield take_from(tables, chosen), owners[chosen]
+
     def _put_in_order(self, scratch: Path | None) -> None:
         """Make one run of the waiting changes: sorted by key group, the newest of each key group first."""
         waiting, self._waiting = self._waiting, []

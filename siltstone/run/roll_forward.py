@@ -4,15 +4,18 @@ Another machine ran the steps between. Those of the interval are in the task (`c
 manifests of the chain. The caller compares digests afterwards, so a change that is missing cannot go unnoticed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind, StoredObject
-from siltstone.restore.restore import apply_handle, read_manifest
+from siltstone.restore.merge import Changes
+from siltstone.restore.restore import Block, apply_handle, read_manifest
+from siltstone.restore.tables import decode_changes
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
+from siltstone.state.protocol import apply_delta
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.paths import is_materialization_manifest
 
@@ -48,16 +51,33 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     mine = [each for each in blocks if each[0].variable in {*state.tables, *state.opaque}]
     if any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle, _ in mine):
         return False
-    reader = BlockReader(task.warehouse.store, objects)
-    fetched = reader.blocks([Wanted(handle) for handle, block in mine if block is None])
     state.begin(task.base_step, tracking=False)
-    for handle, block in mine:
-        groups = handle.key_groups.intersect(state.groups)
-        apply_handle(state, handle, [groups], next(fetched) if block is None else block)
+    _apply(state, task, mine, BlockReader(task.warehouse.store, objects))
     for table in state.tables.values():
         table.mark()
     state.commit()
     return True
+
+
+def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader: BlockReader) -> None:
+    """Apply changes, given oldest first: of each key only the newest, since a key may change in each step."""
+    newest_first = blocks[::-1]
+    fetched = reader.blocks([Wanted(handle) for handle, block in newest_first if block is None])
+    changes = {name: Changes(table.schema, task.max_parallelism) for name, table in state.tables.items()}
+    opaque: list[tuple[Handle, Block]] = []
+    for handle, block in newest_first:
+        block_or_file, groups = next(fetched) if block is None else block, handle.key_groups.intersect(state.groups)
+        if handle.kind is Kind.OPAQUE:
+            opaque.append((handle, block_or_file))
+        else:
+            assert isinstance(block_or_file, pa.Buffer), "only bases are read in parts"
+            schema = state.tables[handle.variable].schema
+            changes[handle.variable].add(*decode_changes(handle, schema, [groups], block_or_file))
+    for handle, block in opaque[::-1]:
+        apply_handle(state, handle, [handle.key_groups.intersect(state.groups)], block)
+    for name, of in changes.items():
+        for rows, owners in of.newest(state.groups):
+            apply_delta(state, name, rows, owners)
 
 
 def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:

@@ -99,3 +99,30 @@ def test_the_newest_change_wins_and_deletes_drop(
             found[key] = (row["v"], row["t"])
     live = {key: value for key, value in expected.items() if value is not None}
     assert found == {(_k(key, schema), key[1] if schema is SCHEMA else None): value for key, value in live.items()}
+
+
+@settings(max_examples=examples(80))
+@given(
+    st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=12), max_size=4),
+    st.tuples(st.integers(0, GROUPS), st.integers(0, GROUPS)).map(sorted),
+    st.sampled_from([1, 10, merge.TOGETHER_ROWS]),
+    st.sampled_from([1, 3, merge.MERGED_ROWS]),
+    st.sampled_from([SCHEMA, NUMBERED]),
+)
+def test_of_many_deltas_each_key_has_its_newest_change(
+    deltas: list[Rows], bounds: list[int], together: int, at_once: int, schema: TableSchema
+) -> None:
+    groups, expected, changes = KeyGroupRange(*bounds), Rows(), Changes(schema, GROUPS)
+    with patch.object(merge, "TOGETHER_ROWS", together), patch.object(merge, "MERGED_ROWS", at_once):
+        for delta in reversed(deltas):
+            changes.add(*_table(delta, schema, schema.changes))
+        newest = list(changes.newest(groups))
+    for delta in deltas:
+        expected |= delta
+    whole, owners = _table(expected, schema, schema.changes)
+    inside = pa.array([owner in groups for owner in owners.tolist()], pa.bool_())
+    found = pa.concat_tables([schema.changes.empty_table(), *(table for table, _ in newest)])
+    keys = [(name, "ascending") for name in schema.primary_key.names]
+    assert found.sort_by(keys).equals(whole.filter(inside).sort_by(keys))
+    seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in newest)])
+    assert (np.diff(seen.astype(int)) >= 0).all() and all(len(table) == len(owner) for table, owner in newest)
