@@ -40,7 +40,9 @@ class _Inlining:
         self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
         self.inline: list[bytes] = []
         self._uploader = uploader
-        self._limit_bytes = limit_bytes
+        # The driver puts them last, and a table has the same place in the indexes of each step: so of a writer's
+        # segments only the last may be kept, which alone can be smaller than what a writer sends before it is asked.
+        self._limit_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
 
     def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
         """As `Uploader.submit`; a small segment has no place yet."""
