@@ -28,7 +28,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.table import Counts, HeapTable
-from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
+from siltstone.state.backends.heap.undo import UndoWriter, read_frames, read_header
 from siltstone.state.schema import TableSchema
 
 FORMAT = 1
@@ -259,9 +259,9 @@ class HeapState:
     def _header_before(self, step: int) -> dict[str, Any] | None:
         """Return the header before a step; None if the step was interrupted before anything was written."""
         path = self._undo_path(step)
-        frame = next(read_frames(path, step), None)
-        if frame is not None and frame.table == HEADER:
-            return _parse(frame.records.tobytes(), path)
+        header = read_header(path, step)
+        if header is not None:
+            return _parse(header, path)
         if step <= self.version:
             raise StateError(f"{path} is damaged: {_DISTRUST}")
         return None
