@@ -74,12 +74,14 @@ class RegionRun(RegionSteps):
         checkpoint_steps: int = 1,
         upload: UploadOptions | None = None,
         tables: frozenset[str] = frozenset(),
+        placed: bool = True,
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
             checkpoint_steps=checkpoint_steps,
             upload=upload or UploadOptions(),
             tables=tables,
+            placed=placed,
         )
         super().__init__(ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 

@@ -21,6 +21,8 @@ class RegionOptions:
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
         tables: the sinks that are tables, for which rows are staged as the table's files.
+        placed: whether each subtask runs where its working state is unless a machine is lost. If not, every step is
+            logged, even while each checkpoint is a base.
     """
 
     parallelism: int = 1
@@ -32,3 +34,4 @@ class RegionOptions:
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)
     tables: frozenset[str] = frozenset()
+    placed: bool = True

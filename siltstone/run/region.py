@@ -243,8 +243,8 @@ class ConsistentRegion:
         if self.checkpoint_due:
             left = self._log.limits_bytes(operator.name, decision.delta_limit_bytes, self.options.parallelism)
             order = CheckpointOrder(decision.form, left)
-        elif decision.d or not self.completed:
-            # Before a base, too: lost working state can then be rolled forward, as long as logging pays.
+        elif decision.d or not self.completed or not self.options.placed:
+            # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
         staged = self.outbox.stages(operator.name, self.checkpoint)
         return StepTask(

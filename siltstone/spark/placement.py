@@ -55,6 +55,16 @@ def placement_of(spark: Any, stream: str, chosen: bool | None = None) -> "Placem
     return placement if placement.is_possible else None
 
 
+def stays_in_place(spark: Any, stream: str, chosen: bool | None = None) -> bool:
+    """Whether each subtask runs where its working state is as long as no executor is lost: on one machine, or placed.
+
+    Args: see `placement_of`.
+    """
+    if isinstance(spark, SparkSession) and is_local(spark.sparkContext.master):
+        return True
+    return placement_of(spark, stream, chosen) is not None
+
+
 class Placement:
     """The executors of one stream's subtasks; used by one thread at a time.
 

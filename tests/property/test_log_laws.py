@@ -19,6 +19,7 @@ from siltstone.changelog import log
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import LostWorkingState
+from siltstone.model import Form
 from siltstone.run import persist
 from siltstone.run.processing import ACKNOWLEDGEMENT
 from siltstone.run.subtask import run_subtask
@@ -186,3 +187,19 @@ def test_without_tracking_nothing_is_logged_and_lost_state_has_to_come_again(tmp
         shutil.rmtree(place.warehouse.local.work(NAME, 1) / "state")
         with pytest.raises(LostWorkingState, match=r"steps 4 to 4 of .* were not logged"):
             run.step(rows(5))
+
+
+def test_subtasks_that_are_not_placed_log_each_step_although_each_checkpoint_is_a_base(tmp_path: Path) -> None:
+    """Otherwise they leave behind in nearly each step what was not logged, and the run never comes to a checkpoint."""
+    draw, policy = random.Random(3), policy_by_name("adjust-d", PolicyOptions(d0=0, d_max=0))
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        run = OnHosts(place, STREAM, policy, parallelism=2, checkpoint_steps=3, placed=False)
+        run.hosts = Hosts(tmp_path / "hosts", moves(draw, 12, 2, losses=0, again=0))
+        found = [done.digest for n in range(1, 13) if (done := run.step(rows(n)))]
+        checkpoints = place.catalog.checkpoints.list(NAME)
+        assert run.hosts.ways["forward"] and not failures(place, NAME)
+        assert {form for checkpoint in checkpoints for form in checkpoint.forms.values()} == {Form.BASE}
+    with OpenWarehouse.writable(str(tmp_path / "still")) as place:
+        still = RegionRun(place, STREAM, policy, checkpoint_steps=3)
+        expected = [done.digest for n in range(1, 13) if (done := still.step(rows(n)))]
+    assert found == expected

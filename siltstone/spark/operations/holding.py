@@ -20,6 +20,7 @@ from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED
 from siltstone.spark.operations.run_metrics import RunMetrics
+from siltstone.spark.placement import stays_in_place
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import cores
 from siltstone.stream import Stream
@@ -89,6 +90,7 @@ def open_runner(
         who=request.who,
         drop=request.drop,
         tenure=epoch.tenure,
+        placed=stays_in_place(spark, stream.name, settings.placement),
     )
     with bind_fields(stream=stream.name, epoch=region.epoch):
         yield from _run_epoch(region, settings, warehouse, spark, metrics, epoch)
@@ -173,10 +175,12 @@ def open_region(
     who: str | None = None,
     drop: Sequence[str] = (),
     tenure: Tenure | None = None,
+    placed: bool = True,
 ) -> ConsistentRegion:
     """Take over a stream with the options of the settings.
 
-    The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`.
+    The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`. `placed`
+    is of `RegionOptions`.
     """
     sinks = resolve_sinks(stream, warehouse)
     check_tables(stream, sinks)
@@ -191,6 +195,7 @@ def open_region(
         upload=settings.upload,
         drop=drop,
         tables=tables_of(sinks),
+        placed=placed,
     )
     policy = policy_by_name(settings.policy, settings.policy_options)
     return ConsistentRegion.open(
