@@ -51,8 +51,7 @@ class IndexEntry:
     base is its own object, named `source`, from offset 0, and builds on nothing: both are 0. `length` is in bytes;
     `checksum` covers them. `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups.
     `key_group_offsets` is uint32[n + 1]: rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base,
-    whose file has its own order, it is [0]. `sqn` is the sequence number of the change in its writer, 0 if there is
-    only one change.
+    whose file has its own order, it is [0]. `sqn` is the sequence number of the change: its step.
     """
 
     variable: str
