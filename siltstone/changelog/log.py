@@ -25,23 +25,26 @@ from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
 """most bytes of small segments that wait; as many again may be on their way to the store"""
+_SEPARATOR = b"\n"
+"""between acknowledgements, whose JSON has none"""
 _LOGGING = ("delta", "persist")
 """phases of a subtask that make its changes durable"""
 
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """One operator's changes in one step, of each subtask.
+    """One operator's changes in one step.
 
-    Every task of the interval carries them, and few need them: so they are kept as compressed acknowledgements.
+    Every task of the interval carries them, and few need them: so they are acknowledgements, one for each subtask,
+    compressed together.
     """
 
     step: int
-    parts: tuple[bytes, ...]
+    packed: bytes
 
     def part(self, subtask: int) -> Acknowledgement:
         """Return an acknowledgement with `handles`, `objects` and `inline` of one subtask's changes."""
-        return Acknowledgement.from_bytes(zlib.decompress(self.parts[subtask]))
+        return Acknowledgement.from_bytes(zlib.decompress(self.packed).split(_SEPARATOR)[subtask])
 
 
 @dataclass
@@ -176,7 +179,7 @@ class Changelog:
 def _packed(step: _Step) -> LoggedStep:
     if step.packed is None:
         plain = (replace(a, uploads={}, seconds={}) for a in step.received)
-        step.packed = LoggedStep(step.number, tuple(zlib.compress(a.to_bytes(), 1) for a in plain))
+        step.packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
     return step.packed
 
 

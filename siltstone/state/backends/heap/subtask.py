@@ -28,7 +28,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.table import Counts, HeapTable
-from siltstone.state.backends.heap.undo import UndoWriter, read_frames, read_header
+from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.schema import TableSchema
 
 FORMAT = 1
@@ -87,11 +87,10 @@ class HeapState:
             self._tables[name] = HeapTable(
                 schema, groups, max_parallelism, directory / "tables" / name, counts, digests
             )
-        self._pending = {step: self._header_before(step) for step in self._undo_steps()}
-        for step in sorted(self._pending, reverse=True):
-            if step > self.version:
-                self._undo_step(step)
-        self._sweep()
+        self._pending = set(self._undo_steps())
+        """steps with before-images; an interval may have many, so they are read when they are needed"""
+        for step in sorted((step for step in self._pending if step > self.version), reverse=True):
+            self._undo_step(step)
 
     # Steps
 
@@ -108,7 +107,7 @@ class HeapState:
         if spare.exists():
             os.replace(spare, path)
         self._undo = UndoWriter(path, step, (self.directory / "header").read_bytes())
-        self._pending[step] = self._header
+        self._pending.add(step)
         self._step = step
         for ordinal, table in enumerate(self._tables.values()):
             table.before = self._before_images(ordinal)
@@ -164,7 +163,8 @@ class HeapState:
 
     def _undo_step(self, step: int) -> None:
         # If this is interrupted, all of it is repeated: the header is written last, then the undo file is removed.
-        before, path = self._pending.pop(step), self._undo_path(step)
+        before, path = self._header_before(step), self._undo_path(step)
+        self._pending.remove(step)
         frames = list(read_frames(path, step))
         if before is not None:
             for ordinal, (name, table) in enumerate(self._tables.items()):
@@ -178,11 +178,13 @@ class HeapState:
 
     def release(self, step: int) -> None:
         """Drop before-images of steps up to and including `step`."""
-        for old in [old for old in self._pending if old <= min(step, self.version)]:
-            del self._pending[old]
+        released = [old for old in self._pending if old <= min(step, self.version)]
+        for old in released:
+            self._pending.remove(old)
             # The file's pages are in memory already, so the next step overwrites them.
             os.replace(self._undo_path(old), self.directory / "undo" / "spare")
-        self._sweep()
+        if released:
+            self._sweep()
 
     def close(self) -> None:
         """Flush and close the directory; idempotent. An open step is rolled back at the next open."""
@@ -259,9 +261,9 @@ class HeapState:
     def _header_before(self, step: int) -> dict[str, Any] | None:
         """Return the header before a step; None if the step was interrupted before anything was written."""
         path = self._undo_path(step)
-        header = read_header(path, step)
-        if header is not None:
-            return _parse(header, path)
+        frame = next(read_frames(path, step), None)
+        if frame is not None and frame.table == HEADER:
+            return _parse(frame.records.tobytes(), path)
         if step <= self.version:
             raise StateError(f"{path} is damaged: {_DISTRUST}")
         return None
@@ -288,7 +290,13 @@ class HeapState:
 
     def _sweep(self) -> None:
         """Remove files to which neither the header nor a header before a pending step refers."""
-        headers = [self._header, *(header for header in self._pending.values() if header)]
+        headers = [self._header]
+        for step in sorted(self._pending):
+            try:
+                headers += [header] if (header := self._header_before(step)) else []
+            except StateError:  # damaged: then the step can be undone no more, as if its before-images were gone
+                self._pending.remove(step)
+                self._undo_path(step).unlink(missing_ok=True)
         for name, table in self._tables.items():
             table.sweep({table.counts.interval, *(header["tables"][name]["interval"] for header in headers)})
         kept = {f"{name}.{step}" for header in headers for name, step in header["opaque_steps"].items()}

@@ -97,23 +97,6 @@ def read_frames(path: Path, step: int) -> Iterator[Frame]:
         at = end
 
 
-def read_header(path: Path, step: int) -> bytes | None:
-    """Return the header file from before `step`; None if its first frame is cut, or another's.
-
-    It costs less than `read_frames`: an open of working state reads those of all steps of an interval.
-    """
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-        if len(head) < _HEAD_BYTES:
-            return None
-        of_step, table, _, ids_bytes, records_bytes = _FIELDS.unpack(head[: _FIELDS.size])
-        if (of_step, table, ids_bytes) != (step, HEADER, 0) or records_bytes > os.fstat(file.fileno()).st_size:
-            return None
-        records = file.read(records_bytes)
-    whole = _checksum(head[: _FIELDS.size], memoryview(b""), memoryview(records))
-    return records if whole == _CHECKSUM.unpack(head[_FIELDS.size :])[0] else None
-
-
 def _checksum(fields: bytes, ids: memoryview, records: memoryview) -> int:
     state = xxhash.xxh3_64(fields)
     state.update(ids)
