@@ -1,7 +1,9 @@
 """One cluster of two workers for all its tests, and a stream with a warehouse of its own for each."""
 
 import os
+import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from sqlalchemy import URL
 
@@ -17,7 +20,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, RunResult, run, write_stream
+from siltstone.spark.operations import RunRequest, RunResult, StreamRun, run, write_stream
 from siltstone.spark.runner import UNTIL_PROCESSED
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
@@ -65,6 +68,7 @@ class ClusterRun:
         tables: its input, a micro-batch each; further empty ones change nothing.
         sink: what its sink was handed.
         received: per step and operator, the acknowledgements, in order.
+        metrics: what a watched run served after its newest checkpoint: name -> number, all operators together.
     """
 
     cluster: Cluster
@@ -74,6 +78,7 @@ class ClusterRun:
     tables: Sequence[pa.Table] = field(default_factory=purchases)
     sink: Delivered = field(default_factory=Delivered)
     received: list[tuple[str, Sequence[Acknowledgement]]] = field(default_factory=list)
+    metrics: Counter[str] = field(default_factory=Counter)
 
     @property
     def stream(self) -> Stream:
@@ -85,19 +90,37 @@ class ClusterRun:
         return run(self.settings.model_copy(update=options), self.stream, RunRequest(batches))
 
     @contextmanager
-    def held_run(self, batches: int, file: int, **options: Any) -> Iterator[None]:
-        """Run some micro-batches; the block begins when two subtasks of `accounts` are in the middle of the step with
-        this input file, they go on after it, and then the run is awaited."""
-        settings = self.settings.model_copy(update=options)
-        hold(self.shared, file).touch()
+    def watched_run(self, batches: int, **options: Any) -> Iterator[StreamRun]:
+        """Run some micro-batches beside the block, which may change the cluster; then the run is awaited."""
+        settings = self.settings.model_copy(update={**options, "metrics_port": "0"})
         rows = read_shared(self.spark, {}, self.shared, self.tables)
-        running = write_stream(settings, self.stream, rows, RunRequest(batches), UNTIL_PROCESSED)
+        begun: list[StreamRun] = []
+
+        def scrape(_: object) -> None:
+            if begun and begun[0].metrics_url:
+                with urllib.request.urlopen(begun[0].metrics_url, timeout=30) as answer:
+                    families = [*text_string_to_metric_families(answer.read().decode())]
+                self.metrics = Counter[str]()
+                for sample in (sample for family in families for sample in family.samples):
+                    self.metrics[sample.name] += int(sample.value)
+
+        begun.append(write_stream(settings, self.stream, rows, RunRequest(batches), UNTIL_PROCESSED, scrape))
         try:
-            wait_until(lambda: sum(call["file"] == file for call in read_calls(self.shared)) == 2, "two subtasks")
-            yield
+            yield begun[0]
         finally:
-            release_all(self.shared)
-            running.await_termination()
+            begun[0].await_termination()
+
+    @contextmanager
+    def held_run(self, batches: int, file: int, **options: Any) -> Iterator[StreamRun]:
+        """A watched run whose block begins when two subtasks of `accounts` are in the middle of the step with this
+        input file. They go on after it."""
+        hold(self.shared, file).touch()
+        with self.watched_run(batches, **options) as running:
+            try:
+                wait_until(lambda: sum(call["file"] == file for call in read_calls(self.shared)) == 2, "two subtasks")
+                yield running
+            finally:
+                release_all(self.shared)
 
     def check(self, steps: int) -> None:
         """Compare digests and the sink's rows with those of the undisturbed run after some steps."""
@@ -115,10 +138,26 @@ class ClusterRun:
         """Wait until the session has an executor on each of these hosts and no other."""
         wait_until(lambda: executor_hosts(self.spark) == sorted(hosts), f"executors on {hosts}")
 
+    def find(self, phase: str) -> Counter[tuple[str, int]]:
+        """Count per operator and subtask how often its state was restored from the store ("restore") or rolled forward
+        by the log ("forward")."""
+        found = ((operator, ack.subtask) for operator, each in self.received for ack in each if phase in ack.seconds)
+        return Counter(found)
+
     @property
     def restores(self) -> int:
         """How often a subtask restored its whole state from the store."""
-        return sum(ack.restored_bytes > 0 for _, received in self.received for ack in received)
+        return self.find("restore").total()
+
+    @property
+    def roll_forwards(self) -> int:
+        """How often a subtask applied logged changes to the state that it had or restored."""
+        return self.find("forward").total()
+
+    def outcomes(self) -> list[str | None]:
+        """List how each epoch of the stream ended."""
+        with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
+            return [record.outcome for record in place.catalog.runs.list(self.stream.name)]
 
     def moves(self) -> int:
         """Count how often a subtask of the first operator ran on another machine than in the step before."""

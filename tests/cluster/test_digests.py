@@ -1,9 +1,16 @@
-"""On machines that share no disk a stream comes to what it comes to on one, and restores nothing while nothing dies."""
+"""On machines that share no disk a stream comes to what it comes to on one. While nothing dies, no run is reset, and
+no subtask restores its state on a machine that has had it."""
 
+import pytest
+
+from siltstone.chains.policies import PolicyOptions
 from siltstone.spark.worker_files import worker_warehouse
 from siltstone.store.open import Warehouse
 from tests.cluster.conftest import ClusterRun
 from tests.fault.small_stream import purchases
+
+LONG_CHAINS = PolicyOptions(size_ratio_max=None, space_amplification_max=None, restore_weight=0)
+"""no base but the first: with one between two visits, a subtask would be restored"""
 
 
 def test_each_checkpoint_and_the_sink_are_as_on_one_machine(cluster_run: ClusterRun) -> None:
@@ -31,7 +38,40 @@ def _check_working_files(run: ClusterRun) -> None:
 
 
 def test_steps_between_checkpoints_find_the_state_where_it_is(cluster_run: ClusterRun) -> None:
-    """Seen without placement: "no longer on this machine". The last checkpoint is closed by a step without rows."""
-    cluster_run.run(7, checkpoint_steps=3)
+    """Seen without placement: "no longer on this machine"."""
+    with cluster_run.watched_run(7, checkpoint_steps=3):
+        pass
     cluster_run.check(steps=7)
-    assert (cluster_run.moves(), cluster_run.restores) == (0, 0)
+    assert (cluster_run.moves(), cluster_run.restores, cluster_run.roll_forwards) == (0, 0, 0)
+    names = ("restores", "roll_forwards", "resets", "steps")
+    assert [cluster_run.metrics[f"siltstone_{name}_total"] for name in names] == [0, 0, 0, 7]
+
+
+@pytest.mark.parametrize("steps_per_checkpoint", [1, 3])
+def test_subtasks_that_are_not_placed_roll_forward_where_they_have_been(
+    cluster_run: ClusterRun, steps_per_checkpoint: int
+) -> None:
+    """Spark moves them at random. On its first visit to a worker a subtask has nothing there to roll forward, so it
+    restores its state, unless the stream has just begun; after that never again."""
+    _run_unplaced(cluster_run, 12, steps_per_checkpoint, LONG_CHAINS)
+    restores = cluster_run.find("restore")
+    assert set(restores.values()) <= {1}, "two workers, and each subtask was on one of them from the first step on"
+    names = ("placement_moves", "restores", "roll_forwards")
+    served = [cluster_run.metrics[f"siltstone_{name}_total"] for name in names]
+    assert served == [0, restores.total(), cluster_run.roll_forwards]
+
+
+def test_subtasks_that_are_not_placed_find_their_steps_although_each_checkpoint_is_a_base(
+    cluster_run: ClusterRun,
+) -> None:
+    """Seen: they were not logged, the run was reset five times before its second checkpoint, and then it failed."""
+    _run_unplaced(cluster_run, 9, 3, PolicyOptions(d_max=0))
+
+
+def _run_unplaced(run: ClusterRun, batches: int, steps_per_checkpoint: int, policy: PolicyOptions) -> None:
+    options = {"placement": False, "checkpoint_steps": steps_per_checkpoint, "policy_options": policy}
+    with run.watched_run(batches, **options) as running:
+        pass
+    run.check(steps=batches)
+    assert running.result is not None and running.result.resets == 0 and run.outcomes() == ["done"]
+    assert run.roll_forwards, "or Spark has stopped moving them"

@@ -1,5 +1,7 @@
 """A worker that dies, freezes or is added in the middle of a step costs time, and nothing else."""
 
+import pytest
+
 from siltstone.spark.operations import verify
 from tests.cluster.cluster import wait_until
 from tests.cluster.conftest import ClusterRun
@@ -26,6 +28,10 @@ def test_a_worker_is_killed_in_the_middle_of_a_step_and_a_new_one_takes_its_part
     machines = [{call["machine"] for call in read_calls(shared) if call["file"] == n} for n in range(6)]
     assert [len(machines[n]) for n in (0, 1, 2, 4, 5)] == [2] * 5
     assert cluster_run.moves() == 2, "the lost subtask to the survivor, and one to the new worker"
+    # A placement outlives a run: its first step may also make good what an earlier run's worker left.
+    assert cluster_run.metrics["siltstone_placement_moves_total"] >= 2
+    served = [cluster_run.metrics[f"siltstone_{name}_total"] for name in ("restores", "roll_forwards", "resets")]
+    assert served == [6, 0, 0], "both moves of each of three operators restored a checkpoint"
 
 
 def test_a_third_worker_is_added_and_takes_its_share(cluster_run: ClusterRun) -> None:
@@ -39,14 +45,19 @@ def test_a_third_worker_is_added_and_takes_its_share(cluster_run: ClusterRun) ->
     assert [len(machines[n]) for n in (0, 1, 3, 4)] == [2, 2, 3, 3]
 
 
-def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(cluster_run: ClusterRun) -> None:
-    """What it was about to write when it froze, it writes when it wakes; nothing leads there."""
+@pytest.mark.parametrize(("steps_per_checkpoint", "file"), [(1, HELD), (3, HELD + 2)])
+def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(
+    cluster_run: ClusterRun, steps_per_checkpoint: int, file: int
+) -> None:
+    """What it was about to write when it froze, it writes when it wakes; nothing leads there. With three steps per
+    checkpoint it freezes in the second of an interval."""
     frozen, left = cluster_run.cluster.workers
-    with cluster_run.held_run(4, HELD):
+    with cluster_run.held_run(6, file, checkpoint_steps=steps_per_checkpoint) as running:
         frozen.freeze()
         cluster_run.await_executors([left.host])
     frozen.wake()
-    cluster_run.run(2)
-    cluster_run.check(steps=6)
+    assert running.result is not None and running.result.resets == 0
+    cluster_run.run(3, checkpoint_steps=steps_per_checkpoint)
+    cluster_run.check(steps=9)
     proven = verify(cluster_run.settings, cluster_run.stream.name, every=True)
-    assert proven.proven == [1, 2, 3, 4, 5, 6] and not proven.failed
+    assert proven.proven == [*range(1, 9 // steps_per_checkpoint + 1)] and not proven.failed
