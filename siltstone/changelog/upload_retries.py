@@ -17,8 +17,8 @@ from siltstone.store.retry import Retrying, RetryPolicy
 OPTION = "upload.checkpoint_timeout_s"
 LOG_EVERY_S = 30.0
 """seconds between two warnings while uploads fail"""
-_REPEATED = 2
-"""attempts of one upload that fail before the first warning: one that fails once is nothing unusual"""
+UNUSUAL_S = 3.0
+"""seconds for which an upload fails before the first warning: another writer may only hold a lock"""
 _LOG = get_logger(__name__)
 
 
@@ -56,7 +56,7 @@ class UploadRetries:
         now_s = self._now_s()
         with self._lock:
             self._last = error
-            if attempts < _REPEATED:
+            if seconds < UNUSUAL_S:
                 return
             if self._failing_since_s is None:
                 self._failing_since_s = now_s - seconds

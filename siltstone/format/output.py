@@ -7,7 +7,7 @@ rows: many as objects, few inside its acknowledgement, as an Arrow IPC stream, f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -16,9 +16,18 @@ from siltstone.errors import StateError
 from siltstone.format.arrow import ipc_options, is_small, read_batches
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
+from siltstone.store.retry import Data
 
 OBJECT_BYTES = 16 << 20
 """an object ends with the batch that makes it this large"""
+
+
+class Puts(Protocol):
+    """Stores new objects: a store, or an uploader that tries again for longer."""
+
+    def put(self, name: str, data: Data) -> StoredObject:
+        """Store a new object, as `Store.put` does."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,13 +50,13 @@ class OutputWriter:
     Only the object being made is in memory.
 
     Args:
-        store: the store to write to.
+        store: stores the objects.
         name: returns the name of the n-th object.
         schema: the rows' schema.
         inline_bytes: rows of at most this many bytes are returned inline.
     """
 
-    store: Store
+    store: Puts
     name: Callable[[int], str]
     schema: pa.Schema
     inline_bytes: int
@@ -99,7 +108,7 @@ class OutputWriter:
             self._objects.append(self.store.put(self.name(len(self._objects)), data))
 
     @classmethod
-    def of(cls, store: Store, name: Callable[[int], str], parts: Sequence[bytes]) -> Self:
+    def of(cls, store: Puts, name: Callable[[int], str], parts: Sequence[bytes]) -> Self:
         """Make a writer with all rows of several streams of one schema, to be stored as objects.
 
         Raises:

@@ -25,6 +25,8 @@ from siltstone.catalog.outbox import Output, OutputRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
 from siltstone.format.output import read_output
 from siltstone.model import StoredObject
@@ -60,6 +62,7 @@ class Outbox:
     Args:
         logged: the checkpoints that were given up and will be made again.
         tables: the sinks that are tables.
+        upload: options of the uploads of small outputs.
     """
 
     def __init__(
@@ -69,11 +72,13 @@ class Outbox:
         epoch: int,
         logged: Collection[int],
         tables: Collection[str] = (),
+        upload: UploadOptions | None = None,
     ) -> None:
         self._stream, self._place, self._epoch = stream, place, epoch
         self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()
         self.tables = frozenset(tables)
+        self._upload = upload or UploadOptions()
         self._lost: set[tuple[int, str]] = set()
         self._gathered: dict[str, _OutputOfCheckpoint] = {}
         self._delivered = 0
@@ -216,7 +221,8 @@ class Outbox:
     def _store_inline(self, checkpoint: int, name: str, of: _OutputOfCheckpoint) -> None:
         if of.inline:
             path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), f"driver-{uuid.uuid4().hex}"
-            staged = StagedOutput(self._store, path, name, name in self.tables, name, 0, attempt)
+            uploader = uploader_of(self._place.warehouse.store_url, self._upload)
+            staged = StagedOutput(uploader, path, name, name in self.tables, name, 0, attempt)
             stored = staged.write_inline(of.inline).finish()
             of.objects += stored.objects
             of.statistics += stored.statistics

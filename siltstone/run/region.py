@@ -90,7 +90,7 @@ class ConsistentRegion:
         self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
         logged = {step.checkpoint for step in self._logged}
-        self.outbox = Outbox(stream, self._place, epoch, logged, options.tables)
+        self.outbox = Outbox(stream, self._place, epoch, logged, options.tables, options.upload)
 
     @classmethod
     def open(

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from siltstone.format.output import OutputWriter
+from siltstone.format.output import OutputWriter, Puts
 from siltstone.format.table_file import TableWriter
-from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
 
 
@@ -22,7 +21,7 @@ class StagedOutput:
         attempt: unique to the process, the step and the output, within the writer epoch.
     """
 
-    store: Store
+    store: Puts
     path: CheckpointPath
     sink: str
     table: bool

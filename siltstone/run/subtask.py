@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import SiltstoneError
 from siltstone.format.output import Staged
 from siltstone.log import get_logger
@@ -76,7 +77,13 @@ def _run(
         if task.staged_with is not None:
             path = CheckpointPath(task.stream, task.epoch, task.staged_with)
             own = StagedOutput(
-                task.warehouse.store, path, operator.name, task.table, operator.name, subtask, f"{attempt}-{task.step}"
+                uploader_of(task.warehouse.store_url, task.upload),
+                path,
+                operator.name,
+                task.table,
+                operator.name,
+                subtask,
+                f"{attempt}-{task.step}",
             )
             staging = own.write(output_schema(operator), task.upload.inline_bytes)
         with opened(task, subtask, clock):
@@ -94,12 +101,12 @@ def _run(
                         staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
                 if task.hands_on:
                     yield batch
-        part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("stage"):
             if staging is not None:
                 staged[operator.name] = staging.finish()
             if sorted_out is not None:
                 staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
+        part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
             state.commit()
         dead = sorted_out.count if sorted_out is not None else 0
@@ -148,7 +155,8 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
     if order is None or order.checkpoint is None or not sorted_out.count:
         return Staged()
     path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
-    own = StagedOutput(task.warehouse.store, path, DEAD_LETTERS, order.table, output, subtask, f"{attempt}-{task.step}")
+    uploader, attempt = uploader_of(task.warehouse.store_url, task.upload), f"{attempt}-{task.step}"
+    own = StagedOutput(uploader, path, DEAD_LETTERS, order.table, output, subtask, attempt)
     writer = own.write(LETTERS, task.upload.inline_bytes)
     for letters in sorted_out.letters(order.checkpoint, order.offsets):
         writer.add(letters)

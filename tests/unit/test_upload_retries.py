@@ -90,8 +90,8 @@ def test_an_upload_outlives_an_outage_of_minutes(tmp_path: Path, caplog: pytest.
     assert sum("uploads succeed again" in line for line in said) == 1
 
 
-def test_one_failure_of_an_upload_is_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    clock, store = Seconds(), HookedStore(tmp_path, before=Failing(1, transient=True))
+def test_what_fails_for_a_moment_is_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, store = Seconds(), HookedStore(tmp_path, before=Failing(3, transient=True))
     hedger = patient(store, clock, UploadMetrics())
     with caplog.at_level(logging.WARNING):
         hedger.put("a/b", b"data")
