@@ -113,6 +113,7 @@ def test_a_run_that_would_have_to_restore_a_damaged_object(counted: Path, monkey
 def test_a_warehouse_that_is_full(new_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of the driver's may grow: the checkpoint does not complete, and the next run does what was left."""
     monkeypatch.setenv("SILTSTONE_RECOVERY__RESET_DELAY_S", "0")
+    monkeypatch.setenv("SILTSTONE_UPLOAD__CHECKPOINT_TIMEOUT_S", "0.1")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         ended = siltstone("run", "filling")

@@ -300,6 +300,7 @@ def test_a_run_that_loses_its_store_names_it(
 ) -> None:
     """In the middle of a run: one line, code 3, what was completed stays, and the next run goes on from there."""
     monkeypatch.setenv("SILTSTONE_RECOVERY__RESET_DELAY_S", "0")
+    monkeypatch.setenv("SILTSTONE_UPLOAD__CHECKPOINT_TIMEOUT_S", "0.1")
     with Proxy(guarded.port) as proxy:
         url = redis_url(guarded, "prefix=loses").replace(f":{guarded.port}/", f":{proxy.port}/")
         first = project.siltstone("run", "counts", "--warehouse", url, "--batches", 2, "--json")
