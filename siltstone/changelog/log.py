@@ -6,7 +6,8 @@
     log.truncate(kept)                      the checkpoint exists, and the next interval begins
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
-here, bounded in total, and are stored together: by the checkpoint, or before it in the background once there are many.
+here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
+such batch is under way at a time.
 """
 
 import zlib
@@ -24,7 +25,7 @@ from siltstone.model import Form, Kind
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
-"""most bytes of small segments that wait; as many again may be on their way to the store"""
+"""bytes of small segments above which those that wait are sent to the store"""
 _SEPARATOR = b"\n"
 """between acknowledgements, whose JSON has none"""
 _LOGGING = ("delta", "persist")
@@ -35,8 +36,8 @@ _LOGGING = ("delta", "persist")
 class LoggedStep:
     """One operator's changes in one step.
 
-    Every task of the interval carries them, and few need them: so they are acknowledgements, one for each subtask,
-    compressed together.
+    Every later task of the interval carries them, so they are compressed: acknowledgements, one for each subtask. A
+    task decodes them only to roll forward.
     """
 
     step: int
@@ -77,7 +78,7 @@ class Changelog:
         store_url: where small segments are stored.
     """
 
-    store_url: str
+    store_url: str = field(repr=False)
     options: UploadOptions
     _steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
     """operator -> step -> what its subtasks logged"""
@@ -106,7 +107,7 @@ class Changelog:
         return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
 
     def limits_bytes(self, operator: str, limit_bytes: int | None, parallelism: int) -> list[int] | None:
-        """Return, per subtask, what its changes so far leave of its part of a limit; None for no limit."""
+        """Return how many more bytes of deltas each subtask may write in the interval; None for no limit."""
         if limit_bytes is None:
             return None
         left = [limit_bytes // parallelism] * parallelism

@@ -85,7 +85,8 @@ class UploadRetries:
         self._given_up = True
         last = self._last
         failed = "" if last is None else f"; the last failure was: {last}"
+        longer = "" if limit_s < self._timeout_s else f", or raise {OPTION} if it may take longer"
         return Unreachable(
-            f"cannot write object {name} in {self._label}: it does not answer for {limit_s:g} s{failed}; check it, or "
-            f"raise {OPTION} if it may take longer"
+            f"cannot write object {name} in {self._label}: it does not answer for {limit_s:g} s{failed}; "
+            f"check it{longer}"
         )

@@ -1,7 +1,7 @@
 """Log what one step of a subtask changed: one changeset of the durable short-term log (FLIP-158).
 
     writer.append(change)              the change is not durable yet
-    handles = writer.persist()         a future: all of them are durable
+    handles = writer.persist()         a future: each of them is in the store, or handed over inline
 
 A worker may end as soon as its task does. So a writer lives for one task, and the log goes on from task to task: the
 sequence number of a changeset is the number of its step, and the driver keeps what is persisted (`changelog.log`).

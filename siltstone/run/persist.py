@@ -40,12 +40,12 @@ class _Inlining:
         self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
         self.inline: list[bytes] = []
         self._uploader = uploader
-        # The driver puts them last, and a table has the same place in the indexes of each step: so of a writer's
-        # segments only the last may be kept, which alone can be smaller than what a writer sends before it is asked.
+        # Only a writer's last segment may be kept: the driver appends those after stored ones, and a table has the same
+        # place in the index of each step. All segments before the last are larger than `preemptive_persist_bytes`.
         self._limit_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
 
     def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
-        """As `Uploader.submit`; a small segment has no place yet."""
+        """Store a segment, or keep it if it is small: then it has no place yet."""
         packed = segment.pack() if len(segment.non) + len(segment.incr) < self._limit_bytes else b""
         if not packed or len(packed) > self._limit_bytes:
             return self._uploader.submit(path, segment)
@@ -86,7 +86,7 @@ def _deltas(
     clock: PhaseTimer,
     uploader: Uploader,
 ) -> tuple[Acknowledgement | None, int]:
-    """Every table's changes; no part, but how large they are, if that is beyond the limit (promise 7)."""
+    """Every table's changes; None and their bytes if these exceed the limit, so that the caller writes bases."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
     size_bytes = 0
     with ExitStack() as stack:

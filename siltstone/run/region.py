@@ -316,7 +316,7 @@ class ConsistentRegion:
 
         def store(checkpoint: Checkpoint) -> None:
             if not {step.step for step in steps} <= set(checkpoint.steps):
-                raise StateError(f"checkpoint {checkpoint.id} of {self.stream.name} was begun with other steps")
+                raise StateError(f"{self.stream.name} began checkpoint {checkpoint.id} with other steps: run it again")
             path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
             outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
             self._gathered.last, uploads = self._log.persist(path, self._gathered.last)

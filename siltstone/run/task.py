@@ -68,8 +68,8 @@ class StepTask:
             attempt is not used. Empty if the state must be restored.
         oldest_epoch: reuse working state only from this epoch on, because older state may predate a rollback; 0 if
             there is none.
-        interval: the checkpoint that the step is part of: what it stores has names of that one.
-        tracking: whether the step's changes are logged.
+        interval: id of the checkpoint that will include the step; the names of what the step stores begin with it.
+        tracking: whether state tracks what the step changes, to log it; a base needs no tracking.
         log: the steps of the interval before it, if their changes were logged.
         checkpoint: set if the step ends in the checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.

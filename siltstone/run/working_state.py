@@ -2,9 +2,9 @@
 restored.
 
 A version is identified by its number and by the identity of the accepted attempt (`task.identity`). Working state may
-vanish or be damaged at any time; it can always be restored from the changelog. Each subtask's directory has a lock file
-next to it, so two attempts never share a directory. Each writer epoch has directories of its own, so that a writer of
-an older epoch that wakes up can change only what the newer one did not take over.
+vanish or be damaged at any time; it is restored from the newest checkpoint and the steps logged since. Each subtask's
+directory has a lock file next to it, so two attempts never share a directory. Each writer epoch has directories of its
+own, so that a writer of an older epoch that wakes up can change only what the newer one did not take over.
 """
 
 import fcntl
@@ -127,7 +127,7 @@ def _is_known(task: StepTask, state: SubtaskState) -> bool:
 
 
 def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
-    """Empty state, or the last checkpoint's, read from the changelog, and rolled forward to the base version."""
+    """Empty state, or that of the newest checkpoint, rolled forward to the base version."""
     if not is_logged(task, task.restore.step):
         raise _lost(task, subtask, "were not logged")
     shutil.rmtree(directory, ignore_errors=True)
@@ -162,13 +162,13 @@ def _roll_forward_or_raise(task: StepTask, subtask: int, state: SubtaskState, cl
     except CorruptObject as error:
         raise _lost(task, subtask, f"are damaged in the log ({error})") from error
     if not _is_accepted(task, subtask, state):
-        raise _lost(task, subtask, "came to another state from the log")
+        raise _lost(task, subtask, "have another digest when they are rolled forward by the log")
 
 
 def _lost(task: StepTask, subtask: int, why: str) -> LostWorkingState:
     return LostWorkingState(
         f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} subtask {subtask} "
-        f"are in no checkpoint, no longer on this machine, and {why}: run the stream again to resume"
+        f"are in no checkpoint, no longer on this machine, and {why}: they have to be processed again"
     )
 
 

@@ -7,8 +7,8 @@ unless `spark.shuffle.reduceLocality.enabled` is false.
 
 A subtask whose executor dies stays on the one that computes its partition again. When executors have come or gone,
 the frame is persisted anew after the next checkpoint: subtasks per core then differ by at most one, and as few as
-possible move (`placement_rules`). Between checkpoints nothing moves, because no other machine has the state of these
-steps.
+possible move (`placement_rules`). Between checkpoints nothing is moved on purpose: another machine would have to
+restore the state, or roll it forward.
 """
 
 import threading
