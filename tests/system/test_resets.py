@@ -116,10 +116,11 @@ def test_whatever_fails_meanwhile_a_run_ends_as_if_nothing_had(tmp_path: Path, m
         fail_puts(patch, times=1)
         fail_commits(patch, {1: "after", 2: "before"})
         result = run(settings, stream_of(tmp_path / "marks", 2, heard), RunRequest(batches=4))
-    assert (result.resets, result.checkpoints, result.rows) == (1 + 1 + 1 + 2 + 1, [1, 2], sum(map(len, STEPS)))
+    # Working state that is lost costs no reset: it is rolled forward by the log.
+    assert (result.resets, result.checkpoints, result.rows) == (1 + 1 + 2 + 1, [1, 2], sum(map(len, STEPS)))
     assert heard == expected, "the sink has each checkpoint once"
     assert digests(settings, "dying") == digests(steady, "dying")
-    assert outcomes(settings, "dying") == ["reset"] * 6 + ["done"]
+    assert outcomes(settings, "dying") == ["reset"] * 5 + ["done"]
     check_proven(settings, "dying")
 
 
