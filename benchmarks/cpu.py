@@ -2,23 +2,21 @@
 
 A process that its parent waits for leaves its time to the parent (`cutime` and `cstime` of proc(5)), exactly. One whose
 parent ignores SIGCHLD does not: the kernel drops its time. PySpark's daemon ignores SIGCHLD, so this is every Python
-worker. Such a process counts as last seen: what it used after the last sample before its end, at most `PERIOD_S`, is
-missing.
+worker. Such a process counts as last seen: what it used after the last sample before its end, at most
+`sampling.PERIOD_S`, is missing.
 """
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-PROC = Path("/proc")
-PERIOD_S = 0.1
+from benchmarks.sampling import PROC, sampled
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _Key = tuple[int, int]
@@ -113,23 +111,9 @@ class CpuSeconds:
 @contextmanager
 def watch_cpu(*roots: int) -> Iterator[CpuSeconds]:
     """Sample processes and their descendants until the block ends."""
-    cpu, done = CpuSeconds(roots), threading.Event()
-
-    def watch() -> None:
-        cpu.take()
-        while not done.wait(PERIOD_S):
-            cpu.take()
-        cpu.take()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if PROC.is_dir():
-        thread.start()
-    try:
+    cpu = CpuSeconds(roots)
+    with sampled(cpu.take):
         yield cpu
-    finally:
-        done.set()
-        if thread.is_alive():
-            thread.join()
 
 
 def _read_all() -> dict[int, _Seen]:

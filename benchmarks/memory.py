@@ -1,13 +1,12 @@
 """Sample the peak memory of a process and its descendants, by role, from /proc while they run (Linux only)."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
-PROC = Path("/proc")
-PERIOD_S = 0.1
+from benchmarks.sampling import PROC, sampled
+
 _ROLES = {"java": "jvm", "python": "worker"}
 
 
@@ -55,21 +54,8 @@ class Peak:
 def watch_memory(root: int) -> Iterator[Peak]:
     """Sample the process `root` and its descendants until the block ends."""
     peak = Peak()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(PERIOD_S):
-            peak.take(root)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if PROC.is_dir():
-        thread.start()
-    try:
+    with sampled(partial(peak.take, root)):
         yield peak
-    finally:
-        done.set()
-        if thread.is_alive():
-            thread.join()
 
 
 def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""CPU seconds of processes that have ended, whoever waits for them."""
+"""CPU seconds of processes and their descendants, also of those that end while they are watched."""
 
 import signal
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.cpu import PROC, CpuSeconds
+from benchmarks.cpu import CpuSeconds
+from benchmarks.sampling import PROC
 
 BURNT_S = 0.6
 CHILD = f"""

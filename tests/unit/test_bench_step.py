@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import workload as w
-from benchmarks.memory import PROC, watch_memory
+from benchmarks.memory import watch_memory
+from benchmarks.sampling import PROC
 from benchmarks.summary import Run, Summary, picture
 from benchmarks.workload import FILES_A_STEP, KEY, Workload, short
 
