@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.chains.chain_rules import rebase
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
-from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
@@ -126,8 +125,7 @@ def materialized_chain(
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:
     """Return the upload statistics of a checkpoint, all subtasks together."""
-    parts = [UploadStatistics.from_json(a.uploads) for received in gathered.last.values() for a in received]
-    return reduce(UploadStatistics.merge, parts, UploadStatistics())
+    return merge_uploads(a for received in gathered.last.values() for a in received)
 
 
 def statistics_of(

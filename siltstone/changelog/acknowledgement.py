@@ -6,13 +6,15 @@ of the task would fail again.
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
 
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
@@ -119,6 +121,11 @@ class Acknowledgement:
             plain = parse_json(data)
             del plain["receipt"]
             return cls(**(plain | _typed(plain)))
+
+
+def merge_uploads(received: Iterable[Acknowledgement]) -> UploadStatistics:
+    """Return the statistics of the uploads of several acknowledgements, together."""
+    return reduce(UploadStatistics.merge, (UploadStatistics.from_json(a.uploads) for a in received), UploadStatistics())
 
 
 def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ such batch is under way at a time.
 """
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
-from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, uploader_of
@@ -231,12 +230,7 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
         handles=handles,
         objects=list(objects.values()),
         inline=(),
-        uploads=_uploads(steps),
+        uploads=merge_uploads(steps).to_json(),
         seconds={**last.seconds, **{p: s + last.seconds.get(p, 0.0) for p, s in seconds.items() if s}},
         tracked_bytes=last.tracked_bytes and last.tracked_bytes + sum(map(_table_bytes, steps[:-1])),
     )
-
-
-def _uploads(steps: Iterable[Acknowledgement]) -> dict[str, object]:
-    every = [UploadStatistics.from_json(a.uploads) for a in steps]
-    return reduce(UploadStatistics.merge, every, UploadStatistics()).to_json()

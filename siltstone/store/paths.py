@@ -173,12 +173,12 @@ class CheckpointPath:
 
 @dataclass(frozen=True, slots=True)
 class StepPath(CheckpointPath):
-    """Object names of the changes of one step, among those of the checkpoint that is to name them."""
+    """Object names of one step's changes: those of the checkpoint that will include them, and the step's number."""
 
     step: int
 
     def segment(self, log: str, section: str = "segment") -> str:
-        """Return the name of segments stored together, as `CheckpointPath.segment`."""
+        """Return the name of segments of the step stored together, or of one of their sections."""
         return CheckpointPath.segment(self, f"s{self.step:012d}-{log}", section)
 
 

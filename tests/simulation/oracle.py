@@ -76,8 +76,8 @@ class Oracle:
         return lease in self._lost or not self.rows("SELECT 1 FROM lease WHERE id = ?", lease)
 
     def is_written_down(self, name: str) -> bool:
-        """Whether the deletion of an object is recorded, or it is none of a stream's: a mark or an extract; or of a
-        log, of whose checkpoint it is no part."""
+        """Whether an object may be deleted: its deletion is recorded, no stream has it (a mark, an extract), or it was
+        logged for a checkpoint that does not refer to it."""
         return (
             name.startswith(("_epochs/", "_catalog/"))
             or self._is_truncated(name)

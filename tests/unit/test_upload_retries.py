@@ -48,7 +48,7 @@ class Cutting(FilesystemStore):
     @contextmanager
     def create(self, name: str) -> Iterator[FileWriter]:
         with super().create(name) as out:
-            yield _Cut(out, self)  # type: ignore[misc]
+            yield _Cut(out, self)
 
 
 class _Cut:
