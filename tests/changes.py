@@ -47,12 +47,16 @@ def value_of(handle: Handle, block: pa.Buffer) -> int:
 
 
 def read(store: Store, handles: Iterable[Handle], objects: Iterable[StoredObject]) -> list[Said]:
-    """What all handles but those of indexes say, in their order; each index agrees with the handles of tables."""
+    """What all handles but those of indexes say, in their order; each index agrees with the handles of tables,
+    except about changes that a base of the same checkpoint replaces."""
+    handles = list(handles)
+    based = {h.variable: h.sqn for h in handles if _is_base(h)}
     own = [h for h in handles if not _is_base(h)]
     blocks = list(BlockReader(store, objects).blocks(map(Wanted, own)))
     for handle, block in zip(own, blocks, strict=True):
         if handle.kind is Kind.INDEX:
-            assert {(e.variable, e.sqn) for e in read_index(block)} <= {(h.variable, h.sqn) for h in handles}
+            kept = {(e.variable, e.sqn) for e in read_index(block) if e.sqn >= based.get(e.variable, 0)}
+            assert kept <= {(h.variable, h.sqn) for h in handles}
     found: list[Said] = [(h.sqn, h.variable, h.object) for h in handles if _is_base(h)]
     data = zip(own, blocks, strict=True)
     return found + [(h.sqn, h.variable, value_of(h, block)) for h, block in data if h.kind is not Kind.INDEX]

@@ -78,7 +78,7 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
     form = written_form(received)
     # A delta includes the bases of subtasks whose delta was too large.
     phases = ("base", "persist") if form is Form.BASE else ("delta", "base", "persist")
-    gave_way = sum(a.tracked_bytes for a in received)
+    gave_way = sum(size for a in received for size in a.tracked_bytes.values())
     return CheckpointCost(
         form=form,
         bytes=sum(h.length for h in handles),

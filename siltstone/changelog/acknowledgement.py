@@ -39,8 +39,8 @@ class Acknowledgement:
         dead_letters: rows that its operator could not process.
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
         seconds: phase -> seconds.
-        state_rows: live rows of all tables.
-        tracked_bytes: bytes of deltas that were too large, so that bases were written instead; else 0.
+        table_rows: table -> its live rows.
+        tracked_bytes: table -> bytes of its delta, if it was too large, so that a base was written instead.
         restored_bytes: bytes read from the store, because the working state was not on this machine.
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
         error: (class, message) of the subtask's error; None if it succeeded.
@@ -60,11 +60,16 @@ class Acknowledgement:
     dead_letters: int = 0
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    state_rows: int = 0
-    tracked_bytes: int = 0
+    table_rows: Mapping[str, int] = field(default_factory=dict)
+    tracked_bytes: Mapping[str, int] = field(default_factory=dict)
     restored_bytes: int = 0
     outputs: Mapping[str, Staged] = field(default_factory=dict)
     error: tuple[str, str] | None = None
+
+    @property
+    def state_rows(self) -> int:
+        """Live rows of all tables."""
+        return sum(self.table_rows.values())
 
     @property
     def stored_bytes(self) -> int:

@@ -11,6 +11,7 @@ such batch is under way at a time.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, uploader_of
 from siltstone.format.segment import Segment
-from siltstone.model import Form, Kind
+from siltstone.model import Form, Handle, Kind
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
@@ -105,14 +106,18 @@ class Changelog:
         """Return the steps since the checkpoint in which an operator's changes were logged, ascending."""
         return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
 
-    def limits_bytes(self, operator: str, limit_bytes: int | None, parallelism: int) -> list[int] | None:
-        """Return how many more bytes of deltas each subtask may write in the interval; None for no limit."""
-        if limit_bytes is None:
-            return None
-        left = [limit_bytes // parallelism] * parallelism
-        for step in self._steps.get(operator, {}).values():
+    def limits_bytes(self, operator: str, limits: Mapping[str, int], parallelism: int) -> dict[str, list[int]]:
+        """Return how many more bytes of each table's deltas each subtask may write in the interval.
+
+        Args:
+            limits: table -> bytes of its deltas that all subtasks together may write; a table without one is left out.
+        """
+        left = {table: [limit // parallelism] * parallelism for table, limit in limits.items()}
+        for step in self._steps.get(operator, {}).values() if limits else ():
             for a in step.received:
-                left[a.subtask] = max(0, left[a.subtask] - _table_bytes(a))
+                for table, size in _table_bytes(a).items():
+                    if table in left:
+                        left[table][a.subtask] = max(0, left[table][a.subtask] - size)
         return left
 
     def persist(
@@ -198,9 +203,16 @@ def _changes_of(a: Acknowledgement) -> Acknowledgement:
     )
 
 
-def _table_bytes(a: Acknowledgement) -> int:
-    stored = sum(handle.length for handle in a.handles if handle.kind is Kind.INCREMENTAL)
-    return stored + sum(len(Segment.unpack(segment).incr) for segment in a.inline)
+def _table_bytes(a: Acknowledgement) -> Counter[str]:
+    """Table -> bytes of its logged changes."""
+    sizes = Counter[str]()
+    for handle in a.handles:
+        if handle.kind is Kind.INCREMENTAL:
+            sizes[handle.variable] += handle.length
+    for packed in a.inline:
+        for entry in Segment.unpack(packed).entries():
+            sizes[entry.variable] += entry.length
+    return sizes
 
 
 def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowledgement:
@@ -215,16 +227,15 @@ def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowle
 def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
     """The acknowledgement of a subtask's newest step with the changes of all `steps`, of which it is the last.
 
-    Bases and opaque values are whole: what was logged before them is not needed.
+    Bases and opaque values are whole: what was logged of the same variable before them is not needed.
     """
     *earlier, newest = steps
     seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in earlier) for phase in _LOGGING}
-    if any(h.kind is Kind.INCREMENTAL and h.form is Form.BASE for h in newest.handles):
-        earlier = []
-    deltas = [a for a in earlier if any(h.kind is Kind.INCREMENTAL for h in a.handles)]
-    handles = [h for a in deltas for h in a.handles if h.kind is not Kind.OPAQUE] + [*newest.handles]
+    whole = {h.variable for h in newest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE}
+    handles = [h for a in earlier for h in _needed(a.handles, whole)] + [*newest.handles]
     named = {handle.object for handle in handles}
-    objects = {o.name: o for a in (*deltas, newest) for o in a.objects if o.name in named}
+    objects = {o.name: o for a in steps for o in a.objects if o.name in named}
+    logged = sum((_table_bytes(a) for a in earlier), Counter[str]()) if last.tracked_bytes else Counter[str]()
     return replace(
         last,
         handles=handles,
@@ -232,5 +243,11 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
         inline=(),
         uploads=merge_uploads(steps).to_json(),
         seconds={**last.seconds, **{p: s + last.seconds.get(p, 0.0) for p, s in seconds.items() if s}},
-        tracked_bytes=last.tracked_bytes and last.tracked_bytes + sum(map(_table_bytes, steps[:-1])),
+        tracked_bytes={table: size + logged[table] for table, size in last.tracked_bytes.items()},
     )
+
+
+def _needed(handles: Sequence[Handle], whole: Collection[str]) -> list[Handle]:
+    """The changes of tables that are not written whole later, and the indexes if there are any."""
+    changes = [h for h in handles if h.kind is Kind.INCREMENTAL and h.variable not in whole]
+    return [h for h in handles if h.kind is Kind.INDEX or h in changes] if changes else []

@@ -266,10 +266,15 @@ def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[I
 
 
 def _name_differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
-    """Return the tables about which index and manifest disagree, including those missing from one of them."""
+    """Return the tables about which index and manifest disagree, including those missing from one of them.
+
+    A manifest leaves out the changes of earlier steps that a base of the same checkpoint replaces.
+    """
     named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
+    based = {h.variable: h.sqn for h in named.values() if h.form is Form.BASE}
     unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
-    wrong = {e.variable for e in said if not _is_equal(e, named.get((e.variable, e.sqn)))}
+    kept = [e for e in said if (e.variable, e.sqn) in named or e.sqn >= based.get(e.variable, 0)]
+    wrong = {e.variable for e in kept if not _is_equal(e, named.get((e.variable, e.sqn)))}
     return ", ".join(sorted(wrong | {variable for variable, _ in unsaid}))
 
 

@@ -1,14 +1,15 @@
-"""Make what a subtask changed in a step durable through the changelog; or its whole tables, for a checkpoint.
+"""Make what a subtask changed in a step durable through the changelog; or whole tables, for a checkpoint.
 
 A Python worker may end as soon as its task does. So a task returns only once its changes are in the store or, as
 segments too small for an object of their own, in the acknowledgement: the driver stores those together
 (`changelog.log`).
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,10 +18,11 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.changes import Change, OpaqueChange, WholeTable
 from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
 from siltstone.changelog.writer import ChangelogWriter
+from siltstone.errors import SiltstoneError
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.segment import Segment
-from siltstone.model import Form, KeyGroupRange
+from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
@@ -58,6 +60,9 @@ class _Inlining:
 def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer) -> Acknowledgement:
     """Make what this subtask changed in the step durable, or its part of a checkpoint, and forget the changes.
 
+    In a checkpoint, each table is written in the form that the order gives it; a table whose delta exceeds its limit is
+    written as a base.
+
     Returns:
         An acknowledgement that says where it is, and nothing else.
 
@@ -68,48 +73,88 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     if order is None and not task.tracking:
         return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
-    tracked_bytes = 0
-    if order is None or order.form is Form.DELTA:
-        limit_bytes = None if order is None or order.limits_bytes is None else order.limits_bytes[subtask]
-        part, tracked_bytes = _deltas(task, nothing, limit_bytes, state, clock, uploader)
-        if part is not None:
-            return part
-    part = _bases(task, nothing, attempt, state, clock, uploader)
-    return replace(part, tracked_bytes=tracked_bytes)
+    bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
+    limits = {} if order is None else {name: limits[subtask] for name, limits in order.limits_bytes.items()}
+    part = _Part(task, nothing, attempt, state, clock, uploader)
+    too_large = part.write(bases, limits)
+    if too_large:
+        # What was stored of the first try is discarded. The second has its deltas without those that give way.
+        part = replace(part, attempt=f"{attempt}-again")
+        part.write(bases | too_large.keys(), {})
+    assert part.acknowledgement is not None
+    return replace(part.acknowledgement, tracked_bytes=too_large)
 
 
-def _deltas(
-    task: StepTask,
-    nothing: Acknowledgement,
-    limit_bytes: int | None,
-    state: SubtaskState,
-    clock: PhaseTimer,
-    uploader: Uploader,
-) -> tuple[Acknowledgement | None, int]:
-    """Every table's changes; None and their bytes if these exceed the limit, so that the caller writes bases."""
-    inlining = _Inlining(uploader, task.upload.inline_bytes)
-    size_bytes = 0
-    with ExitStack() as stack:
-        with clock.phase("delta"):
-            changed = sum((table.changed() for table in state.tables.values()), np.zeros(state.max_parallelism, int))
+@dataclass
+class _Part:
+    """One subtask's part of a step or checkpoint: some tables as bases, the others' changes."""
+
+    task: StepTask
+    nothing: Acknowledgement
+    attempt: str
+    state: SubtaskState
+    clock: PhaseTimer
+    uploader: Uploader
+    acknowledgement: Acknowledgement | None = None
+
+    def write(self, bases: Collection[str], limits: Mapping[str, int]) -> dict[str, int]:
+        """Write `bases` whole, and of the other tables the changes.
+
+        Args:
+            limits: table -> bytes above which its delta is too large.
+
+        Returns:
+            The tables whose deltas are too large, with their sizes in bytes. If there are any, nothing is kept.
+        """
+        task, state = self.task, self.state
+        with self.clock.phase("delta"):
+            counts = [table.changed() for name, table in state.tables.items() if name not in bases]
+            changed = sum(counts, np.zeros(state.max_parallelism, int))
         if task.checkpoint is None and not (changed.any() or state.changed_opaque):
-            return replace(nothing, logged=True), 0
-        parts = _key_group_parts(state.groups, changed)
-        writers = {part: stack.enter_context(_writer(task, part, inlining)) for part in parts}
-        for part, writer in writers.items():
-            # Every index has the same tables in the same order: the ordinal is the patent's field iv.
-            for ordinal, (name, table) in enumerate(sorted(state.tables.items())):
-                with clock.phase("delta"):
-                    block = encode_block(*table.changes(part), compression=task.upload.compression)
-                size_bytes += len(block.data)
-                if limit_bytes is None or size_bytes <= limit_bytes:
-                    change = Change(name, block, task.restore.checkpoint, ordinal, _sum(table, part))
-                    with clock.phase("persist"):
-                        writer.append(change)
-        if limit_bytes is not None and size_bytes > limit_bytes:
-            return None, size_bytes
-        opaque = state.changed_opaque if task.checkpoint is None else state.opaque
-        return _persisted(nothing, writers, inlining, state, opaque, clock, uploader), 0
+            self.acknowledgement = replace(self.nothing, logged=True)
+            return {}
+        inlining, sizes, objects = _Inlining(self.uploader, task.upload.inline_bytes), Counter[str](), []
+        with ExitStack() as stack:
+            parts = _key_group_parts(state.groups, changed)
+            writers = {part: stack.enter_context(_writer(task, part, inlining)) for part in parts}
+            for part, writer in writers.items():
+                # Every index has the same tables in the same order: the ordinal is the patent's field iv.
+                for ordinal, name in enumerate(sorted(state.tables)):
+                    if name in bases:
+                        objects.append(self._append_base(writer, part, name))
+                        continue
+                    change = self._change(part, name, ordinal)
+                    sizes[name] += change.size_bytes
+                    if sizes[name] <= limits.get(name, sizes[name]):
+                        with self.clock.phase("persist"):
+                            writer.append(change)
+            too_large = {name: sizes[name] for name, limit in limits.items() if sizes[name] > limit}
+            if too_large:
+                with suppress(SiltstoneError):  # a sweep finds what stays
+                    task.warehouse.store.delete([stored.name for stored in objects])
+            else:
+                opaque = state.changed_opaque if task.checkpoint is None else state.opaque
+                part = _persisted(self.nothing, writers, inlining, state, opaque, self.clock, self.uploader)
+                self.acknowledgement = replace(part, objects=[*objects, *part.objects])
+            return too_large
+
+    def _change(self, part: KeyGroupRange, name: str, ordinal: int) -> Change:
+        table = self.state.tables[name]
+        with self.clock.phase("delta"):
+            block = encode_block(*table.changes(part), compression=self.task.upload.compression)
+        return Change(name, block, self.task.restore.checkpoint, ordinal, _sum(table, part))
+
+    def _append_base(self, writer: ChangelogWriter, part: KeyGroupRange, name: str) -> StoredObject:
+        """Store some key groups of a table as an object of their own, and log where it is."""
+        table, attempt = self.state.tables[name], self.attempt
+        if part != self.state.groups:
+            attempt = f"{attempt}-{part.start}"
+        base = self.task.path.base(self.task.operator.name, name, self.nothing.subtask, attempt)
+        with self.clock.phase("base"), create_ranged(self.uploader, base) as out:
+            rows = write_base(out, table.schema, table.scan(part))
+        assert out.stored is not None
+        writer.append(WholeTable(name, out.stored, rows, _sum(table, part)))
+        return out.stored
 
 
 def _key_group_parts(groups: KeyGroupRange, changed: np.ndarray) -> list[KeyGroupRange]:
@@ -117,25 +162,6 @@ def _key_group_parts(groups: KeyGroupRange, changed: np.ndarray) -> list[KeyGrou
     nth = np.cumsum(changed[groups.start : groups.end]) // DELTA_ROWS
     edges = [groups.start, *(groups.start + 1 + np.flatnonzero(np.diff(nth))).tolist(), groups.end]
     return [KeyGroupRange(start, end) for start, end in pairwise(edges)]
-
-
-def _bases(
-    task: StepTask, nothing: Acknowledgement, attempt: str, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
-) -> Acknowledgement:
-    """Every table whole, an object each."""
-    inlining = _Inlining(uploader, task.upload.inline_bytes)
-    operator = task.operator.name
-    objects = []
-    with _writer(task, state.groups, inlining) as writer:
-        for name, table in sorted(state.tables.items()):
-            base = task.path.base(operator, name, nothing.subtask, attempt)
-            with clock.phase("base"), create_ranged(uploader, base) as out:
-                rows = write_base(out, table.schema, table.scan(state.groups))
-            assert out.stored is not None
-            objects.append(out.stored)
-            writer.append(WholeTable(name, out.stored, rows, _sum(table, state.groups)))
-        part = _persisted(nothing, {state.groups: writer}, inlining, state, state.opaque, clock, uploader)
-    return replace(part, objects=[*objects, *part.objects])
 
 
 def _writer(task: StepTask, part: KeyGroupRange, uploads: _Inlining) -> ChangelogWriter:

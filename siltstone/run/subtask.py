@@ -132,7 +132,7 @@ def _report(
         dead_letters=dead_letters,
         event_time_max=taken.event_time,
         seconds=clock.seconds,
-        state_rows=sum(table.rows for table in state.tables.values()),
+        table_rows={name: table.rows for name, table in state.tables.items()},
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},
     )

@@ -1,7 +1,7 @@
 """The task of a subtask for one step, with what it needs to find its state: plain values that the driver sends."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,15 +32,16 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class CheckpointOrder:
-    """The form of this operator's part of the checkpoint in which a step ends.
+    """The form of each table of this operator in the checkpoint in which a step ends.
 
     Attributes:
-        limits_bytes: per subtask: with a larger delta it writes a base instead, so that the bound on restore cost holds
-            (promise 7); None for no limit.
+        forms: table -> its form, for all tables.
+        limits_bytes: table -> per subtask: with a larger delta of the table it writes a base of it instead, so that the
+            bound on restore cost holds (promise 7); a table that is left out has no limit.
     """
 
-    form: Form
-    limits_bytes: Sequence[int] | None = None
+    forms: Mapping[str, Form]
+    limits_bytes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def _full() -> Acknowledgement:
         rows_in=12,
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1))),
         seconds={"open": 0.25, "process": 1e-7},
-        state_rows=2**40,
-        tracked_bytes=77,
+        table_rows={"totals": 2**40},
+        tracked_bytes={"totals": 77},
     )
 
 

@@ -1,6 +1,6 @@
 """The log of a run, as the driver keeps it: what was logged reads back, small or stored; what is replaced goes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,13 +52,15 @@ class Run:
         inline = [builder.build().pack()] if changes else []
         return Acknowledgement(operator, subtask, groups, inline=inline, logged=True)
 
-    def stored(self, step: int, subtask: int, *changes: Change | OpaqueChange, bases: bool = False) -> Acknowledgement:
-        """What a subtask says that has stored its changes itself, or whole tables."""
+    def stored(
+        self, step: int, subtask: int, *changes: Change | OpaqueChange, bases: Collection[str] = ()
+    ) -> Acknowledgement:
+        """What a subtask says that has stored its changes itself, and some tables whole."""
         groups = WHOLE.split(SUBTASKS)[subtask]
         objects = []
         with ChangelogWriter(self.uploader, "o", groups, self.path(step)) as writer:
             for change in changes:
-                if bases and isinstance(change, Change):
+                if change.variable in bases and isinstance(change, Change):
                     name = self.path(step).base("o", change.variable, subtask, "t")
                     objects.append(self.store.put(name, b"rows"))
                     writer.append(base(change.variable, name))
@@ -70,7 +72,7 @@ class Run:
     def answer(
         self, step: int, subtask: int, variables: set[str], small: bool, whole: bool, *, ends: bool
     ) -> Acknowledgement:
-        """What a subtask says of a step; of one that ends in a checkpoint, every variable, perhaps whole."""
+        """What a subtask says of a step; of a checkpoint, every variable; those in `variables` perhaps whole."""
         groups = WHOLE.split(SUBTASKS)[subtask]
         changes = [
             (opaque if name == "calls" else delta)(name, 10 * step + subtask, groups=groups)
@@ -78,7 +80,7 @@ class Run:
         ]
         if small and not (ends and whole):
             return self.small(step, subtask, *changes)
-        return self.stored(step, subtask, *changes, bases=ends and whole)
+        return self.stored(step, subtask, *changes, bases=variables if ends and whole else ())
 
     def append(self, step: int, *received: Acknowledgement) -> None:
         self.log.append(self.path(step), received[0].operator, received)
@@ -197,18 +199,21 @@ def test_a_limit_holds_for_the_deltas_of_all_steps_of_a_subtask(run: Run) -> Non
         of_handles = sum(h.length for h in received.handles if h.variable == "x")
         return of_handles + sum(len(Segment.unpack(segment).incr) for segment in received.inline)
 
-    assert run.log.limits_bytes("o", 4000, SUBTASKS) == [2000, 2000]
+    assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [2000, 2000], "y": [25, 25]}
     small, stored = run.small(1, 0, x(1), opaque("calls", 1, GROUPS)), run.stored(2, 0, x(2, rows=9))
     run.append(1, small, run.small(1, 1))
     run.append(2, run.small(2, 1), stored)
     run.append(2, *both(run, 2, x(7), operator="p"))
     left = 2000 - lengths(small) - lengths(stored)
     assert lengths(small) > 0 and lengths(stored) > 0
-    assert run.log.limits_bytes("o", 4000, SUBTASKS) == [left, 2000]
-    assert run.log.limits_bytes("o", 2 * lengths(small), SUBTASKS) == [0, lengths(small)]
-    assert run.log.limits_bytes("o", None, SUBTASKS) is None
+    assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [left, 2000], "y": [25, 25]}
+    assert run.log.limits_bytes("o", {"x": 2 * lengths(small), "y": 50}, SUBTASKS) == {
+        "x": [0, lengths(small)],
+        "y": [25, 25],
+    }
+    assert run.log.limits_bytes("o", {}, SUBTASKS) == {}
     run.log.truncate(())
-    assert run.log.limits_bytes("o", 4000, SUBTASKS) == [2000, 2000]
+    assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [2000, 2000], "y": [25, 25]}
 
 
 def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) -> None:
@@ -218,7 +223,7 @@ def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) 
         plain = {"handles": run.stored(step, 0, x(step)).handles, "uploads": uploads, "seconds": seconds}
         return Acknowledgement("o", 0, GROUPS, logged=True, **plain, **more)  # pyright: ignore[reportArgumentType]
 
-    answers = [answer(1), answer(2), answer(3, tracked_bytes=1000, rows_in=5)]
+    answers = [answer(1), answer(2), answer(3, tracked_bytes={"x": 1000}, rows_in=5)]
     for step, received in enumerate(answers, 1):
         run.append(step, received)
     merged, _ = run.log.persist(run.path(3), {"o": answers[-1:]})
@@ -226,11 +231,11 @@ def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) 
     assert found.seconds == {"delta": 0.75, "persist": 3.0, "process": 24.0}
     assert UploadStatistics.from_json(found.uploads).requests == 6
     before = sum(h.length for a in answers[:-1] for h in a.handles if h.kind is Kind.INCREMENTAL)
-    assert before > 0 and found.tracked_bytes == 1000 + before and found.rows_in == 5
+    assert before > 0 and found.tracked_bytes == {"x": 1000 + before} and found.rows_in == 5
 
 
 PARTS = st.tuples(st.sets(st.sampled_from(["x", "y", "calls"])), st.booleans(), st.booleans())
-"""what changed, whether it is small, and, in the last step, whether whole tables are written"""
+"""what changed, whether it is small, and, in the last step, whether the tables among them are written whole"""
 STEPS = st.lists(st.lists(PARTS, min_size=SUBTASKS, max_size=SUBTASKS), min_size=1, max_size=6)
 
 
@@ -262,9 +267,8 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
         objects = [o for a in merged["o"] for o in a.objects]
         for subtask, a in enumerate(merged["o"]):
             *earlier, newest = (of[subtask] for of in said)
-            if any(h.kind is Kind.INCREMENTAL and h.form is Form.BASE for h in a.handles):
-                earlier = []
-            expected = [each for of in earlier for each in of if each[1] != "calls"] + newest
+            whole = {h.variable for h in a.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE}
+            expected = [each for of in earlier for each in of if each[1] not in {"calls", *whole}] + newest
             assert say(run.store, a) == sorted(expected, key=str)
         assert {h.object for a in merged["o"] for h in a.handles} == set(names(objects))
         run.store.delete(run.log.truncate(names(objects)))

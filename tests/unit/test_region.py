@@ -131,7 +131,10 @@ def _said(subtask: int, form: Form, size: int, tracked: int, **seconds: float) -
     groups = KeyGroupRange(4 * subtask, 4 * subtask + 4)
     place = ("some/object", 0, size, "", groups)
     handle = Handle("sums", "totals", Kind.INCREMENTAL, form, *place, rows=1, previous=int(form is Form.DELTA))
-    return Acknowledgement("sums", subtask, groups, [handle], seconds=seconds, state_rows=10, tracked_bytes=tracked)
+    gave_way = {"totals": tracked} if tracked else {}
+    return Acknowledgement(
+        "sums", subtask, groups, [handle], seconds=seconds, table_rows={"totals": 10}, tracked_bytes=gave_way
+    )
 
 
 def test_a_delta_in_which_a_subtask_gave_way_to_a_base_says_how_large_it_would_have_been() -> None:
