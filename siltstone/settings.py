@@ -154,7 +154,7 @@ class Settings(BaseSettings):
         description="whether each subtask stays on the executor that has its state; default unless the master is local",
     )
     parallelism: int | None = Field(default=None, ge=1, description="subtasks per operator; default Spark's own")
-    backend: Literal["heap"] = Field(default="heap", description="working state backend")
+    backend: Literal["heap", "rocksdb"] = Field(default="heap", description="working state backend")
     checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches per checkpoint")
     checkpoint_s: float | None = Field(
         default=None, gt=0, description="seconds between checkpoints, instead of checkpoint_steps"

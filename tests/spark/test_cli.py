@@ -186,7 +186,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("run little --catalog mysql://me:hidden@host/db", ("a catalog cannot be kept in mysql",)),
     ("checkpoints little --catalog sqlite:///other.db", ("no catalog at sqlite:///",)),
     ("run little --policy bogus", ("'bogus' is not a checkpoint policy", "marginal-cost, adjust-d")),
-    ("run little --backend bogus", ("backend", "'heap'")),
+    ("run little --backend bogus", ("backend", "'heap' or 'rocksdb'")),
     ("run little --parallelism 0", ("parallelism",)),
     ("run little --parallelism -2", ("parallelism",)),
     ("run little --parallelism 17", ("parallelism is 17: use 1 to max_parallelism 16",)),

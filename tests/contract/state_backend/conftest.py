@@ -1,11 +1,12 @@
 """Each state backend, opened as often as a test likes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import Backend
+from siltstone.state.backend import Backend, SubtaskState
 from siltstone.state.backends.named import BACKENDS, backend
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM
@@ -18,8 +19,15 @@ def kind(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-def reopen(kind: Backend, tmp_path: Path) -> Open:
-    def opener(schema: TableSchema = LONG, opaque: tuple[str, ...] = ("model",), groups: KeyGroupRange = ALL):
-        return kind.open(tmp_path / "state", {"t": schema}, opaque, groups, MAX_PARALLELISM)
+def reopen(kind: Backend, tmp_path: Path) -> Iterator[Open]:
+    opened: list[SubtaskState] = []
 
-    return opener
+    def opener(schema: TableSchema = LONG, opaque: tuple[str, ...] = ("model",), groups: KeyGroupRange = ALL):
+        while opened:  # a directory is used by one state at a time
+            opened.pop().close()
+        opened.append(kind.open(tmp_path / "state", {"t": schema}, opaque, groups, MAX_PARALLELISM))
+        return opened[-1]
+
+    yield opener
+    for state in opened:
+        state.close()

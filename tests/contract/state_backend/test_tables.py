@@ -233,3 +233,18 @@ def test_what_get_returned_does_not_change_later(reopen: Open, count: int):
     table.put(batch, values(*range(11, count + 11)))
     table.delete(batch)
     assert before.equals(values(*range(1, count + 1)))
+
+
+def test_an_empty_batch_of_every_type_is_no_error(reopen: Open):
+    schema = TableSchema(
+        pa.schema([(f"k{i}", kind) for i, kind in enumerate(TYPES)]),
+        pa.schema([]),
+        pa.schema([(f"v{i}", kind) for i, kind in enumerate(TYPES)]),
+    )
+    table = (state := reopen(schema)).tables["t"]
+    batch = batch_of(schema, schema.primary_key.empty_table())
+    state.begin(1, tracking=True)
+    table.put(batch, schema.value.empty_table())
+    table.delete(batch)
+    assert table.get(batch).values.equals(schema.value.empty_table())
+    assert (contents(table), changed(table)) == ({}, {})

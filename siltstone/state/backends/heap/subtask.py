@@ -33,6 +33,8 @@ from siltstone.state.schema import TableSchema
 
 FORMAT = 1
 _DISTRUST = "delete this working state and restore it"
+_MADE_FIRST = {"undo", "opaque", "header.new"}
+"""what a new directory has before its header"""
 _OPAQUE = pa.schema([("key_group", pa.uint16()), ("value", pa.large_binary())])
 
 
@@ -199,7 +201,7 @@ class HeapState:
         try:
             if path.exists():
                 return self._check_header(_parse(path.read_bytes(), path))
-            if (self.directory / "tables").exists():
+            if self.directory.exists() and {*os.listdir(self.directory)} - _MADE_FIRST:
                 raise StateError(f"{path} is missing: {_DISTRUST}")
             for part in ("undo", "opaque"):
                 (self.directory / part).mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys, Lookup
+from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.records import Records
@@ -131,35 +132,22 @@ class HeapTable:
         present = (found.ids >= 0) & (found.block["live"] != 0)
         valid = None if present.all() else present
         columns = self._layout.read_values(found.block, self.records.arena, valid)
-        return Lookup(present, _table(columns, self.schema.value, len(batch)))
+        return Lookup(present, as_table(columns, self.schema.value, len(batch)))
 
     def _find(self, batch: Keys) -> _Found:
         memo = batch.memo.get(self)
         if memo is not None and memo.mutation == self._mutation:
             return memo
-        self._check(batch)
+        check_keys(batch, self.schema, self.groups)
         keys = normalise_keys(batch.columns)
         encoded = self._layout.encode_keys(keys)
         found = _Found(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
         batch.memo[self] = found
         return found
 
-    def _check(self, batch: Keys) -> None:
-        _check_shape("keys", batch.columns.schema, self.schema.primary_key)
-        if not len(batch.columns) == len(batch.hashes) == len(batch.key_groups):
-            raise UsageError("keys, hashes and key groups of a batch must be equally many")
-        for name, column in zip(batch.columns.column_names, batch.columns.columns, strict=True):
-            if column.null_count:
-                raise BadRow(f"key column {name} is null in {column.null_count} rows: drop or fill them")
-        groups = batch.key_groups
-        if len(groups) and not (groups.min() in self.groups and groups.max() in self.groups):
-            raise UsageError(f"a key belongs to another subtask than that of key groups {self.groups}")
-
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
-        _check_shape("values", values.schema, self.schema.value)
-        if values.num_rows != len(batch):
-            raise UsageError(f"{values.num_rows} rows of values for {len(batch)} keys")
+        check_values(batch, values, self.schema)
         if not self.directory:
             self.compact_if_worth()
         found = self._find(batch)
@@ -259,7 +247,7 @@ class HeapTable:
             *self._layout.read_values(block, self.records.arena, None if live.all() else live),
             pa.array(~live),
         ]
-        return _table(columns, self.schema.changes, len(ids)), block["group"].copy()
+        return as_table(columns, self.schema.changes, len(ids)), block["group"].copy()
 
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
@@ -274,7 +262,7 @@ class HeapTable:
             block = self.records.take(ids)
             keys = self._layout.read_keys(block, self.records.arena)
             values = self._layout.read_values(block, self.records.arena)
-            yield _table([*keys, *values], self.schema.rows, len(block)), block["group"].copy()
+            yield as_table([*keys, *values], self.schema.rows, len(block)), block["group"].copy()
 
     # Upkeep, called by the subtask
 
@@ -331,15 +319,3 @@ class HeapTable:
         """Close the files."""
         self.records.close()
         self._listed.close()
-
-
-def _check_shape(what: str, given: pa.Schema, expected: pa.Schema) -> None:
-    if given.names != expected.names or given.types != expected.types:
-        shapes = [", ".join(f"{field.name} {field.type}" for field in schema) for schema in (given, expected)]
-        raise UsageError(f"{what} have columns {shapes[0]}: this table has {shapes[1]}")
-
-
-def _table(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Table:
-    if not columns:  # a table without columns still has rows
-        return pa.table({"none": pa.nulls(rows)}).select([])
-    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,4 +1,4 @@
-"""Heap state killed -9 in the middle of a step: what is opened next is exactly one version or the other."""
+"""State of each backend killed -9 in the middle of a step: what is opened next is exactly one version or the other."""
 
 import json
 import os
@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from siltstone.state.backend import SubtaskState
+from siltstone.state.backends.named import BACKENDS
 from tests.examples import examples
-from tests.fault.heap_victim import open_state, run_step, thin_out
+from tests.fault.state_victim import open_state, run_step, thin_out
 from tests.state_model import changed, contents
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +22,9 @@ LINES_KILLED = 40
 """in `make test-thorough`"""
 
 
-def victim(mode: str, directory: Path) -> subprocess.Popen:
+def victim(kind: str, mode: str, directory: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("heap_victim.py")), mode, str(directory)],
+        [sys.executable, str(Path(__file__).with_name("state_victim.py")), kind, mode, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -35,17 +38,18 @@ def everything(state: SubtaskState) -> tuple:
     return state.version, tables, {name: dict(values) for name, values in state.opaque.items()}
 
 
-def test_killed_at_any_line_of_a_step(tmp_path: Path):
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_killed_at_any_line_of_a_step(kind: str, tmp_path: Path):
     """A child dies at chosen lines of the backend's own code; before, in and after the step, and in recovery."""
     made, versions = tmp_path / "made", {}
-    state = open_state(made)
+    state = open_state(kind, made)
     versions[0] = everything(state)
     for step in (1, 2):
         run_step(state, step, 300)
         versions[step] = everything(state)
     state.release(1)
     state.close()
-    state = open_state(made)
+    state = open_state(kind, made)
     run_step(state, 3, 300)
     versions[3] = everything(state)
     thin_out(state, 4)
@@ -54,7 +58,7 @@ def test_killed_at_any_line_of_a_step(tmp_path: Path):
     state.rollback()
     state.close()
 
-    process = victim("lines", tmp_path)
+    process = victim(kind, "lines", tmp_path)
     assert process.stdin
     assert process.stdout
 
@@ -79,7 +83,7 @@ def test_killed_at_any_line_of_a_step(tmp_path: Path):
         assert run("copy", at) == "died"
         if at % 2:  # and once more while it recovers
             assert run("copy", rng.randint(1, 300)) == "died"
-        state = open_state(copy)
+        state = open_state(kind, copy)
         assert everything(state) == versions[state.version], f"killed at line {at}"
         seen.add(state.version)
         if state.version == 2:
@@ -92,20 +96,21 @@ def test_killed_at_any_line_of_a_step(tmp_path: Path):
     assert seen == {2, 3, 4}
 
 
-def test_killed_from_outside_again_and_again(tmp_path: Path):
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_killed_from_outside_again_and_again(kind: str, tmp_path: Path):
     """One directory through many kills: each run goes on from where the one before it died."""
-    directory, twin = tmp_path / "state", open_state(tmp_path / "twin")
+    directory, twin = tmp_path / "state", open_state(kind, tmp_path / "twin")
     digests = {0: json.dumps([t.digests.tolist() for t in twin.tables.values()])}
     rng = random.Random(2)
     for _ in range(6):
-        process = victim("loop", directory)
+        process = victim(kind, "loop", directory)
         assert process.stdout
         said = int(process.stdout.readline())
         time.sleep(rng.random() * 0.2)
         process.kill()
         said = max([said, *map(int, process.stdout.read().split())])
         process.wait()
-        state = open_state(directory)
+        state = open_state(kind, directory)
         assert said <= state.version <= said + 1
         while twin.version < state.version:
             run_step(twin, twin.version + 1, 20_000)

@@ -1,9 +1,9 @@
-"""A process that works on heap state until it is killed; `test_heap_torn.py` runs it.
+"""A process that works on the state of a backend until it is killed; `test_state_torn.py` runs it.
 
-heap_victim.py lines DIRECTORY    for each line of standard input `COPY AT`: fork a child that runs steps on
-                                  the state in COPY and kills itself (-9) at the AT-th line of
-                                  siltstone.state.backends.heap
-heap_victim.py loop DIRECTORY     step after step, printing each version committed, until killed
+state_victim.py BACKEND lines DIRECTORY    for each line of standard input `COPY AT`: fork a child that runs steps on
+                                           the state in COPY and kills itself (-9) at the AT-th line of
+                                           siltstone.state.backends
+state_victim.py BACKEND loop DIRECTORY     step after step, printing each version committed, until killed
 """
 
 import os
@@ -15,17 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.state.backend import SubtaskState
-from siltstone.state.backends.heap import HeapBackend, table
+from siltstone.state.backends.heap import table
+from siltstone.state.backends.named import backend
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of
 
 NUMBERS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.int64())]))
 WORDS = TableSchema(pa.schema([("k", pa.string())]), pa.schema([]), pa.schema([("v", pa.string())]))
-HEAP = os.sep + os.path.join("siltstone", "state", "backends", "heap") + os.sep
+BACKENDS = os.sep + os.path.join("siltstone", "state", "backends") + os.sep
 
 
-def open_state(directory: Path) -> SubtaskState:
-    return HeapBackend().open(directory, {"numbers": NUMBERS, "words": WORDS}, ("model",), ALL, MAX_PARALLELISM)
+def open_state(kind: str, directory: Path) -> SubtaskState:
+    return backend(kind).open(directory, {"numbers": NUMBERS, "words": WORDS}, ("model",), ALL, MAX_PARALLELISM)
 
 
 def run_step(state: SubtaskState, step: int, keys: int) -> None:
@@ -60,13 +61,13 @@ def thin_out(state: SubtaskState, step: int) -> None:
     state.commit()
 
 
-def dying_child(directory: Path, at: int) -> None:
+def dying_child(kind: str, directory: Path, at: int) -> None:
     """Open, run a step, thin out, begin a step (which compacts), reopen: die at the `at`-th line on the way."""
     lines = 0
 
     def count(frame, event, _):
         nonlocal lines
-        if HEAP not in frame.f_code.co_filename:
+        if BACKENDS not in frame.f_code.co_filename:
             return None
         if event == "line":
             lines += 1
@@ -75,7 +76,7 @@ def dying_child(directory: Path, at: int) -> None:
         return count
 
     sys.settrace(count)
-    state = open_state(directory)
+    state = open_state(kind, directory)
     step = state.version + 1
     run_step(state, step, 300)
     thin_out(state, step + 1)
@@ -83,16 +84,16 @@ def dying_child(directory: Path, at: int) -> None:
     state.begin(step + 2, tracking=True)
     state.rollback()
     state.close()
-    open_state(directory).close()
+    open_state(kind, directory).close()
     sys.settrace(None)
     print("lived", lines, flush=True)
 
 
 def main() -> None:
-    mode, directory = sys.argv[1], Path(sys.argv[2])
+    kind, mode, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     table.COMPACT_ROWS = 50
     if mode == "loop":
-        state = open_state(directory)
+        state = open_state(kind, directory)
         while True:
             step = state.version + 1
             run_step(state, step, 20_000)
@@ -102,7 +103,7 @@ def main() -> None:
         copy, at = line.split()
         child = os.fork()
         if child == 0:
-            dying_child(directory / copy, int(at))
+            dying_child(kind, directory / copy, int(at))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print("died" if os.WIFSIGNALED(status) else "ended", flush=True)

@@ -1,0 +1,55 @@
+"""Checks of what callers give to a table, and its results as tables; every backend shares them."""
+
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import Keys
+from siltstone.state.schema import TableSchema
+
+
+def check_keys(batch: Keys, schema: TableSchema, groups: KeyGroupRange) -> None:
+    """Check that a batch has keys of this table, of key groups of this subtask.
+
+    Raises:
+        UsageError: it does not.
+        BadRow: a key is null.
+    """
+    check_shape("keys", batch.columns.schema, schema.primary_key)
+    if not len(batch.columns) == len(batch.hashes) == len(batch.key_groups):
+        raise UsageError("keys, hashes and key groups of a batch must be equally many")
+    for name, column in zip(batch.columns.column_names, batch.columns.columns, strict=True):
+        if column.null_count:
+            raise BadRow(f"key column {name} is null in {column.null_count} rows: drop or fill them")
+    own = batch.key_groups
+    if len(own) and not (own.min() in groups and own.max() in groups):
+        raise UsageError(f"a key belongs to another subtask than that of key groups {groups}")
+
+
+def check_values(batch: Keys, values: pa.Table, schema: TableSchema) -> None:
+    """Check that there is one row of value columns per key.
+
+    Raises:
+        UsageError: there is not.
+    """
+    check_shape("values", values.schema, schema.value)
+    if values.num_rows != len(batch):
+        raise UsageError(f"{values.num_rows} rows of values for {len(batch)} keys")
+
+
+def check_shape(what: str, given: pa.Schema, expected: pa.Schema) -> None:
+    """Check names and types of columns; `what` begins the message.
+
+    Raises:
+        UsageError: they differ.
+    """
+    if given.names != expected.names or given.types != expected.types:
+        shapes = [", ".join(f"{field.name} {field.type}" for field in schema) for schema in (given, expected)]
+        raise UsageError(f"{what} have columns {shapes[0]}: this table has {shapes[1]}")
+
+
+def as_table(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Table:
+    """Make a table of columns; one without columns still has rows."""
+    if not columns:
+        return pa.table({"none": pa.nulls(rows)}).select([])
+    return pa.Table.from_arrays(columns, schema=schema)

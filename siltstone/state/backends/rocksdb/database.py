@@ -1,0 +1,139 @@
+"""One RocksDB database in a directory: many keys per call, errors translated.
+
+Tables are read through the page cache (mmap), as the heap's files are: the kernel takes the pages back when memory is
+scarce, so that a process needs no more memory of its own for a larger state.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
+
+from siltstone.errors import StateError, Unreachable
+
+DISTRUST = "delete this working state and restore it"
+_WRITE_BUFFER_BYTES = 16 << 20
+"""small, because a buffer that fits the processor's cache is filled in half the time"""
+_BLOOM_BITS = 10
+_FULL = ("no space left", "quota exceeded", "file too large", "read-only file system", "too many open files")
+
+Pair = tuple[bytes, bytes]
+
+
+class Changes:
+    """Puts and deletes that become visible at once, completely or not at all, whatever is killed."""
+
+    def __init__(self) -> None:
+        self.batch = WriteBatch(raw_mode=True)
+
+    def put(self, keys: Sequence[bytes], values: Iterable[bytes]) -> None:
+        """Put many keys."""
+        deque(map(self.batch.put, keys, values), maxlen=0)
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Delete many keys."""
+        deque(map(self.batch.delete, keys), maxlen=0)
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete all keys from `start` on and before `end`."""
+        self.batch.delete_range(start, end)
+
+
+class Database:
+    """The database in `directory`, made if it is missing. The caller has exclusive use of the directory.
+
+    What a method returned from was written survives a killed process; what was written before it is there, too, if it
+    is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open it.
+
+        Raises:
+            StateError: it is damaged, or another process has it open.
+            Unreachable: the disk is full or does not answer.
+        """
+        self.directory = directory
+        with self._translate_errors("open"):
+            self._rocksdb: Any = Rdict(str(directory), _options())
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of one key."""
+        with self._translate_errors("read"):
+            return self._rocksdb.get(key)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of many keys, which are found faster if they are sorted."""
+        with self._translate_errors("read"):
+            return self._rocksdb.get(keys) if keys else []
+
+    def write(self, changes: Changes) -> None:
+        """Write changes at once."""
+        with self._translate_errors("write"):
+            self._rocksdb.write(changes.batch)
+
+    def keys(self, start: bytes, end: bytes) -> list[bytes]:
+        """Return the keys from `start` on and before `end`, sorted."""
+        with self._translate_errors("read"):
+            return list(self._rocksdb.keys(from_key=start, read_opt=_until(end)))
+
+    def items(self, start: bytes, end: bytes, sizes: Iterable[int] = repeat(1 << 17)) -> Iterator[list[Pair]]:
+        """Yield keys and values from `start` on and before `end`, sorted, in lists of at most `sizes` pairs."""
+        with self._translate_errors("read"):
+            found = self._rocksdb.items(from_key=start, read_opt=_until(end))
+        for size in sizes:
+            with self._translate_errors("read"):
+                part = list(islice(found, size))
+            if not part:
+                return
+            yield part
+
+    def close(self) -> None:
+        """Close it; idempotent. What was written lies in tables then, so that opening has no log to read."""
+        if self._rocksdb is not None:
+            rocksdb, self._rocksdb = self._rocksdb, None
+            with self._translate_errors("close"):
+                rocksdb.close()
+
+    @contextmanager
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # rocksdict raises plain exceptions with RocksDB's text; another type is a mistake of ours, or the system's.
+            if type(error) is not Exception and not isinstance(error, OSError):
+                raise
+            said = str(error).split("\n", 1)[0]
+            if any(words in said.lower() for words in _FULL):
+                raise Unreachable(f"cannot {what} {self.directory}: {said}; free some space") from error
+            raise StateError(f"cannot {what} {self.directory}: {said}: {DISTRUST}") from error
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_allow_mmap_reads(True)
+    options.set_max_background_jobs(max(2, min(4, os.cpu_count() or 1)))
+    options.set_paranoid_checks(True)
+    options.set_keep_log_file_num(1)
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    tables = BlockBasedOptions()
+    tables.set_bloom_filter(_BLOOM_BITS, False)
+    tables.set_format_version(5)
+    options.set_block_based_table_factory(tables)
+    return options
+
+
+def _until(end: bytes) -> ReadOptions:
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(end)
+    return bounds

@@ -1,0 +1,306 @@
+"""The working state of one subtask in one RocksDB database, moved from version to version in steps.
+
+    h                                the header: version, shape, counts and digests of the tables
+    o <variable> <key group>         the bytes of an opaque variable
+    t <table> <key group> <key>      a row (`coding`)
+    c <table> <interval> <n>         a list of changed keys, from the nth on
+    u <step> <n>                     before-images of a step that can be rolled back; n = 0 is the header before it
+
+Every change is one batch together with its before-images, and a batch is written completely or not at all. A step
+begins by copying the current header; images of a step above the header's version therefore belong to an interrupted
+step, and are rolled back at open. A restart of the machine may lose the newest batches, never ones before them, so
+that what is left is an earlier version, complete, or an interrupted step after it.
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from siltstone.errors import StateError, Unreachable, UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import StateTable
+from siltstone.state.backends.rocksdb.database import DISTRUST, Changes, Database
+from siltstone.state.backends.rocksdb.packing import from_list
+from siltstone.state.backends.rocksdb.table import Counts, RocksDBTable
+from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.schema import TableSchema
+
+FORMAT = 1
+DATABASE = "rocksdb"
+_HEADER = b"h"
+_OPAQUE, _ROWS, _LISTS, _UNDO = b"o", b"t", b"c", b"u"
+
+
+class RocksDBBackend:
+    """Implements `Backend` with `RocksDBState`."""
+
+    def open(
+        self,
+        directory: Path,
+        schemas: Mapping[str, TableSchema],
+        opaque: tuple[str, ...],
+        groups: KeyGroupRange,
+        max_parallelism: int,
+    ) -> "RocksDBState":
+        """Open the state in `directory`, or create it empty at version 0 if it is missing."""
+        return RocksDBState(directory, schemas, opaque, groups, max_parallelism)
+
+
+class RocksDBState:
+    """Implements `SubtaskState`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        schemas: Mapping[str, TableSchema],
+        opaque: tuple[str, ...],
+        groups: KeyGroupRange,
+        max_parallelism: int,
+    ) -> None:
+        self.directory = directory
+        self.groups = groups
+        self.max_parallelism = max_parallelism
+        self._shape: dict[str, Any] = {
+            "format": FORMAT,
+            "groups": [groups.start, groups.end],
+            "max_parallelism": max_parallelism,
+            "schemas": {name: schema.to_json() for name, schema in sorted(schemas.items())},
+            "opaque": sorted(opaque),
+        }
+        self._step: int | None = None
+        self._changed: set[str] = set()
+        self._database = Database(_make_home(directory))
+        try:
+            self._open(schemas)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _open(self, schemas: Mapping[str, TableSchema]) -> None:
+        self._header = self._read_or_create()
+        self.version: int = self._header["version"]
+        self.opaque: Mapping[str, dict[int, bytes]] = self._saved_opaque()
+        self._tables: dict[str, RocksDBTable] = {}
+        self.tables: Mapping[str, StateTable] = self._tables
+        for ordinal, (name, schema) in enumerate(sorted(schemas.items())):
+            prefixes = _ROWS + ordinal.to_bytes(2, "big"), _LISTS + ordinal.to_bytes(2, "big")
+            table = RocksDBTable(schema, self.groups, self.max_parallelism, self._database, self._write, prefixes)
+            self._tables[name] = table
+        self._reset_tables()
+        self._pending: dict[int, int] = {}
+        """steps that can be rolled back, and how many values under `u` each has"""
+        for key in self._database.keys(_UNDO, _after(_UNDO)):
+            step = int.from_bytes(key[1:9], "big")
+            self._pending[step] = self._pending.get(step, 0) + 1
+        for step in sorted((step for step in self._pending if step > self.version), reverse=True):
+            self._undo_step(step)
+
+    # Steps
+
+    def begin(self, step: int, *, tracking: bool) -> None:
+        """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
+        if self._step is not None:
+            raise StateError(f"step {self._step} is still open: commit it or roll it back before step {step}")
+        if step <= self.version:
+            raise StateError(f"step {step} is not after version {self.version}: roll back first")
+        changes = Changes()
+        changes.put([_undo_key(step, 0)], [_render(self._header)])
+        self._database.write(changes)
+        self._pending[step] = 1
+        self._step = step
+        for table in self._tables.values():
+            table.tracking, table.imaged = tracking, table.rows > 0
+
+    def _write(self, changes: Changes, image: Image | None) -> None:
+        if self._step is None:
+            raise StateError("state can only change within a step: call begin first")
+        ordinal = self._pending[self._step]
+        if image is not None and len(image.keys):
+            changes.put([_undo_key(self._step, ordinal)], [image.pack()])
+            self._pending[self._step] += 1
+        try:
+            self._database.write(changes)
+        except BaseException:
+            self._pending[self._step] = ordinal
+            raise
+
+    def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """Replace the bytes of some key groups of one opaque variable."""
+        if self._step is None:
+            raise StateError("state can only change within a step: call begin first")
+        if variable not in self.opaque:
+            raise UsageError(f"{variable!r} is not an opaque variable of this operator")
+        for group in values:
+            if group not in self.groups:
+                raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
+        own = self.opaque[variable]
+        keys = [self._opaque_key(variable, group) for group in values]
+        data = [bytes(value) for value in values.values()]
+        changes = Changes()
+        changes.put(keys, data)
+        self._write(changes, Image(from_list(keys), from_list([own.get(group) for group in values])))
+        own.update(zip(values, data, strict=True))
+        self._changed.add(variable)
+
+    @property
+    def changed_opaque(self) -> Collection[str]:
+        """The opaque variables that the open step has set."""
+        return frozenset(self._changed)
+
+    def commit(self) -> None:
+        """Complete the step: it becomes `version`."""
+        if self._step is None:
+            raise StateError("there is no open step to commit: call begin first")
+        header = self._shape | {"version": self._step, "tables": self._recorded()}
+        changes = Changes()
+        changes.put([_HEADER], [_render(header)])
+        self._database.write(changes)
+        self._header, self.version = header, self._step
+        self._end_step()
+
+    def rollback(self) -> None:
+        """Undo the newest step, begun or committed; StateError if its before-images are gone."""
+        step = self.version if self._step is None else self._step
+        if step not in self._pending:
+            raise StateError(f"the before-images of step {step} are gone: {DISTRUST}")
+        self._undo_step(step)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._step = None
+        self._changed.clear()
+
+    def _undo_step(self, step: int) -> None:
+        # If this is interrupted, all of it is repeated: header and images are replaced last, together.
+        images = [_undo_key(step, ordinal) for ordinal in range(self._pending[step])]
+        before = self._header_before(step)
+        for key in images[:0:-1]:
+            data = self._database.get(key)
+            if data is None:
+                raise StateError(f"before-images of step {step} are missing: {DISTRUST}")
+            changes = Changes()
+            Image.unpack(data).undo(changes)
+            self._database.write(changes)
+        changes = Changes()
+        for name, table in self._tables.items():
+            if not before["tables"][name]["live"]:
+                table.clear(changes)
+        changes.put([_HEADER], [_render(before)])
+        changes.delete(images)
+        self._database.write(changes)
+        del self._pending[step]
+        self._header, self.version = before, before["version"]
+        self.opaque = self._saved_opaque()
+        self._reset_tables()
+
+    def release(self, step: int) -> None:
+        """Drop before-images of steps up to and including `step`."""
+        released = [old for old in self._pending if old <= min(step, self.version)]
+        if not released:
+            return
+        changes = Changes()
+        changes.delete(_undo_key(old, ordinal) for old in released for ordinal in range(self._pending[old]))
+        for old in released:
+            del self._pending[old]
+        headers = [self._header, *map(self._header_before, sorted(self._pending))]
+        for name, table in self._tables.items():
+            table.sweep(min(header["tables"][name]["interval"] for header in headers), changes)
+        self._database.write(changes)
+
+    def close(self) -> None:
+        """Close the database; idempotent. An open step is rolled back at the next open."""
+        self._end_step()
+        self._database.close()
+
+    # The header
+
+    def _read_or_create(self) -> dict[str, Any]:
+        data = self._database.get(_HEADER)
+        if data is not None:
+            return self._check_header(json.loads(data))
+        if self._database.keys(b"", b"\xff"):
+            raise StateError(f"{self.directory} has no header: {DISTRUST}")
+        empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
+        header = self._shape | {"version": 0, "tables": empty}
+        changes = Changes()
+        changes.put([_HEADER], [_render(header)])
+        self._database.write(changes)
+        return header
+
+    def _check_header(self, header: dict[str, Any]) -> dict[str, Any]:
+        for what, mine in self._shape.items():
+            if header.get(what) != mine:
+                raise StateError(
+                    f"{self.directory} has other {what} ({header.get(what)}) than asked for ({mine}): {DISTRUST}"
+                )
+        return header
+
+    def _header_before(self, step: int) -> dict[str, Any]:
+        data = self._database.get(_undo_key(step, 0))
+        if data is None:
+            raise StateError(f"the header before step {step} is missing: {DISTRUST}")
+        return json.loads(data)
+
+    def _recorded(self) -> dict[str, Any]:
+        own = slice(self.groups.start, self.groups.end)
+        return {
+            name: asdict(table.counts) | {"digests": table.digests[own].tobytes().hex()}
+            for name, table in self._tables.items()
+        }
+
+    def _reset_tables(self) -> None:
+        for name, table in self._tables.items():
+            fields = dict(self._header["tables"][name])
+            digests = np.zeros(self.max_parallelism, np.uint64)
+            if text := fields.pop("digests"):
+                digests[self.groups.start : self.groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
+            table.reset(Counts(**fields), digests)
+
+    # Opaque values
+
+    def _opaque_key(self, variable: str, group: int) -> bytes:
+        return _OPAQUE + self._shape["opaque"].index(variable).to_bytes(2, "big") + int(group).to_bytes(2, "big")
+
+    def _saved_opaque(self) -> dict[str, dict[int, bytes]]:
+        names = self._shape["opaque"]
+        opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in names}
+        for pairs in self._database.items(_OPAQUE, _after(_OPAQUE)):
+            for key, value in pairs:
+                opaque[names[int.from_bytes(key[1:3], "big")]][int.from_bytes(key[3:5], "big")] = value
+        return opaque
+
+
+def _make_home(directory: Path) -> Path:
+    """Make the directory of the database.
+
+    Raises:
+        StateError: the directory has something else, such as state of another backend.
+        Unreachable: it cannot be made.
+    """
+    home = directory / DATABASE
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        others = sorted({*os.listdir(directory)} - {DATABASE})
+    except OSError as error:
+        raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
+    if others:
+        raise StateError(f"{directory} has {others[0]}, which is not of RocksDB's backend: {DISTRUST}")
+    return home
+
+
+def _undo_key(step: int, ordinal: int) -> bytes:
+    return _UNDO + step.to_bytes(8, "big") + ordinal.to_bytes(8, "big")
+
+
+def _after(prefix: bytes) -> bytes:
+    """The least key after all with this prefix of one byte."""
+    return bytes([prefix[0] + 1])
+
+
+def _render(header: dict[str, Any]) -> bytes:
+    return json.dumps(header).encode()

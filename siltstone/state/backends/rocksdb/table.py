@@ -1,0 +1,272 @@
+"""One state table in RocksDB: rows changed many at once, with digests, before-images and the list of changes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import StateError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import Keys, Lookup
+from siltstone.state.backends.checks import as_table, check_keys, check_values
+from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding, expand, group_numbers
+from siltstone.state.backends.rocksdb.database import Changes, Database, Pair
+from siltstone.state.backends.rocksdb.packing import Packed, from_list, from_matrix, lengths, sort_by_start, to_list
+from siltstone.state.backends.rocksdb.undo import Image, pack_strings, unpack_strings
+from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.hashing import normalise_keys
+from siltstone.state.schema import TableSchema
+
+BATCH_ROWS = 1 << 17
+_BATCH_BYTES = 1 << 26
+_FIRST_ROWS = 1 << 10
+
+Write = Callable[[Changes, Image | None], None]
+"""writes changes within the open step, with the images that undo them; StateError if none is open"""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The header's data of a table besides its digests."""
+
+    live: int = 0
+    interval: int = 1
+    """interval of change tracking, counted from 1"""
+    listed: int = 0
+    """keys in this interval's list of changes; a key that was deleted and put again may be in it twice"""
+    known: bool = True
+    """whether the list has every change of this interval"""
+
+
+@dataclass
+class _Found:
+    """The rows of a batch's keys: the memo that lets a put after a get skip the search."""
+
+    mutation: int
+    keys: pa.Table
+    """normalised"""
+    encoded: Packed
+    order: np.ndarray
+    """sorts the keys nearly"""
+    values: Packed
+    """in the batch's order; null if missing"""
+
+    def sorted(self, packed: Packed) -> Packed:
+        """Sort as the keys."""
+        return packed.take(pa.array(self.order))
+
+
+class RocksDBTable:
+    """Implements `StateTable`. Rows lie under `rows` (a prefix of 3 bytes), lists of changes under `lists`."""
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        groups: KeyGroupRange,
+        max_parallelism: int,
+        database: Database,
+        write: Write,
+        prefixes: tuple[bytes, bytes],
+    ) -> None:
+        self.schema = schema
+        self.groups = groups
+        self.max_parallelism = max_parallelism
+        self.tracking = False
+        self.imaged = True
+        """whether before-images are kept: not in a step before which the table was empty"""
+        self.counts = Counts()
+        self._digests = np.zeros(max_parallelism, np.uint64)
+        self._database, self._write = database, write
+        self._rows, self._lists = prefixes
+        self._keys, self._values = KeyCoding(schema, self._rows), RowCoding(schema)
+        self._mutation = 0
+        self._swept = 0
+        self._by_group: tuple[tuple[int, int], Packed, np.ndarray] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of live rows."""
+        return self.counts.live
+
+    @property
+    def digests(self) -> np.ndarray:
+        """uint64[max_parallelism]: per key group, the sum modulo 2**64 of the digests of its live rows."""
+        return self._digests.copy()
+
+    # Reading and writing
+
+    def reserve(self, rows: int) -> None:
+        """Do nothing: RocksDB needs no room beforehand."""
+
+    def get(self, batch: Keys) -> Lookup:
+        """Return the rows of many keys."""
+        found = self._find(batch).values
+        present, columns = self._decode(found)
+        return Lookup(present, as_table(columns, self.schema.value, len(batch)))
+
+    def _find(self, batch: Keys) -> _Found:
+        memo = batch.memo.get(self)
+        if memo is not None and memo.mutation == self._mutation:
+            return memo
+        check_keys(batch, self.schema, self.groups)
+        keys = normalise_keys(batch.columns)
+        encoded = self._keys.encode(keys, batch.key_groups)
+        order = sort_by_start(encoded, len(self._rows))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        found = self._read(encoded.take(pa.array(order))).take(pa.array(back))
+        batch.memo[self] = _Found(self._mutation, keys, encoded, order, found)
+        return batch.memo[self]
+
+    def _read(self, keys: Packed) -> Packed:
+        return from_list(self._database.get_many(to_list(keys)))
+
+    def _decode(self, found: Packed) -> tuple[np.ndarray, list[pa.Array]]:
+        """Which rows there are (bool[n]), and the value columns, null where there is none."""
+        if not found.null_count:
+            return np.ones(len(found), np.bool_), self._values.decode(found, self._values.records(found))
+        present = found.is_valid().to_numpy(zero_copy_only=False)
+        packed = found.drop_null()
+        return present, expand(self._values.decode(packed, self._values.records(packed)), present)
+
+    def _records(self, found: Packed) -> np.ndarray:
+        """The records that values begin with; zeros where there is no row."""
+        if not found.null_count:
+            return self._values.records(found)
+        records = np.zeros(len(found), self._values.dtype)
+        records[found.is_valid().to_numpy(zero_copy_only=False)] = self._values.records(found.drop_null())
+        return records
+
+    def put(self, batch: Keys, values: pa.Table) -> None:
+        """Insert or replace one row per key; the keys of a batch are distinct."""
+        check_values(batch, values, self.schema)
+        found = self._find(batch)
+        old = self._records(found.values)
+        digest = row_digests(pa.Table.from_arrays([*found.keys.columns, *values.columns], schema=self.schema.rows))
+        new = self._values.encode(values, digest, self.counts.interval if self.tracking else old["mark"])
+        changes = Changes()
+        changes.put(to_list(found.sorted(found.encoded)), to_list(found.sorted(new)))
+        image = Image(found.encoded, found.values) if self.imaged else None
+        self._change(changes, image, found.encoded, batch.key_groups, old, digest, found.values.null_count)
+        found.mutation, found.values = self._mutation, new
+
+    def delete(self, batch: Keys) -> None:
+        """Delete the rows of these keys; a missing row is no error."""
+        found = self._find(batch)
+        which = found.values.is_valid()
+        keys, values = found.encoded.filter(which), found.values.filter(which)
+        groups = batch.key_groups[which.to_numpy(zero_copy_only=False)]
+        changes = Changes()
+        changes.delete(to_list(keys))
+        image = Image(keys, values) if self.imaged else None
+        self._change(changes, image, keys, groups, self._records(values), np.zeros(len(keys), np.uint64), -len(keys))
+
+    def _change(
+        self,
+        changes: Changes,
+        image: Image | None,
+        keys: Packed,
+        groups: np.ndarray,
+        old: np.ndarray,
+        digest: np.ndarray,
+        born: int,
+    ) -> None:
+        """Write changes of `keys`; then update digests, the list of changes, and counts."""
+        listed = self.counts.listed
+        if self.tracking:
+            fresh = keys.filter(pa.array(old["mark"] != self.counts.interval))
+            if len(fresh):
+                changes.put([self._list_key(self.counts.interval, listed)], [pack_strings([fresh])])
+                listed += len(fresh)
+        self._write(changes, image)
+        self._digests += group_sums(digest - old["digest"], groups, self.max_parallelism)
+        self.counts = replace(
+            self.counts,
+            live=self.counts.live + born,
+            listed=listed,
+            known=self.counts.known and (self.tracking or len(keys) == 0),
+        )
+        self._mutation += 1
+
+    # Change tracking and scanning
+
+    def _list_key(self, interval: int, first: int) -> bytes:
+        """The key of the part of an interval's list that begins with its `first`-th key."""
+        return self._lists + interval.to_bytes(8, "big") + first.to_bytes(8, "big")
+
+    def changed(self) -> np.ndarray:
+        """Return int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
+        return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
+
+    def _sorted_changes(self) -> tuple[Packed, np.ndarray]:
+        """Return the keys in the list of changes, once each, and their key groups, sorted by key group; cached."""
+        if not self.counts.known:
+            raise StateError("rows changed untracked since the last mark: take a base of this table")
+        of = self._mutation, self.counts.interval
+        if self._by_group is None or self._by_group[0] != of:
+            parts, at = [from_matrix(np.zeros((0, 1), np.uint8))], 0
+            while at < self.counts.listed:
+                part = self._database.get(self._list_key(self.counts.interval, at))
+                if part is None:
+                    raise StateError(f"the list of changes is cut at key {at} of {self.counts.listed}")
+                parts += unpack_strings(part)
+                at += len(parts[-1])
+            keys = pc.unique(pa.concat_arrays(parts))
+            order = sort_by_start(keys, len(self._rows))
+            keys = keys.take(pa.array(order))
+            self._by_group = of, keys, group_numbers(keys)
+        return self._by_group[1:]
+
+    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
+        """Return every key changed since the last `mark()`, once, newest, sorted by key group; only of `groups`."""
+        keys, owners = self._sorted_changes()
+        if groups is not None:
+            first, last = np.searchsorted(owners, [groups.start, groups.end])
+            keys = keys[first:last]
+        present, values = self._decode(self._read(keys))
+        columns, owners = self._keys.decode(keys)
+        return as_table([*columns, *values, pa.array(~present)], self.schema.changes, len(keys)), owners
+
+    def mark(self) -> None:
+        """Forget the changes, since a checkpoint that contains them is being taken."""
+        self._write(Changes(), None)
+        self.counts = replace(self.counts, interval=self.counts.interval + 1, listed=0, known=True)
+
+    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups` by key group, then primary key."""
+        if not len(groups):
+            return
+        sizes = [_FIRST_ROWS]
+        parts = self._database.items(self._keys.group_start(groups.start), self._keys.group_start(groups.end), sizes)
+        for part in parts:
+            rows, owners, size = self._rows_of(part)
+            # The list is being iterated: append what the next part may have, by the mean size so far.
+            sizes.append(max(1, min(BATCH_ROWS, _BATCH_BYTES * len(part) // max(1, size))))
+            yield rows, owners
+
+    def _rows_of(self, pairs: list[Pair]) -> tuple[pa.Table, np.ndarray, int]:
+        """Rows, their key groups, and their bytes as stored."""
+        names, packed = zip(*pairs, strict=True)
+        keys, values = from_list(names), from_list(packed)
+        columns, owners = self._keys.decode(keys)
+        columns += self._values.decode(values, self._values.records(values))
+        stored_bytes = int(lengths(keys).sum() + lengths(values).sum())
+        return as_table(columns, self.schema.rows, len(pairs)), owners, stored_bytes
+
+    # Upkeep, called by the subtask
+
+    def reset(self, counts: Counts, digests: np.ndarray) -> None:
+        """Take over counts and digests, after the rows were brought to them."""
+        self.counts, self._digests = counts, digests
+        self._mutation += 1
+
+    def clear(self, changes: Changes) -> None:
+        """Delete all rows."""
+        changes.delete_range(self._keys.group_start(0), self._keys.group_start(self.max_parallelism))
+
+    def sweep(self, oldest_interval: int, changes: Changes) -> None:
+        """Delete lists of changes of intervals before this one."""
+        changes.delete(self._database.keys(self._list_key(self._swept, 0), self._list_key(oldest_interval, 0)))
+        self._swept = max(self._swept, oldest_interval - 1)
