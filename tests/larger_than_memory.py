@@ -2,7 +2,10 @@
 
 Run as a program, in a new warehouse: fills the state, takes a base, changes some of it, takes a delta, loses the
 working state, restores it, and prints what it took as JSON. Anonymous memory (the heap, Arrow's pool, NumPy's
-arrays) is limited by the kernel (RLIMIT_DATA); files that are mapped are not, since the kernel takes their pages back.
+arrays, RocksDB's buffers) is limited by the kernel (RLIMIT_DATA); files that are mapped are not, since the kernel takes
+their pages back.
+
+    larger_than_memory.py WAREHOUSE LIMIT_BYTES BACKEND [ROWS]
 """
 
 import json
@@ -53,7 +56,7 @@ def anonymous_bytes(field: str = "RssAnon") -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
-def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
+def run(warehouse: str, limit_bytes: int, backend: str, rows: int = ROWS) -> dict[str, object]:
     """All of it, with `limit_bytes` of memory beyond what the program takes before it begins."""
     baseline, data = anonymous_bytes(), anonymous_bytes("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit_bytes, resource.RLIM_INFINITY))
@@ -63,20 +66,21 @@ def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
         peaks[phase] = max(peaks.get(phase, 0), anonymous_bytes() - baseline)
 
     with OpenWarehouse.writable(warehouse) as place:
-        first = RegionRun(place, STREAM, LONG, checkpoint_steps=ROWS // STEP_ROWS)
-        for at in range(0, ROWS, STEP_ROWS):
+        first = RegionRun(place, STREAM, LONG, checkpoint_steps=rows // STEP_ROWS, backend=backend)
+        for at in range(0, rows, STEP_ROWS):
             first.step(pa.table({"k": np.arange(at, at + STEP_ROWS), "n": np.arange(at, at + STEP_ROWS)}))
             note("fill")
         for step in range(1, CHANGED_STEPS + 1):
-            changed = np.arange(step, ROWS, ROWS // STEP_ROWS)
+            changed = np.arange(step, rows, rows // STEP_ROWS)
             last = first.step(pa.table({"k": changed, "n": changed + 1}), last=step == CHANGED_STEPS)
             note("change")
         assert last is not None
         work = place.warehouse.local.state("wide", 1, "wide", 0)
-        index = sum(path.stat().st_size for path in work.rglob("index"))
-        held = ROWS * Layout(STREAM.operators[0].tables()["kept"]).dtype.itemsize + index
+        held = sum(path.stat().st_size for path in work.rglob("index" if backend == "heap" else "*.sst"))
+        if backend == "heap":  # its files have room for more rows than there are
+            held += rows * Layout(STREAM.operators[0].tables()["kept"]).dtype.itemsize
         shutil.rmtree(work)
-        again = RegionRun(place, STREAM, LONG)
+        again = RegionRun(place, STREAM, LONG, backend=backend)
         restored = again.step(pa.table({"k": np.zeros(0, np.int64), "n": np.zeros(0, np.int64)}))
         note("restore")
         forms = [str(c.forms["wide"]) for c in place.catalog.checkpoints.list("wide")]
@@ -92,4 +96,4 @@ def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    json.dump(run(sys.argv[1], int(sys.argv[2])), sys.stdout)
+    json.dump(run(sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])), sys.stdout)

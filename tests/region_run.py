@@ -75,9 +75,11 @@ class RegionRun(RegionSteps):
         upload: UploadOptions | None = None,
         tables: frozenset[str] = frozenset(),
         placed: bool = True,
+        backend: str = "heap",
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
+            backend=backend,
             checkpoint_steps=checkpoint_steps,
             upload=upload or UploadOptions(),
             tables=tables,

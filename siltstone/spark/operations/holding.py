@@ -23,6 +23,7 @@ from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.placement import stays_in_place
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import cores
+from siltstone.state.backends.named import backend as state_backend
 from siltstone.stream import Stream
 
 RESET = "reset"
@@ -182,6 +183,7 @@ def open_region(
     The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`. `placed`
     is of `RegionOptions`.
     """
+    state_backend(settings.backend)  # its package may be missing
     sinks = resolve_sinks(stream, warehouse)
     check_tables(stream, sinks)
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)

@@ -121,15 +121,21 @@ def from_variable(array: pa.Array) -> Packed:
 
 
 def sort_by_start(packed: Packed, skip: int) -> np.ndarray:
-    """Return int64[n]: the order of the strings by 16 bytes after the first `skip`.
+    """Return int64[n]: the order of the strings by their first 8 bytes that differ among the 16 after `skip`.
 
-    RocksDB reads and writes keys in order in a third of the time; exact order is not needed for that.
+    RocksDB reads and writes keys in order in half the time; exact order is not needed for that.
     """
     data, found = edges(packed)
-    if not len(packed):
-        return np.zeros(0, np.int64)
-    at = found[:-1, None] + np.arange(skip, skip + _SORTED_BYTES)
-    there = at < found[1:, None]
-    start = np.where(there, data[np.where(there, at, 0)], np.uint8(0))
-    words = start.view(">u8").astype(np.uint64)
-    return np.lexsort((words[:, 1], words[:, 0]))
+    if len(packed) < 2:
+        return np.arange(len(packed))
+    sizes = np.diff(found) - skip
+    if np.all(sizes == sizes[0]):
+        start = data[found[0] : found[-1]].reshape(len(packed), -1)[:, skip : skip + _SORTED_BYTES]
+    else:
+        there = np.arange(_SORTED_BYTES) < sizes[:, None]
+        at = found[:-1, None] + np.arange(skip, skip + _SORTED_BYTES)
+        start = np.where(there, data[np.where(there, at, 0)], np.uint8(0))
+    differing = np.flatnonzero((start != start[0]).any(axis=0))[:8]
+    words = np.zeros((len(packed), 8), np.uint8)
+    words[:, : len(differing)] = start[:, differing]
+    return np.argsort(words.view(">u8").astype(np.uint64).reshape(-1))

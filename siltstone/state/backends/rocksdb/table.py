@@ -20,8 +20,10 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
 
 BATCH_ROWS = 1 << 17
-_BATCH_BYTES = 1 << 26
+_BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
+_PAIR_BYTES = 192
+"""what Python needs for a key and a value besides their bytes"""
 
 Write = Callable[[Changes, Image | None], None]
 """writes changes within the open step, with the images that undo them; StateError if none is open"""
@@ -243,17 +245,17 @@ class RocksDBTable:
         for part in parts:
             rows, owners, size = self._rows_of(part)
             # The list is being iterated: append what the next part may have, by the mean size so far.
-            sizes.append(max(1, min(BATCH_ROWS, _BATCH_BYTES * len(part) // max(1, size))))
+            sizes.append(max(1, min(BATCH_ROWS, _BATCH_BYTES * len(part) // size)))
             yield rows, owners
 
     def _rows_of(self, pairs: list[Pair]) -> tuple[pa.Table, np.ndarray, int]:
-        """Rows, their key groups, and their bytes as stored."""
+        """Rows, their key groups, and the bytes that the pairs take."""
         names, packed = zip(*pairs, strict=True)
         keys, values = from_list(names), from_list(packed)
         columns, owners = self._keys.decode(keys)
         columns += self._values.decode(values, self._values.records(values))
-        stored_bytes = int(lengths(keys).sum() + lengths(values).sum())
-        return as_table(columns, self.schema.rows, len(pairs)), owners, stored_bytes
+        size = int(lengths(keys).sum() + lengths(values).sum()) + _PAIR_BYTES * len(pairs)
+        return as_table(columns, self.schema.rows, len(pairs)), owners, size
 
     # Upkeep, called by the subtask
 
