@@ -71,3 +71,10 @@ def test_a_module_that_is_missing_for_another_reason_is_a_mistake_and_said() -> 
         "from siltstone.extras import require_extra\nwith require_extra('redis', 'redis', 'x'): import siltstone.none"
     )
     assert "ModuleNotFoundError: No module named 'siltstone.none'" in without_extras(code).stderr
+
+
+@pytest.mark.slow
+def test_state_in_rocksdb_asks_for_its_extra() -> None:
+    code = "from siltstone.state.backends.named import backend\nbackend('heap')\nbackend('rocksdb')"
+    said = without_extras(code).stderr
+    assert "working state in RocksDB needs the package rocksdict: pip install 'siltstone[rocksdb]'" in said

@@ -16,7 +16,7 @@ from tests.state_tables import TEXT, Open, longs, now, put, told, values
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(UsageError, match="'papyrus' is not a state backend: use one of heap"):
+    with pytest.raises(UsageError, match="'papyrus' is not a state backend: use one of heap, rocksdb"):
         backend("papyrus")
 
 
