@@ -4,6 +4,7 @@ Source: US 9471438, method adjustD and the claims on TckptBase > TckptDelta + Tl
 restoration cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from siltstone.chains import chain_rules as chain
@@ -22,12 +23,11 @@ from siltstone.model import Form
 class AdjustD:
     """D starts at `d0`. After a base come D deltas, then a base, at which D is adjusted.
 
-    At a base that ends a chain with deltas (or after a probe, at once): if a base costs more than the average
-    delta and its logging, D grows, by 1 or doubling; else it shrinks, by 1 or halving. Then D is cut to what
-    the bounds allow: `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x
-    delta_factor x average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a
-    base, until after `probe_after` bases in a row a probe makes the next one a delta; if that was cheap, D is
-    1 again.
+    At a base or a materialization that ends a chain with deltas (or after a probe, at once): if a base costs more than
+    the average delta and its logging, D grows, by 1 or doubling; else it shrinks, by 1 or halving. Then D is cut to
+    what the bounds allow: `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x
+    delta_factor x average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a base,
+    until after `probe_after` bases in a row a probe makes the next one a delta; if that was cheap, D is 1 again.
     """
 
     options: PolicyOptions
@@ -86,10 +86,19 @@ class AdjustD:
 
     def _pays(self, state: PolicyState) -> bool:
         """Whether TckptBase > TckptDelta + Tlog, or the same in bytes with the logging ratio."""
+        grown = 1 + chain.logging_ratio(state, self.options)
         if self.options.measure == "bytes":
-            return state.base_bytes > state.mean_bytes * (1 + self.options.logging_ratio)
-        ratio = self.options.logging_ratio if state.log_ratio is None else state.log_ratio
-        return state.base_s > state.mean_s * (1 + ratio)
+            return state.base_bytes > state.mean_bytes * grown
+        return state.base_s > state.mean_s * grown
+
+    def observe_materialization(
+        self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
+    ) -> PolicyState:
+        """Begin the chain anew; adjust D, as at a base, if this made the chain shorter."""
+        after = chain.rebase(state, base, deltas)
+        if after.deltas >= state.deltas or not state.d:
+            return after
+        return replace(after, d=self._adjusted(after))
 
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
         """Learn the restore factors, by `chain.account_restore`."""

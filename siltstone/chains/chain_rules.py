@@ -12,6 +12,7 @@ from siltstone.model import Form
 _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
+_MOST_FACTOR = 1e6
 _RESTORE_STEP = 0.5
 
 
@@ -96,18 +97,34 @@ def rebase(state: PolicyState, base: CheckpointCost, deltas: Sequence[Checkpoint
     )
 
 
+def logging_ratio(state: PolicyState, options: PolicyOptions) -> float:
+    """Return what tracking a delta's changes costs, per unit of the delta: as measured, or the option until then."""
+    return options.logging_ratio if state.log_ratio is None else state.log_ratio
+
+
 def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
-    """Learn both restore factors from one restore: a normalised least-mean-squares step towards the measurement."""
+    """Learn both restore factors from one restore.
+
+    The first restores mostly say how fast this store and these machines read, which holds for bases and deltas alike:
+    the n-th scales both factors by 1/n of what they were wrong. What is left goes to each by its part of the chain: a
+    normalised least-mean-squares step, half of the way if the restore was faster than predicted, and all of it if it
+    was slower, so that the same restore is never again predicted to take less than it took.
+    """
     power = cost.base_s**2 + cost.deltas_s**2
     if power < _LEAST_POWER:
         return state
-    error = cost.restore_s - state.base_factor * cost.base_s - state.delta_factor * cost.deltas_s
-    step = _RESTORE_STEP * error / power
-    return replace(
-        state,
-        base_factor=max(_LEAST_FACTOR, state.base_factor + step * cost.base_s),
-        delta_factor=max(_LEAST_FACTOR, state.delta_factor + step * cost.deltas_s),
-    )
+    count = state.restores + 1
+    predicted = state.base_factor * cost.base_s + state.delta_factor * cost.deltas_s
+    scale = 1 + (cost.restore_s / predicted - 1) / count
+    base, delta = _factor(state.base_factor * scale), _factor(state.delta_factor * scale)
+    error = cost.restore_s - base * cost.base_s - delta * cost.deltas_s
+    step = (1.0 if error > 0 else _RESTORE_STEP) * error / power
+    base, delta = _factor(base + step * cost.base_s), _factor(delta + step * cost.deltas_s)
+    return replace(state, base_factor=base, delta_factor=delta, restores=count)
+
+
+def _factor(value: float) -> float:
+    return min(_MOST_FACTOR, max(_LEAST_FACTOR, value))
 
 
 def next_base(state: PolicyState) -> tuple[float, float]:
@@ -199,9 +216,11 @@ def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> R
     size = max(0.0, _bytes_left(replace(state, rows_before=0), options))
     delta_bytes, delta_s = next_delta(state)
     more = float(min(count, max(0, longest - state.deltas)))
+    if delta_bytes > 0:
+        more = min(more, size / delta_bytes)
     if delta_s > 0:
         more = min(more, seconds / delta_s)
     return RestoreBound(
-        bytes=state.base_bytes + state.deltas_bytes + min(size, more * delta_bytes),
+        bytes=state.base_bytes + state.deltas_bytes + more * delta_bytes,
         seconds=restore_s(state) + state.delta_factor * more * delta_s,
     )

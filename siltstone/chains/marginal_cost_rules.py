@@ -3,17 +3,21 @@
 A checkpoint costs what it writes (a delta grown by the logging ratio) plus lambda times what its restore
 would read. Chains are regeneration cycles, so by the renewal-reward theorem the best steady rule goes on
 while the next delta costs no more than the least average cost per checkpoint that a fresh chain can reach
-(the marginal value theorem). Three refinements keep that near the optimum when the changes are not steady:
+(the marginal value theorem). Four refinements keep that near the optimum when the changes are not steady:
 
 * the next delta is forecast with a first-order autoregression about a slow mean, so that the policy learns
   whether a burst is over at once or stays;
 * an expensive delta is still taken if the cheap deltas expected after it make up for it;
+* a delta is planned before its size is known, and written only if it is worth its actual size: with a larger
+  one, which the rule finds too expensive, the writer takes a base instead (`Decision.delta_limit_bytes`). Only the
+  logging is lost then, so large changes need no forecast to be based: alternating, periodic or heavy-tailed;
 * when deltas do not pay, the wait for the next probe is sqrt(2 c a) checkpoints, for a probe that costs c
   bases too much and a condition that has lasted a checkpoints: the wait that costs least if the condition is
   as likely to end as its age suggests (one end in a checkpoints), as in economic lot sizing.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from siltstone.chains import chain_rules as chain
@@ -31,6 +35,7 @@ _LEVEL_WEIGHT = 0.05
 _PAIR_WEIGHT = 0.1
 _PERSISTENCE_MAX = 0.98
 _FEW = 3
+_HALVINGS = 7
 _PERSISTENCE_AT_FIRST = 0.5
 
 
@@ -93,7 +98,25 @@ class MarginalCost:
     def _decision(self, state: PolicyState, form: Form, d: int, reason: str) -> Decision:
         delta = form is Form.DELTA
         limit = chain.delta_limit_bytes(state, self.options) if delta else None
+        if limit is not None and state.seen:
+            limit = min(limit, self._worth_bytes(state, limit))
         return Decision(form=form, tracking=delta, d=d, reason=reason, delta_limit_bytes=limit)
+
+    def _worth_bytes(self, state: PolicyState, limit_bytes: int) -> int:
+        """Return the size, at most `limit_bytes`, above which a base is cheaper than a delta that has been tracked."""
+        seconds_per_byte = state.mean_s / state.mean_bytes if state.mean_bytes > 0 else 0.0
+        low, high = 0.0, float(limit_bytes)
+        for _ in range(_HALVINGS):
+            size = (low + high) / 2
+            # Its changes have been tracked by then, whatever is written.
+            look = self._outlook(replace(state, last_bytes=size, last_s=size * seconds_per_byte))
+            mean, _ = self._fresh_chain(look)
+            known = replace(look, delta=self._measured(size, size * seconds_per_byte))
+            if self._excess(state, known, mean, logged=True) <= 0:
+                low = size
+            else:
+                high = size
+        return int(high)
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
         """Account for a checkpoint, and learn from a delta how deltas vary and persist."""
@@ -125,9 +148,7 @@ class MarginalCost:
         return size_bytes if self.options.measure == "bytes" else seconds
 
     def _grown(self, state: PolicyState) -> float:
-        if self.options.measure == "bytes" or state.log_ratio is None:
-            return 1 + self.options.logging_ratio
-        return 1 + state.log_ratio
+        return 1 + chain.logging_ratio(state, self.options)
 
     def _outlook(self, state: PolicyState) -> _Outlook:
         in_bytes = self.options.measure == "bytes"
@@ -180,7 +201,7 @@ class MarginalCost:
         by_space = math.inf if cap is None else cap * live - base - deltas
         return max(0, int(min(count, by_ratio / delta, by_space / delta)))
 
-    def _excess(self, state: PolicyState, look: _Outlook, mean: float) -> float:
+    def _excess(self, state: PolicyState, look: _Outlook, mean: float, *, logged: bool = False) -> float:
         """Return what the next delta, and the deltas after it that pay, cost beyond `mean` per checkpoint.
 
         Delta i after the next costs w d + lambda (read + i d); a restore of the next checkpoint reads `read`.
@@ -188,7 +209,7 @@ class MarginalCost:
         weight, d = self.options.restore_weight, look.typical
         deltas = look.chain_deltas + look.delta
         read = look.base_read * look.chain_base + look.delta_read * deltas
-        excess = look.grown * look.delta + weight * read - mean
+        excess = (1 if logged else look.grown) * look.delta + weight * read - mean
         carried = weight * look.delta_read * d
         first = look.grown * d + weight * read - mean
         left = self._chain_room(d, self.options.d_max - state.deltas - 1, look.chain_base, deltas, look.base)
@@ -202,10 +223,47 @@ class MarginalCost:
         wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
         return min(self.options.probe_after, wait)
 
+    def observe_materialization(
+        self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
+    ) -> PolicyState:
+        """Begin the chain anew; what is known of deltas stays."""
+        return chain.rebase(state, base, deltas)
+
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
         """Learn the restore factors, by `chain.account_restore`."""
         return chain.account_restore(state, cost)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
-        """Return the most a restore may read and take before the next base: all that the bounds leave."""
-        return chain.worst_restore(state, self.options, self.options.d_max)
+        """Return the most a restore may read and take before the next base.
+
+        Bytes are all that the bounds leave; seconds are those of the chain that deltas of the predicted size get.
+        """
+        expected = chain.worst_restore(state, self.options, state.deltas + self._steady_deltas(state))
+        return replace(expected, bytes=chain.worst_restore(state, self.options, self.options.d_max).bytes)
+
+    def _steady_deltas(self, state: PolicyState) -> int:
+        """Return how many more deltas of the predicted size the chain gets, at least one: found by bisection."""
+        size_bytes, seconds = chain.next_delta(state)
+        low, high = 1, max(1, self.options.d_max - state.deltas)
+
+        def goes_on(after: int) -> bool:
+            later = replace(
+                state,
+                deltas=state.deltas + after,
+                deltas_bytes=state.deltas_bytes + after * size_bytes,
+                deltas_s=state.deltas_s + after * seconds,
+                index_bytes=state.index_bytes + after * state.last_index_bytes,
+                last_bytes=size_bytes,
+                last_s=seconds,
+                rows_before=0,
+            )
+            look = self._outlook(later)
+            return chain.fits(later, self.options) and self._excess(later, look, self._fresh_chain(look)[0]) <= 0
+
+        while low < high:
+            middle = (low + high) // 2
+            if goes_on(middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -10,7 +10,7 @@ worst-case restoration cost), extended by measured restore factors.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -66,8 +66,10 @@ class CheckpointCost:
         form: how it was written. If only some subtasks fell back to a base (`Decision.delta_limit_bytes`), it
             counts as a delta of all the bytes written: a restore then reads less than is counted, never more.
         bytes: bytes written.
-        seconds: seconds it took to write (TckptBase or TckptDelta).
-        log_s: seconds spent logging changes in the interval before it (Tlog); None if not measured.
+        seconds: seconds it took to write (TckptBase or TckptDelta). A delta is made of what each step of the interval
+            logged, so this includes the logging of the steps between checkpoints; of a base it does not.
+        log_s: seconds spent tracking changes in the interval, beyond writing them (the rest of Tlog); None if not
+            measured.
         rows: live rows of the state at the checkpoint; None if not known. It predicts the next base.
         tracked_bytes: the size of all deltas, if some subtasks wrote a base because their delta was too large;
             else None.
@@ -108,9 +110,9 @@ class Decision:
         tracking: whether changes are logged in the interval before it.
         d: how many deltas the policy now wants in a chain (D); 0 when tracking does not pay.
         reason: one short sentence for logs and reports.
-        delta_limit_bytes: the largest delta that the bounds still allow, at most a base; a writer whose delta
-            is larger writes a base instead and records the delta's size in `CheckpointCost.tracked_bytes`.
-            None if the checkpoint is to be a base.
+        delta_limit_bytes: the largest delta that the bounds still allow and that is worth writing, at most a base; a
+            writer whose delta is larger writes a base instead and records the delta's size in
+            `CheckpointCost.tracked_bytes`. None if the checkpoint is to be a base.
     """
 
     form: Form
@@ -160,10 +162,12 @@ class PolicyState:
     mean_s: float = 0.0
     """weighted averages over the deltas seen"""
     log_ratio: float | None = None
-    """Tlog per second of delta, weighted average; None until measured"""
+    """`log_s` per second of delta, weighted average; None until measured"""
     base_factor: float = RESTORE_FACTOR
     delta_factor: float = RESTORE_FACTOR
     """seconds of restore per second of writing, learned"""
+    restores: int = 0
+    """restores that they were learned from"""
     d: int = 0
     """adjust-d: D"""
     level: float = 0.0
@@ -239,6 +243,12 @@ class Policy(Protocol):
         Raises:
             StateError: a delta before any base.
         """
+        ...
+
+    def observe_materialization(
+        self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
+    ) -> PolicyState:
+        """Fold in a materialization: the current chain is now that base and the deltas after it."""
         ...
 
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
