@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-cluster test-thorough test-fast lint bench bench-cluster bench-policy fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-cluster bench-policy fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -8,7 +8,7 @@ BIN := .venv/bin
 EXTRAS_run := demo,redis,rocksdb,java
 EXTRAS_ui := demo,redis,rocksdb,dagster,java
 EXTRAS_screenshots := demo,redis,rocksdb,dagster,java,screenshots
-EXTRAS_dev := demo,redis,rocksdb,report,dagster,postgres,connect,java,docs,dev
+EXTRAS_dev := demo,redis,rocksdb,cassandra,report,dagster,postgres,connect,java,docs,dev
 EXTRAS_docs := docs
 READY := .venv/.installed-
 
@@ -38,9 +38,10 @@ TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 
 SYSTEM := tests/system tests/user
 CLUSTER := tests/cluster
+CASSANDRA := tests/cassandra
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
-	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER)
+	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER) --ignore $(CASSANDRA)
 
 test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
 	@$(TEST) $(SYSTEM)
@@ -49,8 +50,13 @@ test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as use
 test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark cluster whose workers share no disk, some of which die or freeze; needs root
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --durations 20 $(CLUSTER)
 
+test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real Cassandra; fetches it with Maven once, and takes a gigabyte of memory
+	@$(BIN)/python -m tests.cassandra_server
+	@$(WITH_JAVA) $(WITH_TMP) export CASSANDRA_JARS="$$($(BIN)/python -m tests.cassandra_server --where)" && \
+		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA)
+
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
-	@$(TEST) --hypothesis-profile thorough --ignore $(CLUSTER)
+	@$(TEST) --hypothesis-profile thorough --ignore $(CLUSTER) --ignore $(CASSANDRA)
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract

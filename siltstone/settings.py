@@ -138,8 +138,8 @@ class Settings(BaseSettings):
     warehouse: str = Field(
         default="./warehouse",
         repr=False,  # it may hold a password, as the catalog's URL may
-        description="where objects are stored: a path, file://, s3://, redis:// or rocksdb:// URL; append "
-        "?checksums=blake2b-256 or xxh3-128 for checksums other than sha-256",
+        description="where objects are stored: a path, file://, s3://, redis://, cassandra:// or rocksdb:// URL; "
+        "append ?checksums=blake2b-256 or xxh3-128 for checksums other than sha-256",
     )
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"

@@ -88,7 +88,10 @@ def versitygw_binary() -> str | None:
 def marked(kinds: Iterable[str], *rest: Any) -> list[Any]:
     """Parameters (kind of store, *rest) of tests, those marked `server` whose kind needs one."""
     server = [pytest.mark.server]
-    return [pytest.param(kind, *rest, marks=server if kind.startswith(("redis", "s3")) else []) for kind in kinds]
+    return [
+        pytest.param(kind, *rest, marks=server if kind.startswith(("redis", "s3", "cassandra")) else [])
+        for kind in kinds
+    ]
 
 
 def use_test_credentials() -> None:

@@ -1,5 +1,6 @@
 """The key-value stores for the contract suite, with their own limit on values and with one of 1 KB."""
 
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rocksdict import Rdict
 
 from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import split_name
 from siltstone.store.keyvalue.rocksdb_database import database_options
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
@@ -62,8 +64,37 @@ def rocksdb_case(chunk_bytes: int | None) -> Factory:
     return make
 
 
+def cassandra_case(chunk_bytes: int | None) -> Factory:
+    def make(tmp_path: Path) -> "Case":
+        from tests.cassandra_server import shared_cassandra
+
+        limit = f"&chunk_bytes={chunk_bytes}" if chunk_bytes else ""
+        url = shared_cassandra().url(f"prefix={uuid.uuid4().hex}{limit}")
+
+        def alter(name: str, data: bytes | None) -> None:
+            driver = driver_of(open_tried_again(url))
+            entry, key = split_name(name)
+            row = (*driver.place_of(entry, key), key)
+            if data is None:
+                text, values = "DELETE FROM siltstone_objects WHERE entry=? AND shard=? AND key=? IF EXISTS", row
+            else:
+                text = "UPDATE siltstone_objects SET value=?, size=? WHERE entry=? AND shard=? AND key=? IF EXISTS"
+                values = (data, len(data), *row)
+            assert driver.client.run(text, *values).was_applied
+
+        return _case(url, alter)
+
+    return make
+
+
+def with_cassandra() -> bool:
+    """Whether `make test-cassandra` runs: its server takes a gigabyte and a minute."""
+    return "CASSANDRA_JARS" in os.environ
+
+
 def factories() -> dict[str, Factory]:
-    return {
+    found = {"cassandra": cassandra_case(None), "cassandra-1k": cassandra_case(1024)} if with_cassandra() else {}
+    return found | {
         "redis": redis_case(None),
         "redis-1k": redis_case(1024),
         "rocksdb": rocksdb_case(None),

@@ -14,7 +14,9 @@ StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the s
 WarehouseUrl = Annotated[
     str | None,
     typer.Option(
-        "--warehouse", metavar="URL", help="Where objects are: a path, s3://, redis:// or rocksdb:// URL. [./warehouse]"
+        "--warehouse",
+        metavar="URL",
+        help="Where objects are: a path, s3://, redis://, cassandra:// or rocksdb:// URL. [./warehouse]",
     ),
 ]
 CatalogUrl = Annotated[

@@ -165,7 +165,7 @@ def open_client(warehouse: str | Path | None = None, catalog: str | None = None,
     defaults.
 
     Args:
-        warehouse: where objects are stored: a path, or a file://, s3://, redis:// or rocksdb:// URL.
+        warehouse: where objects are stored: a path, or a file://, s3://, redis://, cassandra:// or rocksdb:// URL.
         catalog: SQLAlchemy URL; None for SQLite inside a local warehouse.
         options: any other option of `siltstone.toml`, such as `streams`, `parallelism` or `policy`.
 

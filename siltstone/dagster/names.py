@@ -45,7 +45,7 @@ def dagster_name(stream: str, *what: str) -> str:
 
 def store_kinds(warehouse: str) -> set[str]:
     """Return the kind of store in a warehouse's URL, such as `s3`; empty for files."""
-    return {urlsplit(warehouse).scheme} & {"s3", "redis", "rocksdb"}
+    return {urlsplit(warehouse).scheme} & {"s3", "redis", "cassandra", "rocksdb"}
 
 
 def pool(stream: str, operation: str) -> str:

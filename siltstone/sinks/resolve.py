@@ -4,8 +4,8 @@ Where the definition names no sink for an output, it is a Delta table, except th
 
     a stream that began before there were tables goes on with its Parquet files, and so does one that has such files,
     so that its rows are never split over two places; `DeltaSink()` in its definition changes over
-    a warehouse in Redis or RocksDB, where no other program could read a table, has Parquet files on this machine, and
-    so does one whose path delta-rs cannot open
+    a warehouse in Redis, Cassandra or RocksDB, where no other program could read a table, has Parquet files on this
+    machine, and so does one whose path delta-rs cannot open
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The store protocol: named objects, written once, durable on return, checked at every read (promise 6).
 
 Names have two levels, as in the checkpoint data store of US 9471438: `<entry>/<key>`, where the entry, all but the last
-part, belongs to a checkpoint. An entry is a directory of a file system, a prefix of a bucket, a Redis hash, or a
-RocksDB database; it appears with its first key and disappears with its last.
+part, belongs to a checkpoint. An entry is a directory of a file system, a prefix of a bucket, a Redis hash,
+some partitions in Cassandra, or a RocksDB database; it appears with its first key and disappears with its last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -21,9 +21,9 @@ from siltstone.store.url import redacted, split, take_option
 
 _LOG = get_logger(__name__)
 ROCKSDB = "rocksdb"
-REMOTE = ("s3", "redis", "rediss")
+REMOTE = ("s3", "redis", "rediss", "cassandra")
 """schemes of remote stores"""
-SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, rocksdb://PATH"
+SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, cassandra://HOSTS/KEYSPACE, rocksdb://PATH"
 
 _SCHEME = re.compile(f"(file|{ROCKSDB}|{'|'.join(REMOTE)}):")
 
@@ -50,6 +50,11 @@ def open_store(url: str) -> Store:
             from siltstone.store.keyvalue.redis import open_redis
 
         return open_redis(url)
+    if scheme == "cassandra":
+        with require_extra("cassandra", "cassandra", "a warehouse in Cassandra"):
+            from siltstone.store.keyvalue.cassandra import open_cassandra
+
+        return open_cassandra(url)
     if scheme == ROCKSDB:
         with require_extra("rocksdb", "rocksdict", "a warehouse in RocksDB"):
             from siltstone.store.keyvalue.rocksdb import open_rocksdb

@@ -20,12 +20,13 @@ from siltstone.store.keyvalue.rocksdb_database import database_options
 from siltstone.store.open import open_store
 from tests.redis_server import shared_server
 from tests.servers import marked
-from tests.store_cases_kv import driver_of, factories, open_tried_again
+from tests.store_cases_kv import driver_of, factories, open_tried_again, with_cassandra
 
 DATA = os.urandom(10_000)
+KINDS = ["redis", "rocksdb", *(["cassandra"] if with_cassandra() else [])]
 
 
-@pytest.fixture(params=marked(["redis", "rocksdb"]))
+@pytest.fixture(params=marked(KINDS))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return factories()[f"{request.param}-1k"](tmp_path).url
 
@@ -73,6 +74,11 @@ def test_delete_takes_the_chunks_and_the_entry_with_its_last_key(url: str, tmp_p
     if url.startswith("redis"):
         prefix = url.partition("prefix=")[2].partition("&")[0]
         assert list(shared_server().client().scan_iter(match=f"{prefix}*")) == []
+    elif url.startswith("cassandra"):
+        driver = driver_of(store)
+        assert list(driver.entries("")) == []
+        rows = driver.client.run("SELECT entry FROM siltstone_chunks")
+        assert driver.partition_name("s/1") not in {row.entry for row in rows}
     else:
         assert sorted(os.listdir(tmp_path / "databases")) == [".tmp"]
         assert os.listdir(tmp_path / "databases/.tmp") == []
@@ -107,6 +113,11 @@ def test_a_damaged_chunk_is_noticed(url: str, tmp_path: Path) -> None:
         if url.startswith("redis"):
             client, entry = shared_server().client(), url.partition("prefix=")[2].partition("&")[0] + ":s/1"
             client.hdel(entry, key) if value is None else client.hset(entry, key, value)  # type: ignore[arg-type]
+        elif url.startswith("cassandra"):
+            driver = driver_of(store)
+            where = "WHERE entry = ? AND key = ? AND write_id = ? AND part = 0 AND number = 3"
+            row = (driver.partition_name("s/1"), b"a", header.write_id)
+            driver.client.run(f"UPDATE siltstone_chunks USING TIMESTAMP 2 SET value = ? {where}", value, *row)
         else:
             database = Rdict(str(tmp_path / "databases/s/1/.db"), database_options())
             database.delete(key) if value is None else database.put(key, value)
@@ -244,7 +255,7 @@ def test_no_room_is_unreachable_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(open_tried_again(url).unfinished()) == []
 
 
-@pytest.mark.parametrize("kind", marked(["rocksdb", "redis"]))
+@pytest.mark.parametrize("kind", marked(KINDS))
 def test_memory_is_taken_for_chunks_that_come_not_for_those_that_a_header_claims(kind: str, tmp_path: Path) -> None:
     """Issue 11, item 3: for 40 bytes that claimed a tebibyte, a tebibyte was allocated."""
     pool = pa.default_memory_pool()

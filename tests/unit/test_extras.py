@@ -11,7 +11,7 @@ import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"redis", "rocksdict", "matplotlib", "psycopg"}:
+        if name.partition(".")[0] in {"redis", "cassandra", "rocksdict", "matplotlib", "psycopg"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -36,6 +36,10 @@ def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[st
         (
             "checkpoints sums --warehouse rediss://localhost:1/0",
             "a warehouse in Redis needs the package redis: pip install 'siltstone[redis]'",
+        ),
+        (
+            "checkpoints sums --warehouse cassandra://localhost:1/k",
+            "a warehouse in Cassandra needs the package cassandra: pip install 'siltstone[cassandra]'",
         ),
         (
             "checkpoints sums --warehouse rocksdb://{}/w",

@@ -153,6 +153,7 @@ REMOTE = [
     "s3://bucket/some/prefix?endpoint=http://127.0.0.1:9&region=x",
     "redis://someone@127.0.0.1:1/3?prefix=a&password_variable=hush",
     "redis://127.0.0.1:1/3?prefix=b",
+    "cassandra://someone@127.0.0.1,127.0.0.2:1/k?password_variable=hush",
 ]
 
 
@@ -173,7 +174,7 @@ def test_a_warehouse_elsewhere_keeps_what_is_of_this_machine_in_the_state_direct
 
 def test_warehouses_elsewhere_share_no_local_directory_but_users_of_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    assert len({Warehouse.at(url).local.root for url in REMOTE}) == 3
+    assert len({Warehouse.at(url).local.root for url in REMOTE}) == len(REMOTE)
     roots = {Warehouse.at(f"redis://{user}h/0").local.root for user in ("", "x@", "y@")}
     assert len(roots) == 1
     assert roots.pop().is_relative_to(Path.home() / ".local" / "state" / "siltstone")
@@ -200,6 +201,7 @@ def test_a_rocksdb_warehouse_is_a_directory(tmp_path: Path, monkeypatch: pytest.
     [
         ("s3://bucket?nonsense=1", "no option 'nonsense': use .*endpoint"),
         ("redis://h/0?attempts=none", "option attempts"),
+        ("cassandra://h/k?consistency=ANY", "option consistency"),
         ("rocksdb://w?chunk_bytes=0", "option chunk_bytes"),
         ("gopher://h", "scheme 'gopher' is unknown: use a path, file://"),
         ("s3://", "bucket"),

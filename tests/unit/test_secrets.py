@@ -97,7 +97,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("password", HOSTILE)
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "s3", "postgresql", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "cassandra", "s3", "postgresql", "postgresql+psycopg"])
 def test_no_part_of_a_password_is_shown_whatever_is_in_it(scheme: str, password: str) -> None:
     for url in (f"{scheme}://user:{password}@host:1/0", f"{scheme}://:{password}@host/0?a=b"):
         told = []
