@@ -53,9 +53,10 @@ from tests.store_cases_s3 import fresh_bucket
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 MEASURED = 12
-FULL = Workload(3_000_000, 100_000, warm_up=3, measured=150)
+FULL = Workload(3_000_000, 100_000, warm_up=25, measured=150)
 QUICK = Workload(300_000, 10_000, warm_up=3, measured=150)
-"""a run of the steps reads the first of these"""
+"""A run of the steps reads the first of these. Each JVM compiles its methods in the first steps, and a cluster has three
+JVMs on the same cores where one machine has one."""
 _KILL_AT = (0.25, 0.5, 0.75)
 _STEPS_BETWEEN = 3
 _MOST_CHECKPOINTS = 30

@@ -9,9 +9,11 @@ of one run.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,16 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
     with tempfile.TemporaryDirectory(dir=scratch) as work:
         result = Path(work) / "result.json"
         command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        with watch_memory(process.pid) as peak, watch_cpu(process.pid) as cpu:
-            said, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"{system} at {workload.name} failed:\n{said[-4000:]}")
+        with (Path(work) / "output").open("w+") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+            with watch_memory(process.pid) as peak, watch_cpu(process.pid) as cpu:
+                process.wait()
+            # Spark's RocksDB state store may keep the JVM alive for ten minutes after its session has stopped.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if process.returncode:
+                said.seek(0)
+                raise RuntimeError(f"{system} at {workload.name} failed:\n{said.read()[-4000:]}")
         found: dict[str, Any] = json.loads(result.read_text())
     return Run(
         system=system,
