@@ -12,6 +12,7 @@
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
+    python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
 stores are real servers, the same as in the tests. The exit code is 1 if a goal is missed.
@@ -124,6 +125,13 @@ def rolling(scratch: Path, options: argparse.Namespace) -> Report:
     return rolling.run(scratch, quick=options.quick)
 
 
+def python(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.python_operators`."""
+    from benchmarks import python_operators
+
+    return python_operators.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -135,6 +143,7 @@ PARTS: dict[str, Part] = {
     "checksums": checksums,
     "keyed": keyed,
     "rolling": rolling,
+    "python": python,
 }
 SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
 

@@ -55,8 +55,8 @@ HOSTS = ("127.0.0.2", "127.0.0.3")
 MEASURED = 12
 FULL = Workload(3_000_000, 100_000, warm_up=25, measured=150)
 QUICK = Workload(300_000, 10_000, warm_up=3, measured=150)
-"""A run of the steps reads the first of these. Each JVM compiles its methods in the first steps, and a cluster has three
-JVMs on the same cores where one machine has one."""
+"""A run of the steps reads the first of these. Each JVM compiles its methods in the first steps; a cluster has three of
+them, on the cores where one machine has one."""
 _KILL_AT = (0.25, 0.5, 0.75)
 _STEPS_BETWEEN = 3
 _MOST_CHECKPOINTS = 30

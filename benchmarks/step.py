@@ -38,8 +38,8 @@ QUICK = [
 ]
 
 
-def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run:
-    """Run one system under one workload in a process of its own, and remove its files.
+def measure(system: str, workload: Workload, inputs: Path, scratch: Path, module: str = "benchmarks.systems") -> Run:
+    """Run one system of a module under one workload in a process of its own, and remove its files.
 
     Raises:
         RuntimeError: it failed; the message ends with its output.
@@ -47,7 +47,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=scratch) as work:
         result = Path(work) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
+        command = [sys.executable, "-m", module, system, str(inputs), work, str(result)]
         with (Path(work) / "output").open("w+") as said:
             process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
             with watch_memory(process.pid) as peak, watch_cpu(process.pid) as cpu:

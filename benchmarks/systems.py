@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
 
+System = Callable[[SparkSession, Path, Path], list[dict[str, Any]]]
+"""session, input files, work directory -> the numbers of each step"""
 CORES = 2
 OPERATOR = "totals"
 SPARK = {
@@ -75,8 +77,12 @@ def aggregates() -> list[Column]:
 
 
 def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run `Aggregate`."""
+    return run_stream(totals_stream("bench"), spark, inputs, work)
+
+
+def run_stream(stream: Stream, spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
     """Run a query with a `StreamRunner`."""
-    stream = totals_stream("bench")
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
@@ -125,7 +131,7 @@ def run_stateless(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     return [step | {"bytes": 0, "base": False} for step in to_end(writer.start())]
 
 
-SYSTEMS: dict[str, Callable[[SparkSession, Path, Path], list[dict[str, Any]]]] = {
+SYSTEMS: dict[str, System] = {
     "siltstone": run_siltstone,
     "rocksdb": run_rocksdb,
     "stateless": run_stateless,
@@ -158,15 +164,15 @@ def live_heap_bytes(spark: SparkSession) -> int:
     return runtime.totalMemory() - runtime.freeMemory()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one system to the end of its input."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.systems")
-    parser.add_argument("system", choices=SYSTEMS)
+def main(systems: Mapping[str, System]) -> int:
+    """Run one of these systems to the end of its input."""
+    parser = argparse.ArgumentParser(description="Run one system to the end of its input.")
+    parser.add_argument("system", choices=systems)
     for name in ("inputs", "work", "result"):
         parser.add_argument(name, type=Path)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(options.work / "spark")}, steps=True)
-    steps = SYSTEMS[options.system](spark, options.inputs, options.work)
+    steps = systems[options.system](spark, options.inputs, options.work)
     found = {"steps": steps, "live_heap_bytes": live_heap_bytes(spark)}
     options.result.write_text(json.dumps(found))
     spark.stop()
@@ -174,4 +180,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SYSTEMS))
