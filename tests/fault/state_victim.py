@@ -15,13 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.state.backend import SubtaskState
-from siltstone.state.backends.heap import table
+from siltstone.state.backends.heap import index, table
 from siltstone.state.backends.named import backend
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of
 
 NUMBERS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.int64())]))
 WORDS = TableSchema(pa.schema([("k", pa.string())]), pa.schema([]), pa.schema([("v", pa.string())]))
+SEGMENT_BITS, MAX_LOAD = 7, 0.3
+"""so small that each step splits segments of the heap's index"""
 BACKENDS = os.sep + os.path.join("siltstone", "state", "backends") + os.sep
 
 
@@ -91,7 +93,7 @@ def dying_child(kind: str, directory: Path, at: int) -> None:
 
 def main() -> None:
     kind, mode, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    table.COMPACT_ROWS = 50
+    table.COMPACT_ROWS, index.SEGMENT_BITS, index.MAX_LOAD = 50, SEGMENT_BITS, MAX_LOAD
     if mode == "loop":
         state = open_state(kind, directory)
         while True:

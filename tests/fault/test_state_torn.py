@@ -12,14 +12,22 @@ from pathlib import Path
 import pytest
 
 from siltstone.state.backend import SubtaskState
+from siltstone.state.backends.heap import index
 from siltstone.state.backends.named import BACKENDS
 from tests.examples import examples
-from tests.fault.state_victim import open_state, run_step, thin_out
+from tests.fault.state_victim import MAX_LOAD, SEGMENT_BITS, open_state, run_step, thin_out
 from tests.state_model import changed, contents
 
 ROOT = Path(__file__).parents[2]
 LINES_KILLED = 40
 """in `make test-thorough`"""
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the victims have them."""
+    monkeypatch.setattr(index, "SEGMENT_BITS", SEGMENT_BITS)
+    monkeypatch.setattr(index, "MAX_LOAD", MAX_LOAD)
 
 
 def victim(kind: str, mode: str, directory: Path) -> subprocess.Popen:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import StateError, Unreachable
-from siltstone.state.backends.heap import HeapBackend, HeapState, HeapTable, subtask, table
+from siltstone.state.backends.heap import HeapBackend, HeapState, HeapTable, index, subtask, table
 from siltstone.state.backends.heap.index import Index, tags
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents
@@ -43,45 +43,107 @@ def one_slot(count: int) -> np.ndarray:
     return np.array([i * inverse % 2**64 for i in range(1, count + 1)], np.uint64)
 
 
+def no_hashes(rows: np.ndarray) -> np.ndarray:
+    """What an empty index asks for."""
+    assert not len(rows)
+    return np.zeros(0, np.uint64)
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_taking_out_the_newest_rows_breaks_no_search_for_older_ones(alike: bool):
-    """Also after a rebuild, which enters old and new rows together."""
+    """Also after segments were split, which enters old and new rows together."""
     rng = np.random.default_rng(3)
     hashes = one_slot(300) if alike else rng.integers(0, 2**64, 9000, dtype=np.uint64)
     half = len(hashes) // 2
-    index = Index(None)
-    index.rebuild(half, [hashes[:half]])
-    index.rebuild(len(hashes), [rng.permutation(hashes[:half][:0]), hashes])
-    assert found(index, hashes, len(hashes)) == list(range(len(hashes)))
+    entries = Index(None)
+    entries.make_room(half, 0, no_hashes)
+    entries.insert(hashes[:half], np.arange(half))
+    entries.make_room(len(hashes), half, lambda rows: hashes[rows])
+    entries.insert(hashes[half:], np.arange(half, len(hashes)))
+    assert found(entries, hashes, len(hashes)) == list(range(len(hashes)))
     for keep in (len(hashes) - 7, half, half // 3):
-        index.remove(hashes[keep:], np.arange(keep, len(hashes)))
-        assert found(index, hashes, len(hashes)) == [*range(keep), *[-1] * (len(hashes) - keep)]
-    index.remove(hashes, np.arange(len(hashes)))
-    assert not index.slots.any()
+        entries.remove(hashes[keep:], np.arange(keep, len(hashes)))
+        assert found(entries, hashes, len(hashes)) == [*range(keep), *[-1] * (len(hashes) - keep)]
+    entries.remove(hashes, np.arange(len(hashes)))
+    assert not entries.slots.any()
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of 64 slots, split early: few of them fill up by chance."""
+    monkeypatch.setattr(index, "SEGMENT_BITS", 6)
+    monkeypatch.setattr(index, "MAX_LOAD", 0.2)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("seed", range(3))
+def test_segments_are_split_in_turn_and_every_row_stays_found(tmp_path: Path, seed: int):
+    rng, rows = np.random.default_rng(seed), 0
+    hashes = rng.integers(0, 2**64, 4000, dtype=np.uint64)
+    grown = Index(tmp_path)
+    sizes = [grown.segments]
+    while rows < len(hashes):
+        more = min(len(hashes) - rows, int(rng.integers(1, 300)))
+        grown.make_room(rows + more, rows, lambda which: hashes[which])
+        grown.insert(hashes[rows : rows + more], np.arange(rows, rows + more))
+        rows += more
+        sizes.append(grown.segments)
+        assert found(grown, hashes, rows) == [*range(rows), *[-1] * (len(hashes) - rows)]
+        if rng.random() < 0.3:
+            grown.close()
+            grown = Index(tmp_path, rows)
+    assert sizes == sorted(sizes)
+    assert sum(size.bit_count() > 1 for size in sizes) > len(sizes) / 2, "most sizes are no power of two"
+    assert sizes[-1] == -(-rows // int(0.2 * 64)), "no larger than it must be"
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_split_that_a_process_did_not_finish_is_repeated(tmp_path: Path):
+    hashes = np.random.default_rng(5).integers(0, 2**64, 900, dtype=np.uint64)
+    torn = Index(tmp_path)
+    torn.make_room(700, 0, no_hashes)
+    torn.insert(hashes[:700], np.arange(700))
+
+    def die(position: np.ndarray, entry: np.ndarray) -> None:
+        torn.slots[position[::3]] = entry[::3]
+        raise KeyboardInterrupt
+
+    with patch.object(torn, "_enter", die), pytest.raises(KeyboardInterrupt):
+        torn.make_room(900, 700, lambda rows: hashes[rows])
+    assert (tmp_path / "split").exists()
+    torn = Index(tmp_path, 700)
+    assert not (tmp_path / "split").exists()
+    assert found(torn, hashes, 900) == [*range(700), *[-1] * 200]
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_keys_with_hashes_that_are_too_much_alike_are_refused():
+    with pytest.raises(StateError, match="more than 64 keys of one table are alike"):
+        Index(None).insert(one_slot(65), np.arange(65))
 
 
 def test_rows_are_entered_oldest_first_whatever_their_order():
     hashes = one_slot(50)
-    index = Index(None)
+    entries = Index(None)
     order = np.random.default_rng(4).permutation(50)
     for part in np.array_split(order, 3):
-        index.insert(hashes[part], part)
-    assert (index.slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
+        entries.insert(hashes[part], part)
+    assert (entries.slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
 
 
 def test_entries_of_rows_that_are_no_more_are_stepped_over():
     """As a rollback leaves them that was itself cut short."""
     hashes = one_slot(20)
-    index = Index(None)
-    index.insert(hashes, np.arange(20))
-    assert found(index, hashes, 10) == [*range(10), *[-1] * 10]
+    entries = Index(None)
+    entries.insert(hashes, np.arange(20))
+    assert found(entries, hashes, 10) == [*range(10), *[-1] * 10]
     # The same row numbers go to other keys now; an entry left behind may name a row, but never hides one.
-    index.insert(hashes[10:][::-1], np.arange(10, 20))
+    entries.insert(hashes[10:][::-1], np.arange(10, 20))
     for i, row in enumerate([*range(10), *range(19, 9, -1)]):
-        position, tag, candidates = index.home(hashes[i : i + 1]), tags(hashes[i : i + 1]), []
+        position, tag, candidates = entries.home(hashes[i : i + 1]), tags(hashes[i : i + 1]), []
         while not candidates or candidates[-1] >= 0:
-            candidates += index.probe(position, tag, 20).tolist()
-            position = index.advance(position)
+            candidates += entries.probe(position, tag, 20).tolist()
+            position = entries.advance(position)
         assert row in candidates
 
 
@@ -157,7 +219,7 @@ def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
         assert contents(state.tables["t"]) == before
 
 
-@pytest.mark.parametrize("name", ["header", "tables/t/0/rows", "tables/t/0/index", "tables/t/0/bytes", "opaque/o.1"])
+@pytest.mark.parametrize("name", ["header", "tables/t/0/rows", "tables/t/0/slots", "tables/t/0/bytes", "opaque/o.1"])
 @pytest.mark.parametrize("how", ["removed", "cut"])
 def test_files_missing_or_cut_short_are_noticed(tmp_path: Path, name: str, how: str):
     state = open_state(tmp_path / "s")

@@ -1,11 +1,16 @@
-"""A hash index: open addressing with linear probing over 64-bit hashes, probed for many keys at once in rounds.
+"""A hash index that grows in small steps: linear hashing (Litwin, 1980) over segments of open addressing.
 
-A slot is a uint64: the low 32 bits of the hash as a tag, above the row's number plus one; 0 is a free slot. Only the
-newest entries are ever removed, by `remove` at rollback, so that no probe sequence breaks.
+A slot is a uint64: the low 32 bits of the hash as a tag, above the row's number plus one; 0 is a free slot. A search
+stays in the segment of its hash, and is done for many keys at once in rounds. To grow, segments are split in turn, each
+into itself and a new last one; so a growing table costs a little with each batch, never a pause. Only the newest
+entries are ever removed, by `remove` at rollback, so that no probe sequence breaks.
+
+    slots    8 numbers, the first of which is how many segments there are; then the segments
+    split    entries and hashes of the segments that are being split; while it is there, the split is to be repeated
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +19,20 @@ from siltstone.errors import StateError
 from siltstone.state.backends.heap.mapped_array import MappedArray
 
 MAX_ROWS = 2**32 - 2
-_MAX_LOAD = 0.6
-_MIN_BITS = 13
+SEGMENT_BITS = 13
+"""a segment has 2**13 slots"""
+MAX_LOAD = 0.45
+"""mean load of the segments; those that are not split yet have up to twice as much"""
+_HEAD = 8
+_SPLIT_AT_ONCE = 64
 _TAG_SHIFT = np.uint64(32)
 _ROW = np.uint64(0xFFFFFFFF)
 # 2**64 / golden ratio: the top bits of the product depend on every bit of the hash. The hash's own low bits
 # decide its key group, so within one subtask they are far from uniform.
 _REMIX = np.uint64(0x9E3779B97F4A7C15)
+
+HashesOf = Callable[[np.ndarray], np.ndarray]
+"""returns the hashes (uint64[n]) of rows (int64[n]) that are in the index"""
 
 
 def tags(hashes: np.ndarray) -> np.ndarray:
@@ -29,23 +41,56 @@ def tags(hashes: np.ndarray) -> np.ndarray:
 
 
 class Index:
-    """Finds row numbers by hash; the caller compares the keys themselves. `path` None keeps it in memory."""
+    """Finds row numbers by hash; the caller compares the keys themselves. `directory` None keeps it in memory."""
 
-    def __init__(self, path: Path | None, rows: int = 0) -> None:
-        """Open the index of `rows` rows, or make an empty one."""
-        self._path = path
-        self._region = MappedArray(path, np.uint64, held=int(rows / _MAX_LOAD), scattered=True)
-        self._resize(max(_MIN_BITS, len(self._region.items).bit_length() - 1))
+    def __init__(self, directory: Path | None, rows: int = 0) -> None:
+        """Open the index of `rows` rows in a directory, or make an empty one."""
+        self._split = directory / "split" if directory else None
+        self._region = MappedArray(directory / "slots" if directory else None, np.uint64, scattered=True)
+        self._region.reserve(_HEAD + (1 << SEGMENT_BITS))
+        segments = int(self._region.items[0])
+        if rows and not segments:
+            raise self._damaged()
+        bits, self._size = SEGMENT_BITS, 1 << SEGMENT_BITS
+        # The segment comes from other bits of the product than the place in it.
+        self._in_segment, self._above, self._below = np.uint64(64 - bits), np.uint64(bits), np.uint64(32 - bits)
+        self._resize(segments or 1)
+        if self._split and self._split.exists():
+            self._finish_split()
 
-    def _resize(self, bits: int) -> None:
-        self._region.reserve(1 << bits)
-        self.slots = self._region.items[: 1 << bits]
-        self._shift = np.uint64(64 - bits)
-        self._mask = np.int64((1 << bits) - 1)
+    def _resize(self, segments: int) -> None:
+        """Use this many segments, for which there is room."""
+        end = _HEAD + segments * self._size
+        if len(self._region.items) < end:
+            raise self._damaged()
+        self.segments = segments
+        self.slots = self._region.items[_HEAD:end]
+        level = segments.bit_length() - 1
+        self._narrow, self._wide = np.uint64((1 << level) - 1), np.uint64((2 << level) - 1)
+        self._region.items[0] = segments
+
+    def _damaged(self) -> StateError:
+        return StateError(f"{self._region.path} is missing or cut short: delete this working state and restore it")
 
     def home(self, hashes: np.ndarray) -> np.ndarray:
         """Return the slot (int64) at which the search for each hash starts."""
-        return ((hashes * _REMIX) >> self._shift).view(np.int64)
+        mixed = hashes * _REMIX
+        position = mixed >> self._below
+        segment = position & self._wide
+        if (self.segments & (self.segments - 1)) == 0:
+            segment = position & self._narrow
+        else:
+            np.bitwise_and(segment, self._narrow, out=segment, where=segment >= self.segments)
+        segment <<= self._above
+        mixed >>= self._in_segment
+        segment |= mixed
+        return segment.view(np.int64)
+
+    def advance(self, position: np.ndarray) -> np.ndarray:
+        """Return `position` moved by one slot of its segment."""
+        onward = position + 1
+        onward -= (onward & (self._size - 1) == 0) * self._size
+        return onward
 
     def probe(self, position: np.ndarray, tag: np.ndarray, rows: int) -> np.ndarray:
         """Advance `position`, in place, to the next slot that is free or has the tag and a row below `rows`.
@@ -63,8 +108,7 @@ class Index:
         pending = np.flatnonzero(~found & (entry != 0))
         at, wanted = position[pending], tag[pending]
         while pending.size:
-            at += 1
-            at &= self._mask
+            at = self.advance(at)
             entry = np.take(self.slots, at, mode="clip")
             row = (entry ^ wanted) - np.uint64(1)
             found = row < limit
@@ -76,34 +120,68 @@ class Index:
             pending, at, wanted = pending[rest], at[rest], wanted[rest]
         return result
 
-    def advance(self, position: np.ndarray) -> np.ndarray:
-        """Return `position` moved by one slot."""
-        return (position + 1) & self._mask
+    def make_room(self, rows: int, held: int, hashes_of: HashesOf) -> None:
+        """Make room for `rows` rows in total.
 
-    def has_room(self, rows: int) -> bool:
-        """Whether the load stays within its bound with `rows` rows in total."""
-        return rows <= _MAX_LOAD * len(self.slots)
+        Args:
+            held: how many rows there are; entries of later ones, which an interrupted rollback may leave, are dropped.
 
-    def rebuild(self, rows: int, hashes: Iterable[np.ndarray]) -> None:
-        """Make room for `rows` rows: a table at least twice as large, filled from the hashes of rows 0, 1, ...
-
-        The new file replaces the old one by renaming, so that a killed process leaves one or the other.
+        Raises:
+            StateError: there are too many rows.
+            Unreachable: the disk is full.
         """
         if rows > MAX_ROWS:
             raise StateError(f"{rows} rows in one subtask's table are too many: raise the stream's parallelism")
-        bits = max(len(self.slots).bit_length(), int(rows / _MAX_LOAD).bit_length())
-        fresh = self._path.with_name(self._path.name + ".new") if self._path else None
-        if fresh:
-            fresh.unlink(missing_ok=True)
-        self._region = MappedArray(fresh, np.uint64, scattered=True)
-        self._resize(bits)
-        first = 0
-        for part in hashes:
-            self.insert(part, np.arange(first, first + len(part)))
-            first += len(part)
-        if fresh and self._path:
-            os.replace(fresh, self._path)
-            self._region.path = self._path
+        segments = -(-rows // int(MAX_LOAD * self._size))
+        if segments <= self.segments:
+            return
+        self._region.reserve(_HEAD + segments * self._size)
+        if not held:
+            self.slots[:] = 0
+            self._resize(segments)
+        while self.segments < segments:
+            # Each doubles the segments at most, so that none is split twice at once.
+            first, until = self._next_split()
+            self._begin_split(min(segments, until) - self.segments, first, held, hashes_of)
+
+    def _next_split(self) -> tuple[int, int]:
+        """Return the next segment to split, and how many segments there may be after splitting some at once."""
+        first = self.segments - (1 << (self.segments.bit_length() - 1))
+        return first, min(self.segments + _SPLIT_AT_ONCE, 1 << self.segments.bit_length())
+
+    def _begin_split(self, count: int, first: int, held: int, hashes_of: HashesOf) -> None:
+        entries = self.slots[first * self._size : (first + count) * self._size]
+        rows = (entries & _ROW).view(np.int64) - 1
+        kept = np.flatnonzero((rows >= 0) & (rows < held))
+        moving = np.stack([entries[kept], hashes_of(rows[kept])])
+        if self._split is None:
+            self._apply_split(first, count, moving)
+            return
+        # A process may die while it rewrites slots: what they held is kept until all of it is in place.
+        draft = self._split.with_name("split.new")
+        with open(draft, "wb") as file:
+            np.array([first, count, self.segments], np.int64).tofile(file)
+            moving.tofile(file)
+        os.replace(draft, self._split)
+        self._apply_split(first, count, moving)
+        self._split.unlink()
+
+    def _finish_split(self) -> None:
+        """Repeat a split that a process did not live to finish."""
+        assert self._split is not None
+        first, count, segments = np.fromfile(self._split, np.int64, 3).tolist()
+        moving = np.fromfile(self._split, np.uint64, offset=24).reshape(2, -1)
+        self._resize(segments)
+        self._apply_split(first, count, moving)
+        self._split.unlink()
+
+    def _apply_split(self, first: int, count: int, moving: np.ndarray) -> None:
+        """Split `count` segments, which had these entries and hashes (uint64[2, n])."""
+        before = self.segments
+        self._resize(before + count)
+        for start in (first, before):
+            self.slots[start * self._size : (start + count) * self._size] = 0
+        self._enter(self.home(moving[1]), moving[0])
 
     def insert(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         """Insert keys that are not in the index yet; there must be room.
@@ -111,8 +189,12 @@ class Index:
         Whatever the order of insertion, the older row (the lower number) comes first: a newer one in its slot is moved
         on. So a search only passes older rows, and removing the newest ones breaks no search.
         """
-        position, entry = self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
-        while position.size:
+        self._enter(self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1)))
+
+    def _enter(self, position: np.ndarray, entry: np.ndarray) -> None:
+        for _ in range(self._size):
+            if not position.size:
+                return
             held = np.take(self.slots, position, mode="clip")
             age = entry & _ROW
             claim = np.flatnonzero((held == 0) | ((held & _ROW) > age))[::-1]
@@ -122,9 +204,11 @@ class Index:
             # An entry that exists already, left by an interrupted rollback, is neither.
             moved = np.flatnonzero((now == entry) & (held != 0) & (held != entry))
             # A claim lost to a newer row, because that one was written last, is repeated.
-            onward = position[lost] + ((now & _ROW)[lost] <= age[lost])
-            position = np.concatenate([onward, position[moved] + 1]) & self._mask
+            again = (now & _ROW)[lost] > age[lost]
+            onward = np.where(again, position[lost], self.advance(position[lost]))
+            position = np.concatenate([onward, self.advance(position[moved])])
             entry = np.concatenate([entry[lost], held[moved]])
+        raise StateError(f"the hashes of more than {self._size} keys of one table are alike: choose other keys")
 
     def remove(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         """Remove the newest entries, all at once; entries that were never written are no error."""

@@ -1,7 +1,9 @@
 """A growable array in a memory-mapped file, or in plain memory."""
 
+import ctypes
 import mmap
 import os
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -10,12 +12,22 @@ import numpy as np
 from siltstone.errors import StateError, Unreachable
 
 _GRAIN_BYTES = 1 << 16
+_GROWTH = 1 / 16
+_MAPPED_BYTES = 1 << 30
+_MAPPED_FACTOR = 16
+"""length of a mapping in bytes: at least, and per byte of its file"""
 _KEPT_MAPPINGS = 256
 
 # A subtask opens and closes its files at every step, and the first write to each page of a new mapping costs a
-# page fault: with random keys nearly one per key, and most of the step's time. So mappings are kept. A mapped
-# file keeps its inode, so a (device, inode) found here is the same file.
-_mappings: OrderedDict[tuple[int, int], tuple[Path, mmap.mmap]] = OrderedDict()
+# page fault: with random keys nearly one per key, and most of the step's time. So mappings are kept, and they are far
+# longer than their files, which grow into them. A mapped file keeps its inode, so a (device, inode) found here is the
+# same file.
+_mappings: OrderedDict[tuple[int, int], tuple[Path, ctypes.Array]] = OrderedDict()
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class MappedArray:
@@ -49,14 +61,15 @@ class MappedArray:
         self.reserve(1)
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` items in total, growing by at least half.
+        """Make room for `count` items in total, and some more.
 
         Raises:
             Unreachable: the disk is full or the file cannot be written.
         """
         if count <= len(self.items):
             return
-        size = max(count, len(self.items) * 3 // 2) * self.dtype.itemsize
+        growth = _GROWTH if self.path else 0.5
+        size = max(count, int(len(self.items) * (1 + growth))) * self.dtype.itemsize
         size = -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
         if self.path is None:
             grown = np.zeros(size // self.dtype.itemsize, self.dtype)
@@ -72,9 +85,9 @@ class MappedArray:
 
     def _map(self) -> None:
         assert self.path is not None
-        mapping = _mapping(self.path, self._scattered)
+        mapping, size = _mapping(self.path, self._scattered)
         if mapping is not None:
-            self.items = np.frombuffer(mapping, self.dtype, len(mapping) // self.dtype.itemsize)
+            self.items = np.frombuffer(mapping, self.dtype, size // self.dtype.itemsize)
 
     def close(self) -> None:
         """Release the items; what was written stays in the file."""
@@ -94,25 +107,38 @@ def _grow_file(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _mapping(path: Path, scattered: bool) -> mmap.mmap | None:
-    """Map the whole file; None if it is empty."""
+def _mapping(path: Path, scattered: bool) -> tuple[ctypes.Array | None, int]:
+    """Map a file, and what it may grow to; return the mapping, None if it is empty, and its length in bytes.
+
+    Memory beyond the end of the file must not be touched.
+    """
     descriptor = os.open(path, os.O_RDWR)
     try:
         status = os.fstat(descriptor)
+        if status.st_size == 0:
+            return None, 0
         file = (status.st_dev, status.st_ino)
         _, known = _mappings.pop(file, (path, None))
-        if known is None or len(known) != status.st_size:
-            if status.st_size == 0:
-                return None
-            known = mmap.mmap(descriptor, status.st_size)
-            if scattered and hasattr(mmap, "MADV_RANDOM"):
-                known.madvise(mmap.MADV_RANDOM)
+        if known is None or len(known) < status.st_size:
+            known = _map_descriptor(descriptor, max(_MAPPED_BYTES, _MAPPED_FACTOR * status.st_size), scattered)
     finally:
         os.close(descriptor)
     _mappings[file] = path, known
     if len(_mappings) > _KEPT_MAPPINGS:
         _mappings.popitem(last=False)
-    return known
+    return known, status.st_size
+
+
+def _map_descriptor(descriptor: int, length: int, scattered: bool) -> ctypes.Array:
+    """Map an open file by mmap(2), since Python's own refuses to map more than the file has."""
+    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise Unreachable(f"cannot map a file of working state: {os.strerror(ctypes.get_errno())}; free some memory")
+    if scattered and hasattr(mmap, "MADV_RANDOM"):
+        _libc.madvise(address, length, mmap.MADV_RANDOM)
+    mapping = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(mapping, _libc.munmap, address, length)
+    return mapping
 
 
 def forget_removed_files() -> None:

@@ -30,7 +30,7 @@ class Records:
         self.rows = rows
         self.arena = Arena(home, entries)
         self._region = MappedArray(home / "rows" if home else None, layout.dtype, held=rows, scattered=True)
-        self.index = Index(home / "index" if home else None, rows)
+        self.index = Index(home, rows)
 
     def column(self, name: str) -> np.ndarray:
         """Return one field of all records, as a view."""
@@ -75,13 +75,7 @@ class Records:
     def make_room(self, rows: int) -> None:
         """Make room for `rows` records in total."""
         self._region.reserve(rows)
-        if not self.index.has_room(rows):
-            self.index.rebuild(rows, self._hashes())
-
-    def _hashes(self) -> Iterator[np.ndarray]:
-        hashes = self.column("hash")
-        for start in range(0, self.rows, BATCH_ROWS):
-            yield hashes[start : start + BATCH_ROWS]
+        self.index.make_room(rows, self.rows, lambda ids: self.column("hash")[ids])
 
     def add(self, ids: np.ndarray, hashes: np.ndarray) -> None:
         """Count and index new records, already written at `ids`, which follow the last record."""

@@ -3,7 +3,7 @@
     header                     the current version: counts, digests, shapes; replaced by renaming
     undo/<step>                before-images of a step that can be rolled back; `spare` is a file to reuse
     opaque/<variable>.<step>   the values of an opaque variable after that step (Arrow IPC)
-    tables/<name>/<n>/         rows, index, offsets, bytes, changes.<interval> of a table, its nth generation
+    tables/<name>/<n>/         rows, slots, offsets, bytes, changes.<interval> of a table, its nth generation
 
 A step begins by copying the current header to `undo/<step>`; an undo file of a step above the header's version
 therefore belongs to an interrupted step, and is rolled back at open. The header contains the boot id: a restarted
@@ -31,7 +31,7 @@ from siltstone.state.backends.heap.table import Counts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.schema import TableSchema
 
-FORMAT = 1
+FORMAT = 2
 _DISTRUST = "delete this working state and restore it"
 _MADE_FIRST = {"undo", "opaque", "header.new"}
 """what a new directory has before its header"""

@@ -1,0 +1,128 @@
+"""Measure the heap backend in one process: look-ups and updates per second, by kind of key; memory; growth.
+
+A table has S rows of four int64 columns. Batches of 100,000 distinct random keys are looked up, then updated, each
+update in a step of its own: before-images are kept, digests and changes are followed, the header is written. The times
+are those of `get` and of `begin`, `put` and `commit` together; hashing the keys is Spark's part and not included.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.workload import short
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import Keys
+from siltstone.state.backends.heap import HeapBackend, HeapState
+from siltstone.state.hashing import key_groups, xxhash64
+from siltstone.state.schema import TableSchema
+
+BATCH, TURNS, GROUPS = 100_000, 30, 128
+TABLE = "table"
+VALUES = pa.schema([(name, pa.int64()) for name in "abcd"])
+RAW_BYTES = 40
+"""of a row of five int64 columns"""
+LOAD_ROWS = 500_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of key, and what is asked of it, in millions per second; 0 for no bound."""
+
+    name: str
+    keys: Callable[[np.ndarray], pa.Array]
+    look_ups: float = 0
+    updates: float = 0
+
+
+def _strings(numbers: np.ndarray) -> pa.Array:
+    """16 bytes each."""
+    return pa.array(np.char.mod("%016d", numbers))
+
+
+CASES = (
+    Case("int64", lambda numbers: pa.array(numbers, pa.int64()), look_ups=5, updates=3),
+    Case("16-byte string", _strings, look_ups=1, updates=1),
+)
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Measure each kind of key."""
+    rows = 1_000_000 if quick else 10_000_000
+    heads = ("key", "rows", "look-ups M/s", "updates M/s", "bytes per row", "growth step max / median")
+    report = Report([table := table_of("the heap backend, one process", *heads, left=1)])
+    for case in CASES:
+        with tempfile.TemporaryDirectory(dir=scratch) as directory:
+            found = measure(case, Path(directory) / "state", rows)
+        table.add_row(
+            case.name,
+            short(rows),
+            f"{found['look_ups']:.2f}",
+            f"{found['updates']:.2f}",
+            f"{found['row_bytes']:.0f}",
+            f"{found['growth']:.1f}",
+        )
+        for what in ("look_ups", "updates"):
+            said = f"heap: million {what.replace('_', '-')} per second, {case.name} keys, {short(rows)} rows"
+            report.goals.append(Goal(said, found[what], at_least=getattr(case, what)))
+        if case.name == "int64":
+            report.goals.append(Goal("heap: memory / raw columns", found["row_bytes"] / RAW_BYTES, at_most=1.6))
+        report.goals.append(Goal(f"heap: slowest growth step / median, {case.name} keys", found["growth"], at_most=2))
+        report.numbers[case.name] = found
+    return report
+
+
+def measure(case: Case, directory: Path, rows: int) -> dict[str, float]:
+    """Fill a table, then look up and update random keys."""
+    schema = TableSchema(pa.schema([("key", case.keys(np.zeros(1, int)).type)]), pa.schema([]), VALUES)
+    state = HeapBackend().open(directory, {TABLE: schema}, (), KeyGroupRange(0, GROUPS), GROUPS)
+    draw = np.random.default_rng(1)
+    order, growth = draw.permutation(rows), list[float]()
+    for at in range(0, rows, LOAD_ROWS if rows > LOAD_ROWS else BATCH):
+        part = order[at : at + LOAD_ROWS]
+        for small in np.array_split(part, max(1, len(part) // BATCH)):
+            took = _update(state, _keys(case, small), draw)
+            if at >= rows // 10:
+                growth.append(took)
+    look_ups, updates = [], []
+    for _ in range(TURNS):
+        chosen = draw.choice(rows, BATCH, replace=False)
+        keys = _keys(case, chosen)
+        began = time.perf_counter()
+        found = state.tables[TABLE].get(keys)
+        look_ups.append(time.perf_counter() - began)
+        assert found.found.all()
+        updates.append(_update(state, _keys(case, chosen), draw))
+    size = sum(path.stat().st_blocks * 512 for path in directory.glob("tables/**/*") if path.is_file())
+    state.close()
+    return {
+        "look_ups": BATCH / median(look_ups) / 1e6,
+        "updates": BATCH / median(updates) / 1e6,
+        "row_bytes": size / rows,
+        "growth": max(growth) / median(growth),
+    }
+
+
+def _keys(case: Case, numbers: np.ndarray) -> Keys:
+    column = case.keys(numbers)
+    hashes = xxhash64([pa.chunked_array([column])])
+    return Keys(pa.table({"key": column}), hashes, key_groups(hashes, GROUPS))
+
+
+def _update(state: HeapState, keys: Keys, draw: np.random.Generator) -> float:
+    """Put new values for keys in a step of its own; return the seconds."""
+    values = pa.table([pa.array(draw.integers(0, 1 << 40, len(keys))) for _ in VALUES], schema=VALUES)
+    began = time.perf_counter()
+    state.begin(state.version + 1, tracking=True)
+    state.tables[TABLE].put(keys, values)
+    state.tables[TABLE].mark()
+    state.commit()
+    seconds = time.perf_counter() - began
+    state.release(state.version)
+    return seconds
