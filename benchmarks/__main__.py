@@ -12,6 +12,7 @@
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
+    heap        the heap backend alone: look-ups, updates, memory, growth (`benchmarks.heap`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
@@ -125,6 +126,13 @@ def rolling(scratch: Path, options: argparse.Namespace) -> Report:
     return rolling.run(scratch, quick=options.quick)
 
 
+def heap(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.heap`."""
+    from benchmarks import heap
+
+    return heap.run(scratch, quick=options.quick)
+
+
 def python(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.python_operators`."""
     from benchmarks import python_operators
@@ -143,6 +151,7 @@ PARTS: dict[str, Part] = {
     "checksums": checksums,
     "keyed": keyed,
     "rolling": rolling,
+    "heap": heap,
     "python": python,
 }
 SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
