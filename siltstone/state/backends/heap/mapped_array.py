@@ -22,7 +22,7 @@ _KEPT_MAPPINGS = 256
 # page fault: with random keys nearly one per key, and most of the step's time. So mappings are kept, and they are far
 # longer than their files, which grow into them. A mapped file keeps its inode, so a (device, inode) found here is the
 # same file.
-_mappings: OrderedDict[tuple[int, int], tuple[Path, ctypes.Array]] = OrderedDict()
+_mappings: OrderedDict[tuple[int, int], tuple[Path, ctypes.Array[ctypes.c_ubyte]]] = OrderedDict()
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
@@ -87,7 +87,7 @@ class MappedArray:
         assert self.path is not None
         mapping, size = _mapping(self.path, self._scattered)
         if mapping is not None:
-            self.items = np.frombuffer(mapping, self.dtype, size // self.dtype.itemsize)
+            self.items = np.frombuffer(memoryview(mapping), self.dtype, size // self.dtype.itemsize)
 
     def close(self) -> None:
         """Release the items; what was written stays in the file."""
@@ -107,7 +107,7 @@ def _grow_file(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _mapping(path: Path, scattered: bool) -> tuple[ctypes.Array | None, int]:
+def _mapping(path: Path, scattered: bool) -> tuple[ctypes.Array[ctypes.c_ubyte] | None, int]:
     """Map a file, and what it may grow to; return the mapping, None if it is empty, and its length in bytes.
 
     Memory beyond the end of the file must not be touched.
@@ -129,7 +129,7 @@ def _mapping(path: Path, scattered: bool) -> tuple[ctypes.Array | None, int]:
     return known, status.st_size
 
 
-def _map_descriptor(descriptor: int, length: int, scattered: bool) -> ctypes.Array:
+def _map_descriptor(descriptor: int, length: int, scattered: bool) -> ctypes.Array[ctypes.c_ubyte]:
     """Map an open file by mmap(2), since Python's own refuses to map more than the file has."""
     address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address in (None, ctypes.c_void_p(-1).value):
