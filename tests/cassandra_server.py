@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,11 @@ key_cache_size: 0MiB
 authenticator: {authenticator}
 authorizer: {authorizer}
 concurrent_compactors: 1
+client_encryption_options:
+  enabled: {encrypted}
+  keystore: {root}/keys.p12
+  keystore_password: {secret}
+  store_type: PKCS12
 """
 _OPEN = (
     "java.base/java.io",
@@ -110,7 +116,7 @@ _TUNED = (
 
 
 class CassandraServer:
-    """One node on free ports, its data in a directory of its own; `guarded` asks for a password."""
+    """One node on free ports, its data in a directory of its own; `guarded` asks for a password, over TLS."""
 
     def __init__(self, guarded: bool = False) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="siltstone-cassandra-"))
@@ -122,6 +128,8 @@ class CassandraServer:
                 root=self.root,
                 port=self.port,
                 storage=free_port(),
+                encrypted=str(guarded).lower(),
+                secret=SUPERUSER_PASSWORD,
                 authenticator=kinds[0],
                 authorizer="CassandraAuthorizer" if guarded else "AllowAllAuthorizer",
             )
@@ -132,6 +140,8 @@ class CassandraServer:
             '<root level="INFO"><appender-ref ref="F"/></root></configuration>'
         )
         atexit.register(self.remove)
+        if guarded:
+            self._make_keys()
         self.start()
         with self.session() as session:
             session.execute(
@@ -146,12 +156,11 @@ class CassandraServer:
         return _Session(self)
 
     def start(self) -> None:
-        java = Path(os.environ["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in os.environ else "java"
         flags = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPEN]
         flags += [f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTED]
         flags += [f"-Dcassandra.config=file://{self.root}/cassandra.yaml", "-Dcassandra-foreground=yes"]
         flags += [f"-Dlogback.configurationFile={self.root}/logback.xml", f"-Dcassandra.storagedir={self.root}"]
-        command = [str(java), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
+        command = [_java(), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
         with (self.root / "output").open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
         end = time.monotonic() + 180
@@ -164,6 +173,18 @@ class CassandraServer:
                 time.sleep(0.3)
         said = (self.root / "output").read_text()[-3000:]
         raise AssertionError(f"Cassandra did not start on port {self.port}: {said}")
+
+    def _make_keys(self) -> None:
+        """Make the server's key and its certificate, which clients are to trust."""
+        keytool = str(Path(_java()).with_name("keytool")) if os.sep in _java() else "keytool"
+        store = ["-alias", "node", "-keystore", str(self.root / "keys.p12"), "-storepass", SUPERUSER_PASSWORD]
+        make = ["-genkeypair", "-keyalg", "RSA", "-dname", "CN=node", "-ext", "san=ip:127.0.0.1"]
+        for command in (make, ["-exportcert", "-rfc", "-file", str(self.certificate)]):
+            subprocess.run([keytool, *command, *store, "-storetype", "PKCS12"], check=True, capture_output=True)
+
+    @property
+    def certificate(self) -> Path:
+        return self.root / "certificate.pem"
 
     def freeze(self) -> None:
         assert self._process is not None
@@ -184,6 +205,10 @@ class CassandraServer:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
+def _java() -> str:
+    return str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if "JAVA_HOME" in os.environ else "java"
+
+
 class _Session:
     def __init__(self, server: CassandraServer) -> None:
         self._server = server
@@ -195,6 +220,7 @@ class _Session:
             ["127.0.0.1"],
             self._server.port,
             auth_provider=auth,
+            ssl_context=ssl.create_default_context(cafile=str(self._server.certificate)) if auth else None,
             connect_timeout=10,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         )

@@ -227,25 +227,31 @@ def test_a_transaction_without_an_answer_is_looked_up(mortal: CassandraServer) -
 
 def test_credentials_rights_and_keyspaces_that_are_wrong_are_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     server = CassandraServer(guarded=True)
+    tls = f"tls=true&ca_file={server.certificate}&"
     try:
         monkeypatch.setenv("WRONG", "wrong-word")
         monkeypatch.setenv("SILTSTONE_CASSANDRA_PASSWORD", "cassandra")
-        good = open_store(server.url("", "cassandra@"))
+        good = open_store(server.url(tls, "cassandra@"))
         good.check(writable=True)
         stored = good.put("a/b", b"x")
         with server.session() as session:
             session.execute("CREATE ROLE reader WITH PASSWORD = 'cassandra' AND LOGIN = true")
             session.execute("GRANT SELECT ON KEYSPACE warehouses TO reader")
-        reader = open_store(server.url("", "reader@"))
+        reader = open_store(server.url(tls, "reader@"))
         assert reader.read(stored).to_pybytes() == b"x" and list(reader.list("")) == [("a/b", 1)]
         assert reader.remarks()
-        wrong = open_store(server.url("password_variable=WRONG&attempts=1", "cassandra@"))
-        nobody = open_store(server.url("attempts=1"))
+        wrong = open_store(server.url(f"{tls}password_variable=WRONG&attempts=1", "cassandra@"))
+        nobody = open_store(server.url(f"{tls}attempts=1"))
         for call in (lambda: reader.put("a/c", b"x"), lambda: wrong.check(writable=False), lambda: nobody.read(stored)):
             with pytest.raises(Unreachable, match="refuses the credentials") as caught:
                 call()
             assert not caught.value.transient and "wrong-word" not in str(caught.value)
-        elsewhere = open_store(server.url("", "cassandra@").replace("/warehouses", "/absent"))
+        for query in ("tls=true&", ""):  # an unknown certificate; no TLS at all
+            with pytest.raises(Unreachable, match="cannot be reached; check hosts, port and tls"):
+                open_store(server.url(f"{query}retry=none", "cassandra@")).check(writable=False)
+        with pytest.raises(UsageError, match="cannot read the certificates in ca_file /absent"):
+            open_store(server.url("tls=true&ca_file=/absent", "cassandra@")).check(writable=False)
+        elsewhere = open_store(server.url(tls, "cassandra@").replace("/warehouses", "/absent"))
         with pytest.raises(UsageError, match="no such keyspace; make it with CREATE KEYSPACE"):
             elsewhere.check(writable=False)
         assert "cassandra'" not in repr(good) and "wrong-word" not in repr(wrong)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests import servers, store_cases_s3
 from tests.redis_server import shared_server
+from tests.store_cases_kv import with_cassandra
 
 
 def _s3(local: Path) -> str:
@@ -19,10 +20,16 @@ def _redis(local: Path) -> str:
     return shared_server().url(f"prefix={uuid.uuid4().hex}&local={local}")
 
 
+def _cassandra(local: Path) -> str:
+    from tests.cassandra_server import shared_cassandra
+
+    return shared_cassandra().url(f"prefix={uuid.uuid4().hex}&local={local}")
+
+
 WAREHOUSES: dict[str, Callable[[Path], str]] = {
     "filesystem": str,
     "s3": _s3,
     "redis": _redis,
     "rocksdb": lambda local: f"rocksdb://{local}",
-}
+} | ({"cassandra": _cassandra} if with_cassandra() else {})
 """kind -> the URL of a warehouse whose directory on this machine is to be the one given"""
