@@ -163,6 +163,23 @@ class Checkpoints(CatalogPart):
             if connection.execute(at.values(values)).rowcount == 0:
                 raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
+    def record_restore(self, stream: str, id: int, *, epoch: int, restore_s: float, restore_bytes: int) -> None:
+        """Record the seconds and bytes of a restore of the whole checkpoint, replacing the previous measurement.
+
+        Nothing is recorded if the checkpoint of this writer epoch no longer exists.
+        """
+        values = {"restore_s": restore_s, "restore_bytes": restore_bytes}
+        with self._transactions.writing(f"a restore of checkpoint {id} of stream {stream}") as connection:
+            c = t.checkpoint.c
+            at = update(t.checkpoint).where(c.stream == stream, has_id(id), c.epoch == epoch)
+            connection.execute(at.values(values))
+
+    def list_restored(self, stream: str, limit: int) -> list[CheckpointRecord]:
+        """List the newest `limit` checkpoints of which a restore was measured, oldest first; marked ones too."""
+        query = select_checkpoints(stream, marked=True).where(t.checkpoint.c.restore_s.is_not(None)).limit(limit)
+        with self._transactions.reading() as connection:
+            return [to_checkpoint(row) for row in connection.execute(query)][::-1]
+
     def _newest(self, stream: str, missing: str, *where: ColumnElement[bool], marked: bool = False) -> CheckpointRecord:
         with self._transactions.reading() as connection:
             found = find_newest(connection, stream, *where, marked=marked)

@@ -1,6 +1,6 @@
 """Turn the acknowledgements of subtasks into the costs that a policy observes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -42,7 +42,7 @@ class StepReports:
     rows_in: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     restore_s: dict[str, float] = field(default_factory=dict)
-    """seconds of the slowest subtask, if all subtasks had to restore from the changelog"""
+    """seconds of the slowest subtask, if any had to restore from the changelog: those of the others by their rows"""
     event_times: list[datetime] = field(default_factory=list)
     """the highest of each subtask and step that saw any"""
 
@@ -51,8 +51,9 @@ class StepReports:
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
         self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
-        restored = [a.seconds.get("restore", 0.0) for a in received]
-        if all(restored):
+        most = max((a.state_rows for a in received), default=0)
+        restored = [a.seconds["restore"] * most / max(1, a.state_rows) for a in received if _tells(a, most)]
+        if restored:
             self.restore_s[operator] = max(restored)
         self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
 
@@ -64,6 +65,11 @@ class StepReports:
     def event_time(self, before: datetime | None) -> datetime | None:
         """Return the highest event time so far, given that of the previous checkpoint."""
         return max([*self.event_times, *([before] if before else [])], default=None)
+
+
+def _tells(a: Acknowledgement, most: int) -> bool:
+    """Whether a subtask's restore tells how long that of the largest takes: if it has at least half of its rows."""
+    return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
@@ -84,6 +90,7 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
         bytes=sum(h.length for h in handles),
         seconds=max((sum(a.seconds.get(phase, 0.0) for phase in phases) for a in received), default=0.0),
         rows=sum(a.state_rows for a in received),
+        log_s=max(tracked) if (tracked := [a.seconds["track"] for a in received if "track" in a.seconds]) else None,
         tracked_bytes=gave_way + sum(h.length for h in handles if h.form is Form.DELTA) if gave_way else None,
         index_bytes=_bytes_of(received, Kind.INDEX),
     )
@@ -116,11 +123,18 @@ def recorded_chain(record: CheckpointRecord, operator: str) -> tuple[int, Policy
 
 
 def materialized_chain(
-    state: PolicyState, materialized: MaterializationRecord, since: Sequence[CheckpointRecord]
+    state: PolicyState,
+    materialized: MaterializationRecord,
+    since: Sequence[CheckpointRecord],
+    observe: Callable[[PolicyState, CheckpointCost, Sequence[CheckpointCost]], PolicyState] = rebase,
 ) -> PolicyState:
-    """Return `state` for a chain that begins with a materialization and has the deltas of the checkpoints since."""
+    """Return `state` for a chain that begins with a materialization and has the deltas of the checkpoints since.
+
+    A run gives `Policy.observe_materialization` to `observe` it.
+    """
     base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    return rebase(state, base, [recorded_cost(record, materialized.operator) for record in since])
+    deltas = [recorded_cost(record, materialized.operator) for record in since]
+    return observe(state, base, deltas)
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:

@@ -28,7 +28,7 @@ INLINE_BYTES = 256 << 10
 """bytes of small segments above which those that wait are sent to the store"""
 _SEPARATOR = b"\n"
 """between acknowledgements, whose JSON has none"""
-_LOGGING = ("delta", "persist")
+_LOGGING = ("delta", "persist", "track")
 """phases of a subtask that make its changes durable"""
 
 
@@ -230,8 +230,13 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
     Bases and opaque values are whole: what was logged of the same variable before them is not needed.
     """
     *earlier, newest = steps
-    seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in earlier) for phase in _LOGGING}
     whole = {h.variable for h in newest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE}
+    seconds: dict[str, float] = {}
+    for a in earlier:
+        for phase in _LOGGING:
+            # What was logged before nothing but bases is no part of what these cost.
+            as_phase = phase if phase == "track" or not whole.issuperset(_table_bytes(a)) else "log"
+            seconds[as_phase] = seconds.get(as_phase, 0.0) + a.seconds.get(phase, 0.0)
     handles = [h for a in earlier for h in _needed(a.handles, whole)] + [*newest.handles]
     named = {handle.object for handle in handles}
     objects = {o.name: o for a in steps for o in a.objects if o.name in named}

@@ -8,6 +8,7 @@ Everything is written to a directory beside PATH first and renamed at the end, s
 
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,12 +61,13 @@ class UnitTask:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What a unit rebuilt: digests per table or opaque variable, and the number of live rows."""
+    """What a unit rebuilt: digests per table or opaque variable, the number of live rows, and the seconds it took."""
 
     operator: str
     key_groups: KeyGroupRange
     digests: dict[str, np.ndarray]
     rows: int
+    seconds: float = 0.0
 
 
 def plan_units(
@@ -161,6 +163,7 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
         CorruptObject, ProofFailed: the chain is damaged.
         Unreachable: its rows cannot be written.
     """
+    start = time.perf_counter()
     unit, max_parallelism = task.unit, task.manifests[task.checkpoint].max_parallelism
     groups, schemas = unit.key_groups, _schemas(task)
     reader = BlockReader(store, objects_of(task.manifests))
@@ -179,7 +182,7 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
     _prove(task, digests)
     if task.path is not None:
         _write_opaque(below(task.path, unit.operator), state)
-    return UnitResult(unit.operator, groups, digests, count)
+    return UnitResult(unit.operator, groups, digests, count, time.perf_counter() - start)
 
 
 def _schemas(task: UnitTask) -> dict[str, TableSchema]:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,13 +46,18 @@ class RestoredLabel:
 
 @dataclass(frozen=True)
 class SeriesPart:
-    """The result of one chain: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows."""
+    """The result of one chain: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows.
+
+    `restore_s` and `restore_bytes`: what rebuilding it took (`ChainProof`), without writing it.
+    """
 
     operator: str
     key_groups: KeyGroupRange
     digests: dict[int, dict[str, np.ndarray]]
     rows: dict[int, int]
     failures: list[Failure]
+    restore_s: Mapping[int, float] = field(default_factory=dict)
+    restore_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
@@ -69,8 +74,9 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
         part.digests[checkpoint] = digests_of(state)
         part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
 
-    part.failures.extend(prove(store, task, write).failures)
-    return part
+    proof = prove(store, task, write)
+    part.failures.extend(proof.failures)
+    return replace(part, restore_s=proof.restore_s, restore_bytes=proof.restore_bytes)
 
 
 def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int]:

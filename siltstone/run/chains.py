@@ -9,15 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.costs import StepReports, cost_of, materialized_chain, written_form
+from siltstone.chains.costs import StepReports, cost_of, materialized_chain, recorded_chain, written_form
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState, RestoreBound, RestoreCost
+from siltstone.chains.restore_rules import NEWEST, share_restore
+from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.log import get_logger
 from siltstone.model import Form, StoredObject
 from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
 from siltstone.store.paths import is_materialization_manifest
 from siltstone.stream import Stream
+
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class RunChains:
         self.manifests: Sequence[StoredObject] = ()
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
         self._policies = {op.name: policy.start() for op in stream.operators}
+        self._restored: dict[int, float | None] = {}
+        """checkpoint -> seconds of its measured restore that the policies have learned from"""
         self._decisions: dict[str, Decision] = {}
         self.decide()
 
@@ -83,6 +90,7 @@ class RunChains:
         self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in operators}
         self._checkpoint, self._step = latest, manifest.step
         self.follow()
+        self._learn_restores()
         # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
         # those of an index would not be where the links of the next one say that they are.
         self.decide(
@@ -138,6 +146,7 @@ class RunChains:
         self._first = dict(manifest.first)
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self._note(manifests)
+        self._learn_restores()
         self.decide()
 
     def _learned(self, operator: str, gathered: StepReports) -> PolicyState:
@@ -148,6 +157,30 @@ class RunChains:
             cost = RestoreCost(base_s=state.base_s, deltas_s=state.deltas_s, restore_s=restore_s)
             state = self._policy.observe_restore(state, cost)
         return self._policy.observe(state, cost_of(gathered.last[operator]))
+
+    def _learn_restores(self) -> None:
+        """Learn from restores that others measured since: `restore`, `verify`, backfills (`chains.restore_rules`)."""
+        try:
+            records = self._catalog.checkpoints.list_restored(self._stream.name, NEWEST)
+        except Unreachable:
+            return  # they are there at the next checkpoint, too
+        for record in records:
+            seconds, size = record.restore_s, record.restore_bytes
+            if seconds is None or size is None or self._restored.get(record.id) == seconds:
+                continue
+            self._restored[record.id] = seconds
+            budget_s = self._policy.options.restore_budget_s
+            if budget_s is not None and seconds > budget_s:
+                _LOG.warning(
+                    "a restore took longer than restore_budget_s",
+                    stream=self._stream.name,
+                    checkpoint=record.id,
+                    restore_s=seconds,
+                    restore_budget_s=budget_s,
+                )
+            chains = {operator: recorded_chain(record, operator)[1] for operator in record.forms}
+            for operator, cost in share_restore(chains, self._policies, seconds, size).items():
+                self._policies[operator] = self._policy.observe_restore(self._policies[operator], cost)
 
     def _note(self, manifests: Sequence[StoredObject]) -> None:
         """Note what a restore reads, and tell the policies whose chains begin with a materialization now."""
@@ -162,4 +195,6 @@ class RunChains:
                 since = self._catalog.checkpoints.list_after(
                     name, m.checkpoint, self._checkpoint - m.checkpoint, marked=True
                 )
-                self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)
+                self._policies[m.operator] = materialized_chain(
+                    self._policies[m.operator], m, since, self._policy.observe_materialization
+                )

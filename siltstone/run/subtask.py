@@ -124,6 +124,7 @@ def _report(
     clock: PhaseTimer,
 ) -> Acknowledgement:
     """What a subtask says once its step is committed; logged as well."""
+    tracking_s = sum(table.tracking_s for table in state.tables.values())
     acknowledgement = replace(
         part,
         digests=digests_of(state),
@@ -131,7 +132,7 @@ def _report(
         rows_out=taken.rows_out,
         dead_letters=dead_letters,
         event_time_max=taken.event_time,
-        seconds=clock.seconds,
+        seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
         table_rows={name: table.rows for name, table in state.tables.items()},
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},

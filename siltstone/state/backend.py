@@ -75,6 +75,8 @@ class StateTable(Protocol):
     """One table of one variable in one subtask. Not safe for use by two threads."""
 
     schema: TableSchema
+    tracking_s: float
+    """seconds that tracking changes has taken since the table was opened (part of Tlog of US 9471438)"""
 
     @property
     def rows(self) -> int:

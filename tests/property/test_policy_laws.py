@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from siltstone.chains import chain_rules as chain
 from siltstone.chains.policies import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, policy_by_name
+from siltstone.chains.restore_rules import share_restore
 from siltstone.model import Form
 
 MB = 1_000_000
@@ -246,3 +247,27 @@ def test_the_state_of_a_policy_does_not_grow(name):
         _, _, state = take(policy, state, 100 * MB, (1 + i % 7) * MB)
     assert len(state.to_json()) == fields
     assert len(str(state.to_json())) < 1200
+
+
+@given(st.floats(0.02, 5), st.floats(0.02, 5), st.floats(0.1, 20), st.floats(0.01, 2), st.integers(1, 40))
+def test_ten_restores_of_one_chain_learn_what_it_takes(base_factor, delta_factor, base_s, delta_s, deltas):
+    policy = policy_by_name("marginal-cost")
+    state = policy.observe(policy.start(), CheckpointCost(form=Form.BASE, bytes=MB, seconds=base_s, rows=1000))
+    for i in range(10):
+        own = delta_s * (deltas if i % 2 else 1)
+        took = base_factor * base_s + delta_factor * own
+        state = policy.observe_restore(state, RestoreCost(base_s=base_s, deltas_s=own, restore_s=took))
+        assert state.base_factor * base_s + state.delta_factor * own >= took * (1 - 1e-9)
+    assert state.restores == 10
+    longest = base_factor * base_s + delta_factor * delta_s * deltas
+    predicted = state.base_factor * base_s + state.delta_factor * delta_s * deltas
+    assert longest * (1 - 1e-9) <= predicted <= 2 * longest
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=5), st.floats(0, 100))
+def test_the_parts_of_a_measured_restore_sum_to_all_of_it(chains, seconds):
+    recorded = {str(i): PolicyState(base_s=b, deltas_s=d, base_bytes=10.0, rows=1) for i, (b, d) in enumerate(chains)}
+    parts = share_restore(recorded, recorded, seconds, 10 * len(chains))
+    if sum(b + d for b, d in chains) > 1e-6:
+        assert sum(cost.restore_s for cost in parts.values()) == pytest.approx(seconds)
+    assert share_restore(recorded, recorded, seconds, 5 * len(chains)) == {}

@@ -92,6 +92,37 @@ def test_steps_that_only_an_earlier_epoch_made_are_never_used(place: OpenWarehou
     assert undisturbed is not None and completed.digest == undisturbed.digest
 
 
+def test_a_run_learns_from_restores_that_other_processes_measured(place: OpenWarehouse) -> None:
+    """After ten, the bound lies within twice of what is measured; one over the budget is said, and counts in full."""
+    policy = policy_by_name("marginal-cost", PolicyOptions(restore_budget_s=100))
+    run, checkpoints = RegionRun(place, stream("sums"), policy), place.catalog.checkpoints
+
+    def measure(factor: float, extra: int = 0) -> float:
+        record = checkpoints.latest("sums")
+        chain = record.statistics["operators"]["sums"]["chain"]
+        took, size = factor * (chain["base_s"] + chain["deltas_s"]), chain["base_bytes"] + chain["deltas_bytes"]
+        checkpoints.record_restore("sums", record.id, epoch=record.epoch, restore_s=took, restore_bytes=size + extra)
+        return took
+
+    for n in range(10):
+        run.step(rows(n))
+        measure(0.01)
+    run.step(rows(10))
+    newest = checkpoints.latest("sums").statistics["operators"]["sums"]
+    chain = newest["chain"]
+    predicted = chain["base_factor"] * chain["base_s"] + chain["delta_factor"] * chain["deltas_s"]
+    assert predicted <= 2 * 0.01 * (chain["base_s"] + chain["deltas_s"])
+    assert newest["restore_bound_s"] >= predicted * (1 - 1e-6)
+    assert measure(1e5) > 100
+    run.step(rows(11))  # decided before it was measured
+    # A restore of another chain, as after a materialization, does not take that back.
+    measure(1e-9, extra=1 << 20)
+    completed = run.step(rows(12))
+    assert completed is not None and completed.forms == {"sums": Form.BASE}
+    chain = checkpoints.latest("sums").statistics["operators"]["sums"]["chain"]
+    assert chain["base_factor"] > 1e3 and chain["delta_factor"] > 1e3
+
+
 def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:
     run = RegionRun(place, replace(stream("sums"), operators=[Counted()]), POLICY, parallelism=2)
     for n in (1, 2):

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import ProofFailed
+from siltstone.errors import ProofFailed, Unreachable
 from siltstone.restore.export import (
     recorded_digest,
     restore_unit,
@@ -89,5 +89,11 @@ def restore(
                     f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
                 )
             seconds = time.perf_counter() - start
+            if wanted is None:
+                slowest = round(max((result.seconds for result in results), default=0.0), 6)
+                with suppress(Unreachable):  # the restore is done; only the policies would have learned from it
+                    catalog.checkpoints.record_restore(
+                        stream, checkpoint, epoch=record.epoch, restore_s=slowest, restore_bytes=size
+                    )
     rows = sum(result.rows for result in results)
     return RestoreResult(stream, checkpoint, rows, size, round(seconds, 3), digest, True, str(to) if to else None)

@@ -5,7 +5,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,9 +121,16 @@ def _restore(
     for id in ids:
         if id in first:
             continue
-        digest, rows = digest_of(parts, read_manifest(store, catalog.checkpoints.get(stream, id).manifest))
+        record = catalog.checkpoints.get(stream, id)
+        digest, rows = digest_of(parts, read_manifest(store, record.manifest))
         if digest == recorded[id]:
             done[id] = rows
+            restore_s = round(max((part.restore_s.get(id, 0.0) for part in parts), default=0.0), 6)
+            size = sum(part.restore_bytes.get(id, 0) for part in parts)
+            with suppress(Unreachable):  # it is restored; only the policies would have learned from it
+                catalog.checkpoints.record_restore(
+                    stream, id, epoch=record.epoch, restore_s=restore_s, restore_bytes=size
+                )
         else:
             why = f"checkpoint {id} of {stream}: digest {digest} is not the recorded {recorded[id]}"
             first[id] = Failure(id, why)

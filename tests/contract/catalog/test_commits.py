@@ -222,6 +222,19 @@ def test_a_measured_restore_stays_until_the_next_one(flights: Catalog) -> None:
     assert (second.restore_s, second.restore_bytes) == (None, None)
 
 
+def test_a_restore_by_a_command_is_recorded_for_runs_to_learn_from(flights: Catalog) -> None:
+    add(flights, 3)
+    flights.checkpoints.record_proof("flights", 1, False, "its index is damaged")
+    flights.checkpoints.record_restore("flights", 1, epoch=1, restore_s=1.25, restore_bytes=2**40)
+    flights.checkpoints.record_restore("flights", 3, epoch=1, restore_s=0.5, restore_bytes=9)
+    flights.checkpoints.record_restore("flights", 2, epoch=7, restore_s=9.0, restore_bytes=9)  # made again meanwhile
+    flights.checkpoints.record_restore("flights", 9, epoch=1, restore_s=9.0, restore_bytes=9)
+    found = flights.checkpoints.list_restored("flights", 10)
+    assert [(c.id, c.restore_s, c.restore_bytes) for c in found] == [(1, 1.25, 2**40), (3, 0.5, 9)]
+    assert found[0].proof == "its index is damaged"
+    assert [c.id for c in flights.checkpoints.list_restored("flights", 1)] == [3]
+
+
 def test_a_snapshot_belongs_to_one_checkpoint(flights: Catalog) -> None:
     add(flights, 2)
     full = [stored(2, "a.snapshot.parquet", 30), stored(2, "b.snapshot.parquet", 12)]

@@ -1,6 +1,7 @@
 """One state table: records changed many at once, with digests, before-images and the list of changes."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +83,7 @@ class HeapTable:
         self.directory = directory
         self.before: BeforeImages | None = None
         self.tracking = False
+        self.tracking_s = 0.0
         self._counts = counts or Counts()
         self._digests = np.zeros(max_parallelism, np.uint64) if digests is None else digests
         self._mutation = 0
@@ -200,11 +202,13 @@ class HeapTable:
         block["digest"] = digest
         listed = self._counts.listed
         if self.tracking:
+            start = time.perf_counter()
             fresh = ids[block["mark"] != self._counts.interval]
             self._listed.reserve(listed + len(fresh))
             self._listed.items[listed : listed + len(fresh)] = fresh
             listed += len(fresh)
             block["mark"] = self._counts.interval
+            self.tracking_s += time.perf_counter() - start
         self.records.scatter(ids, block)
         self._counts = replace(
             self._counts,

@@ -1,5 +1,6 @@
 """One state table in RocksDB: rows changed many at once, with digests, before-images and the list of changes."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -76,6 +77,7 @@ class RocksDBTable:
         self.groups = groups
         self.max_parallelism = max_parallelism
         self.tracking = False
+        self.tracking_s = 0.0
         self.imaged = True
         """whether before-images are kept: not in a step before which the table was empty"""
         self.counts = Counts()
@@ -178,10 +180,12 @@ class RocksDBTable:
         """Write changes of `keys`; then update digests, the list of changes, and counts."""
         listed = self.counts.listed
         if self.tracking:
+            start = time.perf_counter()
             fresh = keys.filter(pa.array(old["mark"] != self.counts.interval))
             if len(fresh):
                 changes.put([self._list_key(self.counts.interval, listed)], [pack_strings([fresh])])
                 listed += len(fresh)
+            self.tracking_s += time.perf_counter() - start
         self._write(changes, image)
         self._digests += group_sums(digest - old["digest"], groups, self.max_parallelism)
         self.counts = replace(
