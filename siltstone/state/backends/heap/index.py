@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from siltstone.errors import StateError
+from siltstone.errors import StateError, Unreachable
 from siltstone.state.backends.heap.mapped_array import MappedArray
 
 MAX_ROWS = 2**32 - 2
@@ -136,6 +136,7 @@ class Index:
         if segments <= self.segments:
             return
         self._region.reserve(_HEAD + segments * self._size)
+        self._resize(self.segments)
         if not held:
             self.slots[:] = 0
             self._resize(segments)
@@ -159,10 +160,11 @@ class Index:
             return
         # A process may die while it rewrites slots: what they held is kept until all of it is in place.
         draft = self._split.with_name("split.new")
-        with open(draft, "wb") as file:
-            np.array([first, count, self.segments], np.int64).tofile(file)
-            moving.tofile(file)
-        os.replace(draft, self._split)
+        try:
+            draft.write_bytes(np.array([first, count, self.segments], np.int64).tobytes() + moving.tobytes())
+            os.replace(draft, self._split)
+        except OSError as error:
+            raise Unreachable(f"cannot write {draft}: {error.strerror}; free some space") from error
         self._apply_split(first, count, moving)
         self._split.unlink()
 
