@@ -53,7 +53,8 @@ test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark 
 test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real Cassandra; fetches it with Maven once, and takes a gigabyte of memory
 	@$(BIN)/python -m tests.cassandra_server
 	@$(WITH_JAVA) $(WITH_TMP) export CASSANDRA_JARS="$$($(BIN)/python -m tests.cassandra_server --where)" && \
-		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA)
+		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA) && \
+		$(BIN)/python tests/fault/harness.py --kills 6 --spark-kills 1 --process-kinds run --warehouse-kind cassandra
 
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
 	@$(TEST) --hypothesis-profile thorough --ignore $(CLUSTER) --ignore $(CASSANDRA)
