@@ -16,6 +16,7 @@ RESERVED_PREFIX = "__"
 _DECIMAL = re.compile(r"decimal128\(([0-9]{1,2}), (-?[0-9]{1,4})\)")
 _TIMESTAMP = re.compile(r"timestamp\[us(?:, tz=([A-Za-z0-9_+:/-]{1,64}))?\]")
 _WIDE_SUM = "decimal128(38, 0)"
+_SUPPORTED = "an integer, float, decimal128, bool, string, binary, date32 or timestamp[us]"
 
 
 def _supported(kind: pa.DataType) -> bool:
@@ -30,6 +31,37 @@ def _supported(kind: pa.DataType) -> bool:
         or pa.types.is_date32(kind)
         or (pa.types.is_timestamp(kind) and kind.unit == "us")
     )
+
+
+def _advice(kind: pa.DataType) -> str:
+    """Say which supported type holds the values of one that is not supported."""
+    types = pa.types
+    if types.is_decimal(kind):
+        if kind.precision <= 38:
+            return f"use decimal128({kind.precision}, {kind.scale})"
+        return "use decimal128, which has up to 38 digits as Spark's decimals do, or a string"
+    if types.is_dictionary(kind):
+        return f"use its values' type: {kind.value_type if _supported(kind.value_type) else _SUPPORTED}"
+    for matches, advice in (
+        (types.is_struct, "use one column per field"),
+        (types.is_map, "use a MapState, with one row per entry"),
+        (types.is_list, "use a ListState, with one row per element"),
+        (types.is_large_list, "use a ListState, with one row per element"),
+        (types.is_fixed_size_list, "use one column per element, or a ListState"),
+        (types.is_large_string, "use string"),
+        (types.is_string_view, "use string"),
+        (types.is_large_binary, "use binary"),
+        (types.is_binary_view, "use binary"),
+        (types.is_fixed_size_binary, "use binary"),
+        (types.is_float16, "use float32"),
+        (types.is_date64, "use date32, or timestamp[us] if it has a time of day"),
+        (types.is_timestamp, "use timestamp[us]"),
+        (types.is_time, "use int64, such as microseconds since midnight"),
+        (types.is_duration, "use int64, such as microseconds"),
+    ):
+        if matches(kind):
+            return advice
+    return f"use {_SUPPORTED}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +90,7 @@ class TableSchema:
             if field.name.startswith(RESERVED_PREFIX) or not field.name:
                 raise UsageError(f"column name {field.name!r} is reserved")
             if not _supported(field.type):
-                raise UsageError(
-                    f"column {field.name} has type {field.type}: use an integer, float, decimal128, bool, string, "
-                    "binary, date32 or timestamp[us]"
-                )
+                raise UsageError(f"column {field.name} has type {field.type}: {_advice(field.type)}")
 
     @property
     def primary_key(self) -> pa.Schema:
@@ -124,5 +153,5 @@ def type_of(text: str) -> pa.DataType:
         with suppress(ValueError):
             kind = names.get(text) or pa.type_for_alias(text)
     if kind is None or not _supported(kind):
-        raise UsageError(f"{text[:80]!r} is not a column type that Siltstone supports")
+        raise UsageError(f"{text[:80]!r} is not a column type that Siltstone supports: use {_SUPPORTED}")
     return kind
