@@ -248,3 +248,24 @@ def test_an_empty_batch_of_every_type_is_no_error(reopen: Open):
     table.delete(batch)
     assert table.get(batch).values.equals(schema.value.empty_table())
     assert (contents(table), changed(table)) == ({}, {})
+
+
+def test_more_rows_than_are_written_at_once(reopen: Open):
+    """Put without a get and after one, partly there before, and taken back."""
+    state = reopen()
+    table = state.tables["t"]
+    keys = np.random.default_rng(3).permutation(80_000)
+    state.begin(1, tracking=True)
+    table.put(longs(*keys[:40_000]), values(*keys[:40_000]))
+    state.commit()
+    state.begin(2, tracking=True)
+    table.mark()
+    table.put(longs(*keys), values(*(keys + 1)))
+    batch = longs(*keys[::2])
+    assert table.get(batch).values.equals(values(*(keys[::2] + 1)))
+    table.put(batch, values(*(keys[::2] + 2)))
+    assert table.get(batch).values.equals(values(*(keys[::2] + 2)))
+    wanted = dict(zip(keys.tolist(), (keys + 1 + (np.arange(80_000) % 2 == 0)).tolist(), strict=True))
+    assert now(table) == told(table) == wanted
+    state.rollback()
+    assert now(table) == told(table) == dict(zip(keys[:40_000].tolist(), keys[:40_000].tolist(), strict=True))

@@ -21,6 +21,8 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
 
 BATCH_ROWS = 1 << 17
+_WRITE_ROWS = 1 << 15
+"""rows written at once: a step is undone as a whole, so a put need not be one batch"""
 _BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
 _PAIR_BYTES = 192
@@ -55,10 +57,6 @@ class _Found:
     """sorts the keys nearly"""
     values: Packed
     """in the batch's order; null if missing"""
-
-    def sorted(self, packed: Packed) -> Packed:
-        """Sort as the keys."""
-        return packed.take(pa.array(self.order))
 
 
 class RocksDBTable:
@@ -146,15 +144,26 @@ class RocksDBTable:
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
         check_values(batch, values, self.schema)
+        if self not in batch.memo and len(batch) > _WRITE_ROWS:  # nobody reads these keys: a restore, for example
+            check_keys(batch, self.schema, self.groups)
+            for at in range(0, len(batch), _WRITE_ROWS):
+                part = np.arange(at, min(at + _WRITE_ROWS, len(batch)))
+                self.put(batch.take(part), values.slice(at, _WRITE_ROWS))
+            return
         found = self._find(batch)
         old = self._records(found.values)
         digest = row_digests(pa.Table.from_arrays([*found.keys.columns, *values.columns], schema=self.schema.rows))
         new = self._values.encode(values, digest, self.counts.interval if self.tracking else old["mark"])
-        changes = Changes()
-        changes.put(to_list(found.sorted(found.encoded)), to_list(found.sorted(new)))
-        image = Image(found.encoded, found.values) if self.imaged else None
-        self._change(changes, image, found.encoded, batch.key_groups, old, digest, found.values.null_count)
+        del batch.memo[self]  # until all is written
+        for at in range(0, len(batch), _WRITE_ROWS):
+            which = found.order[at : at + _WRITE_ROWS]
+            rows = pa.array(which)
+            image = Image(found.encoded.take(rows), found.values.take(rows))
+            changes = Changes()
+            changes.put(to_list(image.keys), to_list(new.take(rows)))
+            self._change(changes, image, batch.key_groups[which], old[which], digest[which], image.values.null_count)
         found.mutation, found.values = self._mutation, new
+        batch.memo[self] = found
 
     def delete(self, batch: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
@@ -164,21 +173,20 @@ class RocksDBTable:
         groups = batch.key_groups[which.to_numpy(zero_copy_only=False)]
         changes = Changes()
         changes.delete(to_list(keys))
-        image = Image(keys, values) if self.imaged else None
-        self._change(changes, image, keys, groups, self._records(values), np.zeros(len(keys), np.uint64), -len(keys))
+        nothing = np.zeros(len(keys), np.uint64)
+        self._change(changes, Image(keys, values), groups, self._records(values), nothing, -len(keys))
 
     def _change(
         self,
         changes: Changes,
-        image: Image | None,
-        keys: Packed,
+        image: Image,
         groups: np.ndarray,
         old: np.ndarray,
         digest: np.ndarray,
         born: int,
     ) -> None:
-        """Write changes of `keys`; then update digests, the list of changes, and counts."""
-        listed = self.counts.listed
+        """Write changes of the image's keys; then update digests, the list of changes, and counts."""
+        keys, listed = image.keys, self.counts.listed
         if self.tracking:
             start = time.perf_counter()
             fresh = keys.filter(pa.array(old["mark"] != self.counts.interval))
@@ -186,7 +194,7 @@ class RocksDBTable:
                 changes.put([self._list_key(self.counts.interval, listed)], [pack_strings([fresh])])
                 listed += len(fresh)
             self.tracking_s += time.perf_counter() - start
-        self._write(changes, image)
+        self._write(changes, image if self.imaged else None)
         self._digests += group_sums(digest - old["digest"], groups, self.max_parallelism)
         self.counts = replace(
             self.counts,
