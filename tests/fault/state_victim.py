@@ -93,6 +93,7 @@ def dying_child(kind: str, directory: Path, at: int) -> None:
 
 def main() -> None:
     kind, mode, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    backend(kind)  # imported here, not by each child
     table.COMPACT_ROWS, index.SEGMENT_BITS, index.MAX_LOAD = 50, SEGMENT_BITS, MAX_LOAD
     if mode == "loop":
         state = open_state(kind, directory)
