@@ -73,9 +73,13 @@ def _tells(a: Acknowledgement, most: int) -> bool:
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
-    """Return the form of an operator's part: a base only if every subtask wrote one."""
-    forms = {h.form for a in received for h in a.handles if h.kind is Kind.INCREMENTAL}
-    return Form.BASE if forms <= {Form.BASE} else Form.DELTA
+    """Return the form of an operator's part: a base only if every subtask wrote one of each table."""
+    tables = [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    if any(form is Form.DELTA for of in tables for form in of.values()):
+        return Form.DELTA
+    # A table of which nothing was written did not change.
+    whole = all(a.table_rows.keys() <= of.keys() for a, of in zip(received, tables, strict=True))
+    return Form.BASE if whole else Form.DELTA
 
 
 def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:

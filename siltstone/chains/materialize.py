@@ -89,7 +89,8 @@ def plan_materialization(
     handles = {
         c: [h for h in m.handles if h.operator == operator and h.kind is Kind.INCREMENTAL] for c, m in manifests.items()
     }
-    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
+    tables = {(operator, table): Kind.INCREMENTAL for table in schemas_of(manifest, operator)}
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism, tables)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]

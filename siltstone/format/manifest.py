@@ -19,11 +19,12 @@ import pyarrow as pa
 import xxhash
 
 from siltstone.format.arrow import ipc_options
+from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.checksums import is_bare, pack
 
-FORMAT = 2
+FORMAT = 3
 """2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
@@ -76,6 +77,8 @@ class Manifest:
         statistics: rows, bytes and seconds for reports, as JSON.
         materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
             operator's handles in the checkpoint's manifest. Empty for a checkpoint's manifest.
+        versions: which checkpoint wrote each variable last, per key group (`format.versions`); empty for a
+            materialization, and in manifests of versions of Siltstone whose checkpoints wrote every variable.
         commit: what else the commit adds to the catalog (`catalog.commit_details`); empty for a materialization, and in
             manifests that older versions of Siltstone wrote.
     """
@@ -96,6 +99,7 @@ class Manifest:
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
     materialization: str = ""
+    versions: Versions = field(default_factory=dict)
     commit: Sequence[bytes] = ()
 
     @cached_property
@@ -118,7 +122,7 @@ class Manifest:
         """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
 
         It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
-        Opaque variables stay: every checkpoint holds them whole, so they are never materialized.
+        Opaque variables stay: they are never materialized.
         """
         [operator] = materialized.operators
         kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
@@ -132,7 +136,7 @@ class Manifest:
         )
 
 
-_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "versions")
 ABOUT = (
     "stream",
     "checkpoint",
@@ -158,6 +162,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
         "commit": [base64.b64encode(part).decode() for part in manifest.commit],
     }
+    if manifest.versions:
+        about["versions"] = manifest.versions
     digests = [
         {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
         for operator, variables in manifest.digests.items()
@@ -176,8 +182,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _format(manifest: Manifest) -> int:
     """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
+    if any(h.kind is Kind.OPAQUE and h.form is Form.DELTA for h in manifest.handles) or _leaves_out(manifest):
+        return FORMAT
     checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
-    return 1 if all(map(is_bare, checksums)) else FORMAT
+    return 1 if all(map(is_bare, checksums)) else 2
+
+
+def _leaves_out(manifest: Manifest) -> bool:
+    """Whether it has nothing of a variable of the checkpoint, in some key groups."""
+    newest = (at for of in manifest.versions.values() for runs in of.values() for _, at in runs)
+    return any(at != manifest.checkpoint for at in newest)
 
 
 def _plain(handle: Handle) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from siltstone.chains.policy_rules import Decision, Policy, PolicyState, Restore
 from siltstone.chains.restore_rules import NEWEST, share_restore
 from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, StoredObject
-from siltstone.restore.restore import read_manifest, schemas_of
+from siltstone.model import Form, Handle, StoredObject
+from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
 from siltstone.store.paths import is_materialization_manifest
@@ -56,6 +57,8 @@ class RunChains:
         that the newest checkpoint does not have"""
         self.manifests: Sequence[StoredObject] = ()
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
+        self.versions: Versions = {}
+        """as of the newest checkpoint"""
         self._policies = {op.name: policy.start() for op in stream.operators}
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
@@ -88,7 +91,7 @@ class RunChains:
             op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
         }
         self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in operators}
-        self._checkpoint, self._step = latest, manifest.step
+        self._checkpoint, self._step, self.versions = latest, manifest.step, versions_of(manifest)
         self.follow()
         self._learn_restores()
         # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
@@ -122,7 +125,8 @@ class RunChains:
         if not self._checkpoint:
             return RestorePoint()
         known = self._first[operator] <= self._checkpoint
-        return RestorePoint(self._checkpoint, self._step, tuple(self.manifests) if known else ())
+        manifests = tuple(self.manifests) if known else ()
+        return RestorePoint(self._checkpoint, self._step, manifests, self.versions.get(operator, {}) if known else {})
 
     def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
         """Compute what the chains become with the next checkpoint; `advance` changes them.
@@ -135,16 +139,24 @@ class RunChains:
         policies = {name: self._learned(name, gathered) for name in forms}
         return NextChains(
             forms=forms,
-            first={name: checkpoint if form is Form.BASE else self._first[name] for name, form in forms.items()},
+            first={
+                name: checkpoint if form is Form.BASE else self._first.get(name, checkpoint)
+                for name, form in forms.items()
+            },
             policies=policies,
             bounds={name: self._policy.restore_bound(state) for name, state in policies.items()},
         )
+
+    def next_versions(self, checkpoint: int, handles: Sequence[Handle]) -> Versions:
+        """Return where the newest version of each variable is, once the checkpoint that writes `handles` exists."""
+        variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
+        return next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism)
 
     def advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
         """Record that the checkpoint exists and a restore of it reads `manifests`; decide the next interval."""
         self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._first = dict(manifest.first)
-        self._checkpoint, self._step = manifest.checkpoint, manifest.step
+        self._checkpoint, self._step, self.versions = manifest.checkpoint, manifest.step, versions_of(manifest)
         self._note(manifests)
         self._learn_restores()
         self.decide()

@@ -367,6 +367,7 @@ class ConsistentRegion:
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last
         chains = self._chains.preview(self.checkpoint, self._gathered)
+        handles = [h for a in received.values() for ack in a for h in ack.handles]
         chain_of = {name: (chains.first[name], state) for name, state in chains.policies.items()}
         return Manifest(
             stream=self.stream.name,
@@ -375,7 +376,7 @@ class ConsistentRegion:
             step=self.step,
             max_parallelism=self.stream.max_parallelism,
             operators=self.stream.definition()["operators"],
-            handles=[h for a in received.values() for ack in a for h in ack.handles],
+            handles=handles,
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
             digests=self.digests(),
             forms=chains.forms,
@@ -384,6 +385,7 @@ class ConsistentRegion:
             policy={name: state.to_json() for name, state in chains.policies.items()},
             event_time_max=self._gathered.event_time(self._event_time_max),
             statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
+            versions=self._chains.next_versions(self.checkpoint, handles),
         )
 
     def _advance(self, manifest: Manifest, stored: StoredObject, committed: Committed) -> None:

@@ -157,7 +157,7 @@ def test_a_later_format_says_so() -> None:
     schema = pa.schema([("about", pa.string())])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as out:
-        out.write_table(pa.table({"about": ['{"format": 3}']}))
+        out.write_table(pa.table({"about": ['{"format": 4}']}))
     data = sink.getvalue().to_pybytes()
-    with pytest.raises(NewerFormat, match="has format 3, which a newer Siltstone wrote: upgrade"):
+    with pytest.raises(NewerFormat, match="has format 4, which a newer Siltstone wrote: upgrade"):
         decode_manifest(data + xxhash.xxh3_64_digest(data))
