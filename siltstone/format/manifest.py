@@ -122,10 +122,11 @@ class Manifest:
         """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
 
         It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
-        Opaque variables stay: they are never materialized.
+        Opaque variables that it does not have stay: they were whole.
         """
         [operator] = materialized.operators
-        kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
+        anew = {h.variable for h in materialized.handles}
+        kept = [h for h in self.handles if h.operator != operator or (h.kind is Kind.OPAQUE and h.variable not in anew)]
         return replace(
             self,
             operators={**self.operators, **materialized.operators},
@@ -182,7 +183,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _format(manifest: Manifest) -> int:
     """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
-    if any(h.kind is Kind.OPAQUE and h.form is Form.DELTA for h in manifest.handles) or _leaves_out(manifest):
+    if _leaves_out(manifest) or any(
+        h.kind is Kind.OPAQUE and (h.form is Form.DELTA or manifest.materialization) for h in manifest.handles
+    ):
         return FORMAT
     checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
     return 1 if all(map(is_bare, checksums)) else 2
