@@ -22,7 +22,7 @@ from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
-from siltstone.state.backend import KeyedState, SubtaskState
+from siltstone.state.backend import KeyedState, StateSnapshot, SubtaskState
 from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
 from siltstone.state.protocol import apply_delta, set_state
@@ -159,7 +159,7 @@ def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest]) -> list[Rea
     return sorted(unit.reads + indexes, key=apply_order)
 
 
-def digests_of(state: KeyedState) -> dict[str, np.ndarray]:
+def digests_of(state: KeyedState | StateSnapshot) -> dict[str, np.ndarray]:
     """Return table or opaque variable -> digest (uint64) per key group of the state."""
     part = slice(state.groups.start, state.groups.end)
     digests = {name: table.digests[part].copy() for name, table in state.tables.items()}

@@ -1,14 +1,18 @@
 """Full snapshots: copies of the live state, row by row, to compare restores with.
 
-A snapshot is read from the working state and not from the changelog, so it is independent of what a restore reads. The
-working state must be the checkpoint's. A machine may have another attempt at the same step, whose acknowledgement was
-lost, so the number of the step is not enough: the digests of the working state must be those that the checkpoint
-accepted. They are updated with each change, separately from the rows that the snapshot copies.
+A snapshot is read from the working state and not from the changelog, so it is independent of what a restore reads. A
+backend with snapshots of its own (`HasSnapshots`) gives the state at the checkpoint's version while a run makes later
+steps: `pinned` holds it for all subtasks, each from a moment on in which no step uses the directory. With another
+backend, the working state itself must be at the checkpoint's version, and no step can use it while it is copied.
+
+A machine may have another attempt at the same step, whose acknowledgement was lost, so the number of the step is not
+enough: the digests of the working state must be those that the checkpoint accepted. They are updated with each change,
+separately from the rows that the snapshot copies.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import NoLiveState
+from siltstone.errors import NoLiveState, StateError
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
 from siltstone.model import KeyGroupRange, StoredObject
@@ -24,6 +28,8 @@ from siltstone.restore.export import opaque_rows
 from siltstone.restore.restore import digests_of, opaque_of, schemas_of
 from siltstone.run.task import identity
 from siltstone.run.working_state import LOCK_WAIT_S, locked
+from siltstone.state.backend import HasSnapshots, StateSnapshot, SubtaskState
+from siltstone.state.backends.heap.snapshot import HeapSnapshot
 from siltstone.state.backends.named import backend
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
@@ -40,6 +46,8 @@ class SnapshotTask:
     groups: KeyGroupRange
     backend: str
     attempt: str
+    pin: Path | None = None
+    """the subtask's state at the manifest's version, if `pinned` holds it"""
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,55 @@ def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, 
     return tasks
 
 
+@contextmanager
+def pinned(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
+    """Hold the state of all tasks at their checkpoint, so that a run may make later steps while they read it.
+
+    Yields the tasks to give to `take_snapshot`, also in other processes of this machine. A backend without snapshots
+    holds nothing: its tasks come back as they are.
+
+    Raises:
+        NoLiveState: see `take_snapshot`.
+    """
+    with ExitStack() as stack:
+        yield [_pin(task, stack) for task in tasks]
+
+
+def _pin(task: SnapshotTask, stack: ExitStack) -> SnapshotTask:
+    with _opened(task) as state:
+        if not isinstance(state, HasSnapshots):
+            return task
+        try:
+            snapshot = state.snapshot(task.manifest.step)
+        except StateError:
+            raise _elsewhere(task) from None
+        stack.callback(snapshot.release)
+        return replace(task, pin=snapshot.path)
+
+
 def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     """Write the live tables of one subtask, one Parquet object each.
 
     Raises:
         NoLiveState: this machine has no working state of exactly that checkpoint, only that of another attempt, or a
             step is changing it.
+        StateError: a pinned state was removed meanwhile, because its run rolled back, ended or moved.
     """
+    if task.pin is not None:
+        return _copy(task, HeapSnapshot(task.pin))
+    with ExitStack() as stack:
+        held = _pin(task, stack)
+        if held.pin is not None:
+            return take_snapshot(held)
+    with _opened(task) as state:
+        if state.version != task.manifest.step:
+            raise _elsewhere(task)
+        return _copy(task, state)
+
+
+@contextmanager
+def _opened(task: SnapshotTask) -> Iterator[SubtaskState]:
+    """The working state of a subtask on this machine, with exclusive use of its directory."""
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
     with _locked(directory):
@@ -78,26 +128,29 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
             directory, schemas_of(manifest, name), opaque_of(manifest, name), task.groups, manifest.max_parallelism
         )
         try:
-            if state.version != manifest.step:
-                raise _elsewhere(task)
-            digests = digests_of(state)
-            if identity(name, digests) != _accepted(task, digests):
-                raise _not_accepted(task)
-            objects, rows = [], 0
-            names = CheckpointPath(manifest.stream, manifest.epoch, manifest.checkpoint)
-            for table_name, table in state.tables.items():
-                path = names.snapshot(name, table_name, task.subtask, task.attempt)
-                with task.warehouse.store.create(path) as writer:
-                    rows += write_base(writer, table.schema, table.scan(task.groups))
-                assert writer.stored is not None
-                objects.append(writer.stored)
-            for variable, values in state.opaque.items():
-                path = names.snapshot(name, variable, task.subtask, task.attempt)
-                out = pa.BufferOutputStream()
-                pq.write_table(opaque_rows(values), out)
-                objects.append(task.warehouse.store.put(path, out.getvalue()))
+            yield state
         finally:
             state.close()
+
+
+def _copy(task: SnapshotTask, state: SubtaskState | StateSnapshot) -> SnapshotPart:
+    manifest, name = task.manifest, task.operator
+    digests = digests_of(state)
+    if identity(name, digests) != _accepted(task, digests):
+        raise _not_accepted(task)
+    objects, rows = [], 0
+    names = CheckpointPath(manifest.stream, manifest.epoch, manifest.checkpoint)
+    for table_name, table in state.tables.items():
+        path = names.snapshot(name, table_name, task.subtask, task.attempt)
+        with task.warehouse.store.create(path) as writer:
+            rows += write_base(writer, table.schema, table.scan(task.groups))
+        assert writer.stored is not None
+        objects.append(writer.stored)
+    for variable, values in state.opaque.items():
+        path = names.snapshot(name, variable, task.subtask, task.attempt)
+        out = pa.BufferOutputStream()
+        pq.write_table(opaque_rows(values), out)
+        objects.append(task.warehouse.store.put(path, out.getvalue()))
     return SnapshotPart(objects, rows)
 
 

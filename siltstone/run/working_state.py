@@ -68,7 +68,7 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
         copy = Path(scratch) / "state"
         with locked(directory, LOCK_WAIT_S):
             if directory.exists():
-                shutil.copytree(directory, copy)
+                shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("pins"))
         state = _at_base(task, subtask, copy, clock) or _restored(task, subtask, copy, clock)
         try:
             yield state

@@ -200,6 +200,56 @@ class SubtaskState(KeyedState, Protocol):
         ...
 
 
+class TableSnapshot(Protocol):
+    """One table at a snapshot's version."""
+
+    schema: TableSchema
+    rows: int
+    """the number of live rows"""
+    digests: np.ndarray
+    """uint64[max_parallelism], see `StateTable.digests`"""
+
+    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups`, as `StateTable.scan` does; later steps do not change what comes.
+
+        Raises:
+            StateError: the snapshot is gone; what was yielded is void.
+        """
+        ...
+
+
+class StateSnapshot(Protocol):
+    """The state at one version. It stays while later steps change the state, and after the state is closed, until
+    `release`, the end of the process that made it, or a rollback to an older version.
+    """
+
+    path: Path
+    version: int
+    groups: KeyGroupRange
+    tables: Mapping[str, TableSnapshot]
+    opaque: Mapping[str, Mapping[int, bytes]]
+
+    def release(self) -> None:
+        """Let the version go; idempotent."""
+        ...
+
+
+@runtime_checkable
+class HasSnapshots(Protocol):
+    """A `SubtaskState` whose versions can be read while later steps change it."""
+
+    def snapshot(self, version: int | None = None) -> StateSnapshot:
+        """Return a snapshot of a version (the newest committed one by default), several at once if wanted.
+
+        An older version can be had as long as the before-images of all later steps are kept (see
+        `SubtaskState.release`). The time that this takes does not depend on the size of the state.
+
+        Raises:
+            StateError: this version is no longer, or not yet, here.
+        """
+        ...
+
+
 class Backend(Protocol):
     """Opens working state. `backends.named` returns the implementations by name."""
 

@@ -15,7 +15,7 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import CheckpointCost
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UsageError
+from siltstone.errors import CorruptObject, Fenced, NoLiveState, UnknownCheckpoint, UsageError
 from siltstone.format.base import read_snapshot_values
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import Rows, State
@@ -32,7 +32,7 @@ from siltstone.restore.export import (
 from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.restore.verify import check_indexes, plan_proof
 from siltstone.run import persist
-from siltstone.run.snapshot import snapshot_tasks, take_snapshot
+from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
 from siltstone.run.working_state import locked
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
@@ -137,6 +137,24 @@ def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:
     compared = [table for task in compare_tasks(tasks, objects) for table in compare(store, task)]
     assert compared and all(table.same for table in compared)
     assert sum(table.live_rows.sum() for table in compared) == 100 + 8  # and an opaque value for each key group
+
+
+def test_a_snapshot_of_the_newest_checkpoint_is_taken_while_the_stream_goes_on(place: OpenWarehouse) -> None:
+    run = RegionRun(place, replace(stream("sums"), operators=[Counted()]), POLICY, parallelism=2, checkpoint_steps=3)
+    completed = [run.step(rows(n)) for n in range(1, 6)]
+    assert [each is not None for each in completed] == [False, False, True, False, False]
+    store, catalog = place.warehouse.store, place.catalog
+    manifests = read_manifests(store, catalog.chains.list_manifests("sums", 1))
+    with pinned(snapshot_tasks(place.warehouse, manifests[1], "heap", "test")) as tasks:
+        for n in range(6, 13):  # two more checkpoints; what the steps need no more goes
+            run.step(rows(n))
+        parts = [take_snapshot(task) for task in tasks]
+    units, _ = unit_tasks(manifests, 1, 3, None)
+    objects = [stored for part in parts for stored in part.objects]
+    compared = [table for task in compare_tasks(units, objects) for table in compare(store, task)]
+    assert compared and all(table.same for table in compared)
+    with pytest.raises(NoLiveState, match="no live state of sums/sums subtask 0 at checkpoint 1 "):
+        take_snapshot(replace(tasks[0], pin=None))
 
 
 def test_a_snapshot_of_opaque_values_is_read_in_whatever_order_the_state_kept_them() -> None:

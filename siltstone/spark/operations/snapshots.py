@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, UsageError
 from siltstone.restore.restore import read_manifest
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
-from siltstone.run.snapshot import snapshot_tasks, take_snapshot
+from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.masters import is_local
 from siltstone.spark.session import needs_spark, spark_session
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -40,25 +43,38 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
         UsageError: the checkpoint already has a snapshot.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        catalog, warehouse = place.catalog, place.warehouse
-        epoch, record = catalog.streams.get(stream).epoch, catalog.checkpoints.latest(stream)
-        if any(s.checkpoint == record.id for s in catalog.reference_copies.list(stream)):
-            raise UsageError(f"checkpoint {record.id} of {stream} already has a snapshot")
-        # The lease also protects objects that are written and not recorded yet.
-        with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
-            spark = spark_session(settings.master, settings.spark)
-            if isinstance(spark, SparkSession) and not is_local(spark.sparkContext.master):
-                raise NoLiveState(
-                    f"the live state of {stream} is with the executors of its run, and a snapshot's tasks run on any: "
-                    "take snapshots of streams that run on a local master (--master 'local[*]')"
-                )
-            start = time.perf_counter()
-            manifest = read_manifest(warehouse.store, record.manifest, stream)
-            tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
-            parts = spark_map(spark, take_snapshot, tasks)
-            objects = [stored for part in parts for stored in part.objects]
-            rows = sum(part.rows for part in parts)
-            catalog.reference_copies.add(stream, epoch, record.id, objects, rows)
-            try_write_extract(place, stream)
-        seconds = round(time.perf_counter() - start, 3)
+        for _ in range(_ATTEMPTS):
+            record = place.catalog.checkpoints.latest(stream)
+            try:
+                return _take(place, settings, stream, record)
+            except NoLiveState:
+                # A run may have completed another checkpoint, and let the state of this one go.
+                if place.catalog.checkpoints.latest(stream).id == record.id:
+                    raise
+        raise NoLiveState(f"{stream} completes checkpoints faster than a snapshot begins: try again, or when it pauses")
+
+
+def _take(place: OpenWarehouse, settings: Settings, stream: str, record: CheckpointRecord) -> SnapshotResult:
+    catalog, warehouse = place.catalog, place.warehouse
+    epoch = catalog.streams.get(stream).epoch
+    if any(s.checkpoint == record.id for s in catalog.reference_copies.list(stream)):
+        raise UsageError(f"checkpoint {record.id} of {stream} already has a snapshot")
+    # The lease also protects objects that are written and not recorded yet.
+    with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
+        spark = spark_session(settings.master, settings.spark)
+        if isinstance(spark, SparkSession) and not is_local(spark.sparkContext.master):
+            raise NoLiveState(
+                f"the live state of {stream} is with the executors of its run, and a snapshot's tasks run on any: "
+                "take snapshots of streams that run on a local master (--master 'local[*]')"
+            )
+        start = time.perf_counter()
+        manifest = read_manifest(warehouse.store, record.manifest, stream)
+        tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
+        with pinned(tasks) as held:
+            parts = spark_map(spark, take_snapshot, held)
+        objects = [stored for part in parts for stored in part.objects]
+        rows = sum(part.rows for part in parts)
+        catalog.reference_copies.add(stream, epoch, record.id, objects, rows)
+        try_write_extract(place, stream)
+    seconds = round(time.perf_counter() - start, 3)
     return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)

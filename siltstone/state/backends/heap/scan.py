@@ -6,10 +6,23 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.model import KeyGroupRange
+from siltstone.state.backends.checks import as_table
 from siltstone.state.backends.heap.records import Records
 from siltstone.state.columns import one_array
+from siltstone.state.schema import TableSchema
 
 PART_ROWS = 1 << 18
+
+
+def scan_records(records: Records, schema: TableSchema, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Yield the live records of `groups` in batches, and their rows (`schema.rows`)."""
+    for ids in ordered(records, groups):
+        block = records.take(ids)
+        keys, values = (
+            records.layout.read_keys(block, records.arena),
+            records.layout.read_values(block, records.arena),
+        )
+        yield block, as_table([*keys, *values], schema.rows, len(block))
 
 
 def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:

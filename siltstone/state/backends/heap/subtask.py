@@ -3,6 +3,7 @@
     header                     the current version: counts, digests, shapes; replaced by renaming
     undo/<step>                before-images of a step that can be rolled back; `spare` is a file to reuse
     opaque/<variable>.<step>   the values of an opaque variable after that step (Arrow IPC)
+    pins/<version>-<random>/   hard links that keep a version for a snapshot's readers (`pins`)
     tables/<name>/<n>/         rows, slots, offsets, bytes, changes.<interval> of a table, its nth generation
 
 A step begins by copying the current header to `undo/<step>`; an undo file of a step above the header's version
@@ -10,7 +11,6 @@ therefore belongs to an interrupted step, and is rolled back at open. The header
 machine may have lost pages that were never synced, so its state is not trusted.
 """
 
-import json
 import os
 import subprocess
 from collections.abc import Collection, Mapping
@@ -19,23 +19,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import xxhash
-
 from siltstone.errors import StateError, Unreachable, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
+from siltstone.state.backends.heap.header import DISTRUST, parse, recorded, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
+from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
+from siltstone.state.backends.heap.pins import drop_pins, link_undo, make_pin
+from siltstone.state.backends.heap.snapshot import HeapSnapshot
 from siltstone.state.backends.heap.table import Counts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.schema import TableSchema
 
 FORMAT = 2
-_DISTRUST = "delete this working state and restore it"
 _MADE_FIRST = {"undo", "opaque", "header.new"}
 """what a new directory has before its header"""
-_OPAQUE = pa.schema([("key_group", pa.uint16()), ("value", pa.large_binary())])
 
 
 class HeapBackend:
@@ -85,7 +83,7 @@ class HeapState:
         self._tables: dict[str, HeapTable] = {}
         self.tables: Mapping[str, StateTable] = self._tables
         for name, schema in sorted(schemas.items()):
-            counts, digests = self._recorded(self._header, name)
+            counts, digests = recorded(self._header, name)
             self._tables[name] = HeapTable(
                 schema, groups, max_parallelism, directory / "tables" / name, counts, digests
             )
@@ -109,6 +107,7 @@ class HeapState:
         if spare.exists():
             os.replace(spare, path)
         self._undo = UndoWriter(path, step, (self.directory / "header").read_bytes())
+        link_undo(self.directory, step, path)
         self._pending.add(step)
         self._step = step
         for ordinal, table in enumerate(self._tables.values()):
@@ -151,7 +150,7 @@ class HeapState:
         """Undo the newest step, begun or committed; StateError if its before-images are gone."""
         step = self.version if self._step is None else self._step
         if step not in self._pending:
-            raise StateError(f"the before-images of step {step} are gone: {_DISTRUST}")
+            raise StateError(f"the before-images of step {step} are gone: {DISTRUST}")
         self._undo_step(step)
         self._end_step()
 
@@ -169,9 +168,10 @@ class HeapState:
         self._pending.remove(step)
         frames = list(read_frames(path, step))
         if before is not None:
+            drop_pins(self.directory, above=before["version"])
             for ordinal, (name, table) in enumerate(self._tables.items()):
                 images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
-                table.restore(images, *self._recorded(before, name))
+                table.restore(images, *recorded(before, name))
             self._replace(self.directory / "header", frames[0].records.tobytes())
             self._header = before
             self.version = before["version"]
@@ -183,10 +183,30 @@ class HeapState:
         released = [old for old in self._pending if old <= min(step, self.version)]
         for old in released:
             self._pending.remove(old)
-            # The file's pages are in memory already, so the next step overwrites them.
-            os.replace(self._undo_path(old), self.directory / "undo" / "spare")
+            path = self._undo_path(old)
+            if path.stat().st_nlink > 1:  # a snapshot's readers need it
+                path.unlink()
+            else:
+                # The file's pages are in memory already, so the next step overwrites them.
+                os.replace(path, self.directory / "undo" / "spare")
         if released:
             self._sweep()
+
+    def snapshot(self, version: int | None = None) -> HeapSnapshot:
+        """Pin a version (the newest committed one by default), in time that does not depend on its size.
+
+        Raises:
+            StateError: a later step's before-images are gone, or there never was such a version.
+        """
+        later = sorted(step for step in self._pending if step > (self.version if version is None else version))
+        header = self._header
+        if version is not None and version != self.version:
+            before = self._header_before(later[0]) if later else None
+            if before is None or before["version"] != version:
+                raise StateError(f"{self.directory} has version {self.version}, and version {version} no more")
+            header = before
+        pin, lock = make_pin(self.directory, header, [(step, self._undo_path(step)) for step in later])
+        return HeapSnapshot(pin, lock)
 
     def close(self) -> None:
         """Flush and close the directory; idempotent. An open step is rolled back at the next open."""
@@ -200,14 +220,14 @@ class HeapState:
         path = self.directory / "header"
         try:
             if path.exists():
-                return self._check_header(_parse(path.read_bytes(), path))
+                return self._check_header(parse(path.read_bytes(), path))
             if self.directory.exists() and {*os.listdir(self.directory)} - _MADE_FIRST:
-                raise StateError(f"{path} is missing: {_DISTRUST}")
+                raise StateError(f"{path} is missing: {DISTRUST}")
             for part in ("undo", "opaque"):
                 (self.directory / part).mkdir(parents=True, exist_ok=True)
             empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
-            self._replace(path, _render(header))
+            self._replace(path, render(header))
             (self.directory / "tables").mkdir(exist_ok=True)
             return header
         except OSError as error:
@@ -220,7 +240,7 @@ class HeapState:
                     "boot": "was written before this machine restarted",
                     "format": f"has format {header.get(what)}, not {mine}",
                 }.get(what, f"has other {what} ({header.get(what)}) than asked for ({mine})")
-                raise StateError(f"{self.directory} {reason}: {_DISTRUST}")
+                raise StateError(f"{self.directory} {reason}: {DISTRUST}")
         return header
 
     def _write_header(self, version: int) -> None:
@@ -230,18 +250,11 @@ class HeapState:
         }
         saved = self._header["opaque_steps"] | dict.fromkeys(self._changed, self._step)
         self._header = self._shape | {"version": version, "tables": tables, "opaque_steps": saved}
-        self._replace(self.directory / "header", _render(self._header))
+        self._replace(self.directory / "header", render(self._header))
 
     @property
     def _own(self) -> slice:
         return slice(self.groups.start, self.groups.end)
-
-    def _recorded(self, header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
-        fields = dict(header["tables"][name])
-        digests = np.zeros(self.max_parallelism, np.uint64)
-        if text := fields.pop("digests"):
-            digests[self._own] = np.frombuffer(bytes.fromhex(text), np.uint64)
-        return Counts(**fields), digests
 
     @staticmethod
     def _replace(path: Path, data: bytes) -> None:
@@ -265,30 +278,19 @@ class HeapState:
         path = self._undo_path(step)
         frame = next(read_frames(path, step), None)
         if frame is not None and frame.table == HEADER:
-            return _parse(frame.records.tobytes(), path)
+            return parse(frame.records.tobytes(), path)
         if step <= self.version:
-            raise StateError(f"{path} is damaged: {_DISTRUST}")
+            raise StateError(f"{path} is damaged: {DISTRUST}")
         return None
 
     def _saved_opaque(self) -> dict[str, dict[int, bytes]]:
         opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in self._shape["opaque"]}
         for variable, step in self._header["opaque_steps"].items():
-            path = self.directory / "opaque" / f"{variable}.{step}"
-            try:
-                table = pa.ipc.open_file(path.read_bytes()).read_all()
-            except (OSError, pa.ArrowInvalid) as error:
-                raise StateError(f"{path} is missing or damaged: {_DISTRUST}") from error
-            groups, values = table.column("key_group").to_pylist(), table.column("value").to_pylist()
-            opaque[variable] = dict(zip(groups, values, strict=True))
+            opaque[variable] = read_opaque(self.directory / "opaque" / f"{variable}.{step}")
         return opaque
 
     def _save_opaque(self, variable: str, step: int) -> None:
-        values = self.opaque[variable]
-        table = pa.table([list(values), list(values.values())], schema=_OPAQUE)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, _OPAQUE) as writer:
-            writer.write_table(table)
-        self._replace(self.directory / "opaque" / f"{variable}.{step}", sink.getvalue().to_pybytes())
+        self._replace(self.directory / "opaque" / f"{variable}.{step}", render_opaque(self.opaque[variable]))
 
     def _sweep(self) -> None:
         """Remove files to which neither the header nor a header before a pending step refers."""
@@ -305,18 +307,6 @@ class HeapState:
         for path in (self.directory / "opaque").iterdir():
             if path.name not in kept:
                 path.unlink()
-
-
-def _render(header: dict[str, Any]) -> bytes:
-    text = json.dumps(header).encode()
-    return f"{xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
-
-
-def _parse(data: bytes, path: Path) -> dict[str, Any]:
-    checksum, _, text = data.partition(b"\n")
-    if checksum.decode("ascii", "replace") != xxhash.xxh3_64_hexdigest(text):
-        raise StateError(f"{path} is damaged: {_DISTRUST}")
-    return json.loads(text)
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,7 @@ from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.records import Records
-from siltstone.state.backends.heap.scan import ordered
+from siltstone.state.backends.heap.scan import scan_records
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
@@ -262,11 +262,8 @@ class HeapTable:
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Yield all live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
-        for ids in ordered(self.records, groups):
-            block = self.records.take(ids)
-            keys = self._layout.read_keys(block, self.records.arena)
-            values = self._layout.read_values(block, self.records.arena)
-            yield as_table([*keys, *values], self.schema.rows, len(block)), block["group"].copy()
+        for block, rows in scan_records(self.records, self.schema, groups):
+            yield rows, block["group"].copy()
 
     # Upkeep, called by the subtask
 

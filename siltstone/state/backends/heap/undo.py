@@ -29,12 +29,13 @@ _WRITE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame: `ids` uint32[n], `records` the bytes of n records (or the header)."""
+    """One frame: `ids` uint32[n], `records` the bytes of n records (or the header), `end` where the next one begins."""
 
     table: int
     rows: int
     ids: np.ndarray
     records: np.ndarray
+    end: int
 
 
 class UndoWriter:
@@ -75,12 +76,11 @@ class UndoWriter:
             self._file = -1
 
 
-def read_frames(path: Path, step: int) -> Iterator[Frame]:
-    """Yield the complete frames of `step`, in the order they were written."""
+def read_frames(path: Path, step: int, at: int = 0) -> Iterator[Frame]:
+    """Yield the complete frames of `step` from byte `at` on, in the order they were written."""
     if path.stat().st_size == 0:
         return
     data = np.memmap(path, np.uint8, mode="r")
-    at = 0
     while at + _HEAD_BYTES <= len(data):
         fields = data[at : at + _FIELDS.size].tobytes()
         of_step, table, rows, ids_bytes, records_bytes = _FIELDS.unpack(fields)
@@ -93,7 +93,7 @@ def read_frames(path: Path, step: int) -> Iterator[Frame]:
         if checksum != _checksum(fields, ids.data, records.data):
             return
         # The ids are copied, because a frame need not begin at a multiple of four.
-        yield Frame(table, rows, np.frombuffer(ids.tobytes(), np.uint32), records)
+        yield Frame(table, rows, np.frombuffer(ids.tobytes(), np.uint32), records, end)
         at = end
 
 

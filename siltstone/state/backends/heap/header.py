@@ -1,0 +1,42 @@
+"""The header of a heap: the counts, digests and shapes of one version, with a checksum."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from siltstone.errors import StateError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backends.heap.table import Counts
+
+DISTRUST = "delete this working state and restore it"
+
+
+def render(header: dict[str, Any]) -> bytes:
+    """Return the bytes of a header."""
+    text = json.dumps(header).encode()
+    return f"{xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
+
+
+def parse(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the header of these bytes; `path` names them in an error.
+
+    Raises:
+        StateError: they are damaged.
+    """
+    checksum, _, text = data.partition(b"\n")
+    if checksum.decode("ascii", "replace") != xxhash.xxh3_64_hexdigest(text):
+        raise StateError(f"{path} is damaged: {DISTRUST}")
+    return json.loads(text)
+
+
+def recorded(header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
+    """Return the counts and digests (uint64[max_parallelism]) of a table."""
+    fields = dict(header["tables"][name])
+    digests = np.zeros(header["max_parallelism"], np.uint64)
+    if text := fields.pop("digests"):
+        groups = KeyGroupRange(*header["groups"])
+        digests[groups.start : groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
+    return Counts(**fields), digests
