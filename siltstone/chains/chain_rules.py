@@ -13,7 +13,6 @@ _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
 _MOST_FACTOR = 1e6
-_RESTORE_STEP = 0.5
 
 
 def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) -> PolicyState:
@@ -107,8 +106,7 @@ def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
 
     The first restores mostly say how fast this store and these machines read, which holds for bases and deltas alike:
     the n-th scales both factors by 1/n of what they were wrong. What is left goes to each by its part of the chain: a
-    normalised least-mean-squares step, half of the way if the restore was faster than predicted, and all of it if it
-    was slower, so that the same restore is never again predicted to take less than it took.
+    normalised least-mean-squares step all of the way, so that the same chain is predicted to take what it took.
     """
     power = cost.base_s**2 + cost.deltas_s**2
     if power < _LEAST_POWER:
@@ -118,7 +116,7 @@ def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
     scale = 1 + (cost.restore_s / predicted - 1) / count
     base, delta = _factor(state.base_factor * scale), _factor(state.delta_factor * scale)
     error = cost.restore_s - base * cost.base_s - delta * cost.deltas_s
-    step = (1.0 if error > 0 else _RESTORE_STEP) * error / power
+    step = error / power
     base, delta = _factor(base + step * cost.base_s), _factor(delta + step * cost.deltas_s)
     return replace(state, base_factor=base, delta_factor=delta, restores=count)
 
