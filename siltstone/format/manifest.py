@@ -69,10 +69,11 @@ class Manifest:
         handles: where the bytes of each variable of each subtask are.
         objects: every object it wrote, except itself.
         digests: operator -> table or opaque variable -> uint64[max_parallelism].
-        forms: operator -> the form of its part.
-        d: operator -> the D in force.
+        forms: operator -> the form of its part: a base if it has all tables as bases.
+        d: operator -> the D in force, of the table with the largest.
         first: operator -> the checkpoint that the longest chain of its variables began with, for policies and reports.
-        policy: operator -> the policy's state, as JSON.
+        policy: operator -> the policy's state, as JSON; only in manifests from before `chains`.
+        chains: operator -> table -> the checkpoint that its chain began with (`first`) and its policy's state, as JSON.
         event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
         materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
@@ -96,6 +97,7 @@ class Manifest:
     d: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    chains: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
     materialization: str = ""
@@ -137,7 +139,7 @@ class Manifest:
         )
 
 
-_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "versions")
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "chains", "versions")
 ABOUT = (
     "stream",
     "checkpoint",
@@ -149,6 +151,7 @@ ABOUT = (
     "d",
     "first",
     "policy",
+    "chains",
     "statistics",
     "materialization",
 )

@@ -117,6 +117,12 @@ def _manifest(
             check_integer(number, int(what == "first"), most, f"{what} of {operator}")
     for operator, state in _by_operator(about, "policy").items():
         check_object(state, f"policy of {operator}")
+    about = {"chains": {}, **about}
+    for operator, tables in _by_operator(about, "chains").items():
+        for table, chain in check_object(tables, f"chains of {operator}").items():
+            check_table_name(table)
+            of = f"the chain of {operator}.{table}"
+            check_integer(check_object(chain, of)["first"], 1, path.checkpoint, f"first of {of}")
     _check_statistics(check_object(about["statistics"], "statistics"))
     if about["materialization"]:
         check_attempt(about["materialization"])
