@@ -235,9 +235,8 @@ class ConsistentRegion:
                 self.check_fence()  # a newer writer has given it up: then that is why
                 raise
             self._references.follow(self._chains.manifests)
-        return {
-            op.name: self._task(op, base_step, self._chains.decisions[op.name], offsets) for op in self.stream.operators
-        }
+        decided = self._chains.decisions
+        return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
 
     def _task(self, operator: Operator, base_step: int, decisions: Mapping[str, Decision], offsets: str) -> StepTask:
         order, tracking = None, any(decision.tracking for decision in decisions.values())

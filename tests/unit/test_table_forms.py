@@ -102,3 +102,41 @@ def test_tables_share_the_seconds_of_a_restore() -> None:
     assert {table: of.restore_budget_s for table, of in tight.items()} == {"slow": 2.0, "fast": 0.5}
     alone = PolicyOptions(restore_budget_s=9)
     assert share_budget({"slow": slow}, alone) == {"slow": alone}
+
+
+class Busy(Operator):
+    """A small table that changes all the time."""
+
+    name = "data"
+    key: ClassVar = {"k": pa.int64()}
+    busy = ValueState(value={"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Write the step."""
+        state.busy.put(rows.keys, {"n": np.full(len(rows.keys), rows.table.column("n")[0].as_py())})
+
+
+class Static(Busy):
+    """A large table beside it, which only the first step writes."""
+
+    static = ValueState(value={"noise": pa.binary()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Write the step; at first, noise too."""
+        super().process(rows, state)
+        if rows.table.column("n")[0].as_py() == 1:
+            random = np.random.default_rng(0)
+            state.static.put(rows.keys, {"noise": [random.bytes(200) for _ in range(len(rows.keys))]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adjust-d", "marginal-cost"])
+def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(tmp_path: Path, name: str) -> None:
+    written = []
+    for operator in (Static(), Busy()):
+        with OpenWarehouse.writable(str(tmp_path / type(operator).__name__)) as place:
+            run = RegionRun(place, stream_of(operator, max_parallelism=16), policy_by_name(name), parallelism=2)
+            made = [run.step(rows(n, keys=20_000, changed=2000)) for n in range(1, 31)]
+            written.append(sum(each.bytes for each in made[1:] if each))
+            assert not failures(place, NAME)
+    assert written[0] <= 1.05 * written[1]
