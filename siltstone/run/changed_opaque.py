@@ -9,7 +9,7 @@ import numpy as np
 
 from siltstone.format.segment import Segment
 from siltstone.format.versions import expand_runs
-from siltstone.model import KeyGroupRange, Kind
+from siltstone.model import Form, KeyGroupRange, Kind
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
@@ -27,18 +27,23 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
     """Return opaque variable -> the key groups whose values the step writes; None for all.
 
     A variable that did not change is left out. All values are written where no checkpoint has any, where an earlier
-    step of the interval was not logged, and, if the variable changed, where chains have become long.
+    step of the interval was not logged, and, if checkpoints have parts of them, where all tables are written as bases or
+    chains have become long.
     """
-    changed, found = state.changed_opaque, dict[str, Collection[int] | None]()
-    logged = None if task.checkpoint is None else _logged(task, subtask)
+    changed, found, order = state.changed_opaque, dict[str, Collection[int] | None](), task.checkpoint
+    logged = None if order is None else _logged(task, subtask)
+    begins = order is not None and (
+        len(task.restore.manifests) >= CHAIN_MANIFESTS or {*order.forms.values()} == {Form.BASE}
+    )
     for name in state.opaque:
-        if not version_of(task, name)[state.groups.start : state.groups.end].all():
-            if task.checkpoint is not None or name in changed:
+        versions = version_of(task, name)[state.groups.start : state.groups.end]
+        if not versions.all():
+            if order is not None or name in changed:
                 found[name] = None
-        elif task.checkpoint is None:
+        elif order is None:
             if name in changed:
                 found[name] = changed[name]
-        elif logged is None or (name in {*changed, *logged} and len(task.restore.manifests) >= CHAIN_MANIFESTS):
+        elif logged is None or (begins and (name in {*changed, *logged} or (versions != versions[0]).any())):
             found[name] = None
         elif name in changed:
             found[name] = changed[name]
