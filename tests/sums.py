@@ -25,7 +25,7 @@ class Sums(Operator):
 
 
 class Tally(OpaqueState[int]):
-    """A number per key group."""
+    """Bytes that every checkpoint holds whole."""
 
 
 class Counted(Sums):

@@ -62,14 +62,10 @@ class WholeTable:
 
 @dataclass(frozen=True, eq=False)
 class OpaqueChange:
-    """New values of an opaque variable: key group -> bytes.
-
-    They build on the version of `previous_checkpoint`; those of 0 replace any earlier value of the writer's key groups.
-    """
+    """The whole new value of an opaque variable: key group -> bytes. It replaces any earlier value."""
 
     variable: str
     values: Mapping[int, bytes]
-    previous_checkpoint: int = 0
 
     @property
     def size_bytes(self) -> int:
