@@ -106,14 +106,14 @@ class Changelog:
         """Return the steps since the checkpoint in which an operator's changes were logged, ascending."""
         return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
 
-    def limits_bytes(self, operator: str, limits: Mapping[str, int], parallelism: int) -> dict[str, list[int]]:
+    def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
         """Return how many more bytes of each table's deltas each subtask may write in the interval.
 
         Args:
-            limits: table -> bytes of its deltas that all subtasks together may write; a table without one is left out.
+            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
         """
-        left = {table: [limit // parallelism] * parallelism for table, limit in limits.items()}
-        for step in self._steps.get(operator, {}).values() if limits else ():
+        left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
+        for step in self._steps.get(operator, {}).values() if left else ():
             for a in step.received:
                 for table, size in _table_bytes(a).items():
                     if table in left:

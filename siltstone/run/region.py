@@ -241,10 +241,8 @@ class ConsistentRegion:
     def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
         order, tracking = None, decision.tracking
         if self.checkpoint_due:
-            limit = decision.delta_limit_bytes
-            limits = {} if limit is None else dict.fromkeys(operator.tables(), limit)
-            left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(dict.fromkeys(operator.tables(), decision.form), left)
+            forms, limits = (dict.fromkeys(operator.tables(), v) for v in (decision.form, decision.delta_limit_bytes))
+            order = CheckpointOrder(forms, self._log.limits_bytes(operator.name, limits, self.options.parallelism))
         elif decision.d or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True

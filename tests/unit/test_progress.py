@@ -152,6 +152,7 @@ def test_what_a_source_reports_is_shown_with_the_number_of_the_source(watched: W
     assert watched.get("siltstone_source_reported", source="0", name="maxOffsetsBehindLatest") is None
 
 
+@pytest.mark.server
 def test_metrics_are_served_until_the_run_ends() -> None:
     metrics = RunMetrics(Settings(metrics_port="0"), NAME)
     url = metrics.serve()
@@ -166,6 +167,7 @@ def test_metrics_are_served_until_the_run_ends() -> None:
         urllib.request.urlopen(url)
 
 
+@pytest.mark.server
 def test_a_port_in_use_is_one_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

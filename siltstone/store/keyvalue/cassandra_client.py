@@ -216,7 +216,7 @@ def _cluster(servers: Servers, options: CassandraOptions, quorum: int, serial: i
         try:
             context = ssl.create_default_context(cafile=options.ca_file)
         except OSError as error:
-            raise UsageError(f"cannot read the certificates in ca_file {options.ca_file}: {error.strerror}") from error
+            raise UsageError(f"cannot read the file that option ca_file names: {error.strerror}: correct it") from error
     return Cluster(
         list(servers.hosts),
         servers.port,

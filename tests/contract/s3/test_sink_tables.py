@@ -18,6 +18,9 @@ from tests.outbox_run import NAME, SINK, batch, inputs, outstanding
 from tests.s3_place import SERVERS, FreshBucket
 
 
+pytestmark = pytest.mark.server
+
+
 @pytest.fixture
 def warehouse(place: FreshBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenWarehouse]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
