@@ -17,7 +17,6 @@ from tests.delta_run import TableRun, rows_in, sink_table, table_files
 from tests.outbox_run import NAME, SINK, batch, inputs, outstanding
 from tests.s3_place import SERVERS, FreshBucket
 
-
 pytestmark = pytest.mark.server
 
 
