@@ -61,9 +61,7 @@ class ConsistentRegion:
     def __init__(
         self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
     ) -> None:
-        self.stream = stream
-        self.warehouse = warehouse
-        self.catalog = catalog
+        self.stream, self.warehouse, self.catalog = stream, warehouse, catalog
         self.options = options
         self.epoch = epoch
         self._interval = Interval(options.checkpoint_steps, options.checkpoint_s, options.checkpoint_idle_s)
@@ -241,8 +239,9 @@ class ConsistentRegion:
     def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
         order, tracking = None, decision.tracking
         if self.checkpoint_due:
-            forms, limits = (dict.fromkeys(operator.tables(), v) for v in (decision.form, decision.delta_limit_bytes))
-            order = CheckpointOrder(forms, self._log.limits_bytes(operator.name, limits, self.options.parallelism))
+            limits = dict.fromkeys(operator.tables(), decision.delta_limit_bytes)
+            limits_bytes = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
+            order = CheckpointOrder(dict.fromkeys(limits, decision.form), limits_bytes)
         elif decision.d or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
