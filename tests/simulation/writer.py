@@ -167,11 +167,11 @@ class Writer:
         handles: list[Handle] = []
         stored: list[StoredObject] = []
         if order is not None or task.tracking:
-            base = order is not None and (order.form is Form.BASE or self.chance.random() < 0.2)
+            base = order is not None and (order.forms[TABLE] is Form.BASE or self.chance.random() < 0.2)
             handle, object_ = (self._base if base else self._delta)(task, subtask, groups)
             handles, stored = [handle], [object_]
         digests = group_sums(row_digests(rows), owners, GROUPS)[groups.start : groups.end]
-        said = {"digests": {TABLE: digests}, "rows_in": 1, "state_rows": len(rows), "logged": bool(handles)}
+        said = {"digests": {TABLE: digests}, "rows_in": 1, "table_rows": {TABLE: len(rows)}, "logged": bool(handles)}
         return Acknowledgement(operator, subtask, groups, handles, stored, **said)
 
     def _base(self, task: StepTask, subtask: int, groups: KeyGroupRange) -> tuple[Handle, StoredObject]:
