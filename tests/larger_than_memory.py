@@ -25,7 +25,7 @@ from siltstone.stream import Stream
 from tests.region_run import RegionRun
 
 WIDTH = 8
-ROWS = 5_200_000
+ROWS = 5_400_000
 STEP_ROWS = 100_000
 CHANGED_STEPS = 2
 GROUPS = 128
@@ -76,7 +76,7 @@ def run(warehouse: str, limit_bytes: int, backend: str, rows: int = ROWS) -> dic
             note("change")
         assert last is not None
         work = place.warehouse.local.state("wide", 1, "wide", 0)
-        held = sum(path.stat().st_size for path in work.rglob("index" if backend == "heap" else "*.sst"))
+        held = sum(path.stat().st_size for path in work.rglob("slots" if backend == "heap" else "*.sst"))
         if backend == "heap":  # its files have room for more rows than there are
             held += rows * Layout(STREAM.operators[0].tables()["kept"]).dtype.itemsize
         shutil.rmtree(work)
