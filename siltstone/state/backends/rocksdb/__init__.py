@@ -1,4 +1,4 @@
-"""Working state in RocksDB: larger than memory, and there again after a restart of the machine."""
+"""Working state in RocksDB, which is there again after a restart of the machine."""
 
 from siltstone.state.backends.rocksdb.subtask import RocksDBBackend, RocksDBState
 
