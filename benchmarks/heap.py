@@ -28,7 +28,6 @@ TABLE = "table"
 VALUES = pa.schema([(name, pa.int64()) for name in "abcd"])
 RAW_BYTES = 40
 """of a row of five int64 columns"""
-LOAD_ROWS = 500_000
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,10 @@ def measure(case: Case, directory: Path, rows: int) -> dict[str, float]:
     state = HeapBackend().open(directory, {TABLE: schema}, (), KeyGroupRange(0, GROUPS), GROUPS)
     draw = np.random.default_rng(1)
     order, growth = draw.permutation(rows), list[float]()
-    for at in range(0, rows, LOAD_ROWS if rows > LOAD_ROWS else BATCH):
-        part = order[at : at + LOAD_ROWS]
-        for small in np.array_split(part, max(1, len(part) // BATCH)):
-            took = _update(state, _keys(case, small), draw)
-            if at >= rows // 10:
-                growth.append(took)
+    for at in range(0, rows, BATCH):
+        took = _update(state, _keys(case, order[at : at + BATCH]), draw)
+        if at >= rows // 10:
+            growth.append(took)
     look_ups, updates = [], []
     for _ in range(TURNS):
         chosen = draw.choice(rows, BATCH, replace=False)

@@ -26,6 +26,8 @@ from siltstone.keyed import KeyedProcessor, Record
 from siltstone.operator import Operator, Rows, State, ValueState
 
 _FIELDS = ("rows", "total", "least", "most")
+_KEY = {KEY: pa.int64()}
+_STATE = dict.fromkeys(_FIELDS, pa.int64())
 _SPARK_STATE = ", ".join(f"{name} bigint" for name in _FIELDS)
 _NO_ROWS = f"{KEY} bigint"
 
@@ -34,9 +36,9 @@ class Totals(Operator):
     """The four aggregates of all keys of a call at once."""
 
     name = OPERATOR
-    key = {KEY: pa.int64()}  # noqa: RUF012
+    key = _KEY
     inputs = (VALUE,)
-    totals = ValueState(dict.fromkeys(_FIELDS, pa.int64()))
+    totals = ValueState(_STATE)
 
     def process(self, rows: Rows, state: State) -> None:
         """Add the rows of every key."""
@@ -54,9 +56,9 @@ class KeyedTotals(KeyedProcessor):
     """The same, one key at a time."""
 
     name = OPERATOR
-    key = {KEY: pa.int64()}  # noqa: RUF012
+    key = _KEY
     inputs = (VALUE,)
-    totals = ValueState(dict.fromkeys(_FIELDS, pa.int64()))
+    totals = ValueState(_STATE)
 
     def handle_input(self, key: tuple[Any, ...], rows: list[dict[str, Any]], state: Any) -> Iterable[Record] | None:
         """Add the rows of a key."""

@@ -1,4 +1,4 @@
-"""What a measured restore of a whole checkpoint says of each operator's chain.
+"""Divide the measured time of a whole checkpoint's restore among the operators' chains.
 
 A command, a proof or a backfill measures the slowest of its units, each with one core, over all operators together
 (`restore.proof`). The catalog keeps the newest measurement of each checkpoint; runs learn from it.

@@ -234,7 +234,8 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
     seconds: dict[str, float] = {}
     for a in earlier:
         for phase in _LOGGING:
-            # What was logged before nothing but bases is no part of what these cost.
+            # Bases replace what was logged of their tables: if no other table had changes, logging them is not a cost
+            # of this checkpoint.
             as_phase = phase if phase == "track" or not whole.issuperset(_table_bytes(a)) else "log"
             seconds[as_phase] = seconds.get(as_phase, 0.0) + a.seconds.get(phase, 0.0)
     handles = [h for a in earlier for h in _needed(a.handles, whole)] + [*newest.handles]
@@ -254,5 +255,5 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
 
 def _needed(handles: Sequence[Handle], whole: Collection[str]) -> list[Handle]:
     """The changes of tables that are not written whole later, and the indexes if there are any."""
-    changes = [h for h in handles if h.kind is Kind.INCREMENTAL and h.variable not in whole]
-    return [h for h in handles if h.kind is Kind.INDEX or h in changes] if changes else []
+    kept = [h for h in handles if h.kind is not Kind.OPAQUE and h.variable not in whole]
+    return kept if any(h.kind is Kind.INCREMENTAL for h in kept) else []

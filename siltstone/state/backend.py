@@ -245,7 +245,7 @@ class HasSnapshots(Protocol):
         `SubtaskState.release`). The time that this takes does not depend on the size of the state.
 
         Raises:
-            StateError: this version is no longer, or not yet, here.
+            StateError: the version is not kept: it was never written, or its before-images are gone.
         """
         ...
 

@@ -269,7 +269,7 @@ def test_a_stream_keeps_its_state_there_over_a_kill_of_the_server(
         back = threading.Thread(target=mortal.start)
         back.start()
         try:
-            return real(run, *arguments, **options)  # type: ignore[arg-type]
+            return real(run, *arguments, **options)  # type: ignore[arg-type]  # passed on as they came
         finally:
             back.join()
 

@@ -93,7 +93,7 @@ def test_segments_are_split_in_turn_and_every_row_stays_found(tmp_path: Path, se
             grown.close()
             grown = Index(tmp_path, rows)
     assert sizes == sorted(sizes)
-    assert sum(size.bit_count() > 1 for size in sizes) > len(sizes) / 2, "most sizes are no power of two"
+    assert sum(size.bit_count() > 1 for size in sizes) > len(sizes) / 2, "most sizes are not a power of two"
     assert sizes[-1] == -(-rows // int(0.2 * 64)), "no larger than it must be"
 
 

@@ -1,11 +1,38 @@
-"""Checks of what callers give to a table, and its results as tables; every backend shares them."""
+"""Checks of what callers give to a state and its tables, and results as tables; every backend shares them."""
+
+from collections.abc import Collection
 
 import pyarrow as pa
 
-from siltstone.errors import BadRow, UsageError
+from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys
 from siltstone.state.schema import TableSchema
+
+
+def check_begin(step: int, running: int | None, version: int) -> None:
+    """Check that a step may begin, given the one that is open, if any, and the newest committed one.
+
+    Raises:
+        StateError: it may not.
+    """
+    if running is not None:
+        raise StateError(f"step {running} is still open: commit it or roll it back before step {step}")
+    if step <= version:
+        raise StateError(f"step {step} is not after version {version}: roll back first")
+
+
+def check_opaque(variable: str, changed: Collection[int], known: Collection[str], groups: KeyGroupRange) -> None:
+    """Check that an opaque variable is known, and that the key groups to change are of this subtask.
+
+    Raises:
+        UsageError: they are not.
+    """
+    if variable not in known:
+        raise UsageError(f"{variable!r} is not an opaque variable of this operator")
+    for group in changed:
+        if group not in groups:
+            raise UsageError(f"key group {group} belongs to another subtask than that of {groups}")
 
 
 def check_keys(batch: Keys, schema: TableSchema, groups: KeyGroupRange) -> None:

@@ -48,7 +48,7 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603
+    global _lock  # noqa: PLW0603  # a child process needs a lock that nobody holds
     _lock = threading.Lock()
 
 
@@ -148,7 +148,7 @@ class Client:
         """Execute a statement; a read with `serial` also completes what a lost transaction began.
 
         Raises:
-            NoTables: there is no table.
+            NoTables: the keyspace has no tables of Siltstone.
         """
         return self._session.execute(self._prepare(text, serial), values)
 
@@ -224,7 +224,7 @@ def _cluster(servers: Servers, options: CassandraOptions, quorum: int, serial: i
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         connect_timeout=options.connect_timeout_s,  # type: ignore[arg-type]  # its stub allows whole seconds only
         control_connection_timeout=options.connect_timeout_s,
-        reconnection_policy=ConstantReconnectionPolicy(1.0, max_attempts=None),  # type: ignore[arg-type]  # without end
+        reconnection_policy=ConstantReconnectionPolicy(1.0, max_attempts=None),  # type: ignore[arg-type]  # its stub lacks None: without end
         ssl_context=context,
         ssl_options={} if context is None else None,
     )

@@ -251,7 +251,7 @@ def test_an_empty_batch_of_every_type_is_no_error(reopen: Open):
 
 
 def test_more_rows_than_are_written_at_once(reopen: Open):
-    """Put without a get and after one, partly there before, and taken back."""
+    """Put them without a get and after one, when some exist already, and roll the step back."""
     state = reopen()
     table = state.tables["t"]
     keys = np.random.default_rng(3).permutation(80_000)

@@ -19,9 +19,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from siltstone.errors import StateError, Unreachable, UsageError
+from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
+from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.heap.header import DISTRUST, parse, recorded, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
@@ -96,10 +97,7 @@ class HeapState:
 
     def begin(self, step: int, *, tracking: bool) -> None:
         """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
-        if self._step is not None:
-            raise StateError(f"step {self._step} is still open: commit it or roll it back before step {step}")
-        if step <= self.version:
-            raise StateError(f"step {step} is not after version {self.version}: roll back first")
+        check_begin(step, self._step, self.version)
         if not self._pending and any([table.compact_if_worth() for table in self._tables.values()]):
             self._write_header(self.version)
             self._sweep()
@@ -123,11 +121,7 @@ class HeapState:
         """Replace the bytes of some key groups of one opaque variable."""
         if self._step is None:
             raise StateError("state can only change within a step: call begin first")
-        if variable not in self.opaque:
-            raise UsageError(f"{variable!r} is not an opaque variable of this operator")
-        for group in values:
-            if group not in self.groups:
-                raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
+        check_opaque(variable, values, self.opaque, self.groups)
         self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
         self._changed.add(variable)
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.errors import StateError, Unreachable, UsageError
+from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
+from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.rocksdb.database import DISTRUST, Changes, Database
 from siltstone.state.backends.rocksdb.packing import from_list
 from siltstone.state.backends.rocksdb.table import Counts, RocksDBTable
@@ -104,10 +105,7 @@ class RocksDBState:
 
     def begin(self, step: int, *, tracking: bool) -> None:
         """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
-        if self._step is not None:
-            raise StateError(f"step {self._step} is still open: commit it or roll it back before step {step}")
-        if step <= self.version:
-            raise StateError(f"step {step} is not after version {self.version}: roll back first")
+        check_begin(step, self._step, self.version)
         changes = Changes()
         changes.put([_undo_key(step, 0)], [_render(self._header)])
         self._database.write(changes)
@@ -133,11 +131,7 @@ class RocksDBState:
         """Replace the bytes of some key groups of one opaque variable."""
         if self._step is None:
             raise StateError("state can only change within a step: call begin first")
-        if variable not in self.opaque:
-            raise UsageError(f"{variable!r} is not an opaque variable of this operator")
-        for group in values:
-            if group not in self.groups:
-                raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
+        check_opaque(variable, values, self.opaque, self.groups)
         own = self.opaque[variable]
         keys = [self._opaque_key(variable, group) for group in values]
         data = [bytes(value) for value in values.values()]
