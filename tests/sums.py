@@ -25,7 +25,7 @@ class Sums(Operator):
 
 
 class Tally(OpaqueState[int]):
-    """Bytes that every checkpoint holds whole."""
+    """A number per key group."""
 
 
 class Counted(Sums):

@@ -2,10 +2,17 @@
 (promise 7)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from siltstone.chains.policy_rules import CheckpointCost, PolicyOptions, PolicyState, RestoreBound, RestoreCost
+from siltstone.chains.policy_rules import (
+    RESTORE_FACTOR,
+    CheckpointCost,
+    PolicyOptions,
+    PolicyState,
+    RestoreBound,
+    RestoreCost,
+)
 from siltstone.errors import StateError
 from siltstone.model import Form
 
@@ -146,10 +153,54 @@ def stored_bytes(state: PolicyState) -> float:
     return state.base_bytes + state.deltas_bytes + state.index_bytes
 
 
-def amplification(state: PolicyState) -> float | None:
-    """Return the chain's bytes per byte of live state (what a base would take now); None if there is no state."""
-    live = next_base(state)[0]
-    return stored_bytes(state) / live if live > 0 else None
+def amplification(states: Collection[PolicyState]) -> float | None:
+    """Return the bytes of these chains per byte of live state (what bases would take now); None if there is none."""
+    live = sum(next_base(state)[0] for state in states)
+    return sum(map(stored_bytes, states)) / live if live > 0 else None
+
+
+def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> dict[str, PolicyOptions]:
+    """Return table -> its options: the tables of an operator share `restore_budget_s`, as one restore reads them all.
+
+    Each gets what its base takes, and of the rest a share by the seconds of its deltas. The other bounds hold for an
+    operator if they hold for each of its tables.
+    """
+    budget = options.restore_budget_s
+    if budget is None or len(states) <= 1:
+        return dict.fromkeys(states, options)
+    bases = {table: state.base_factor * state.base_s for table, state in states.items()}
+    weights = {table: next_delta(state)[1] for table, state in states.items()}
+    known, total = sum(weights.values()), sum(bases.values())
+    if not all(state.seen for state in states.values()) or not known:
+        weights, known = dict.fromkeys(states, 1.0), len(states)
+    rest, fits = max(0.0, budget - total), min(1.0, budget / total) if total else 1.0
+    shares = {table: bases[table] * fits + rest * weights[table] / known for table in states}
+    # A share of nothing is no valid option; no delta fits into the least one either.
+    return {table: options.model_copy(update={"restore_budget_s": share or 1e-9}) for table, share in shares.items()}
+
+
+def add_chains(states: Collection[PolicyState]) -> PolicyState:
+    """Return one chain that takes as much as these together, with as many deltas as the longest.
+
+    Its factors weigh those of the chains by what they were measured on, so that it predicts the sum of their restores.
+    """
+    base_s, deltas_s = sum(s.base_s for s in states), sum(s.deltas_s for s in states)
+    bases = sum(s.base_factor * s.base_s for s in states)
+    deltas = sum(s.delta_factor * s.deltas_s for s in states)
+    return PolicyState(
+        checkpoints=max((s.checkpoints for s in states), default=0),
+        rows=sum(s.rows for s in states),
+        base_bytes=sum(s.base_bytes for s in states),
+        base_s=base_s,
+        base_rows=sum(s.base_rows for s in states),
+        deltas=max((s.deltas for s in states), default=0),
+        deltas_bytes=sum(s.deltas_bytes for s in states),
+        deltas_s=deltas_s,
+        index_bytes=sum(s.index_bytes for s in states),
+        base_factor=bases / base_s if base_s else max((s.base_factor for s in states), default=RESTORE_FACTOR),
+        delta_factor=deltas / deltas_s if deltas_s else max((s.delta_factor for s in states), default=RESTORE_FACTOR),
+        restores=max((s.restores for s in states), default=0),
+    )
 
 
 def _space(state: PolicyState, cap: float) -> float:

@@ -1,6 +1,6 @@
 """Turn the acknowledgements of subtasks into the costs that a policy observes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -73,68 +73,121 @@ def _tells(a: Acknowledgement, most: int) -> bool:
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
-    """Return the form of an operator's part: a base only if every subtask wrote one."""
-    forms = {h.form for a in received for h in a.handles if h.kind is Kind.INCREMENTAL}
-    return Form.BASE if forms <= {Form.BASE} else Form.DELTA
+    """Return the form of an operator's part: a base only if every subtask wrote one of each table."""
+    tables = [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    if any(form is Form.DELTA for of in tables for form in of.values()):
+        return Form.DELTA
+    # A table of which nothing was written did not change.
+    whole = all(a.table_rows.keys() <= of.keys() for a, of in zip(received, tables, strict=True))
+    return Form.BASE if whole else Form.DELTA
 
 
-def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
-    """Return the cost of one operator's part of a checkpoint; seconds are those of the slowest subtask."""
-    handles = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL]
-    form = written_form(received)
-    # A delta includes the bases of subtasks whose delta was too large.
-    phases = ("base", "persist") if form is Form.BASE else ("delta", "base", "persist")
-    gave_way = sum(size for a in received for size in a.tracked_bytes.values())
-    return CheckpointCost(
-        form=form,
-        bytes=sum(h.length for h in handles),
-        seconds=max((sum(a.seconds.get(phase, 0.0) for phase in phases) for a in received), default=0.0),
-        rows=sum(a.state_rows for a in received),
-        log_s=max(tracked) if (tracked := [a.seconds["track"] for a in received if "track" in a.seconds]) else None,
-        tracked_bytes=gave_way + sum(h.length for h in handles if h.form is Form.DELTA) if gave_way else None,
-        index_bytes=_bytes_of(received, Kind.INDEX),
+def written_forms(received: Sequence[Acknowledgement]) -> dict[str, Form]:
+    """Return table -> the form that an operator's subtasks wrote it in: a base only if nobody wrote a delta.
+
+    It did not change in subtasks that wrote nothing of it; tables that no subtask wrote are left out.
+    """
+    forms = [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    tables = sorted({table for of in forms for table in of})
+    deltas = {table for of in forms for table, form in of.items() if form is Form.DELTA}
+    return {table: Form.DELTA if table in deltas else Form.BASE for table in tables}
+
+
+def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
+    """Return table -> the cost of it in one operator's part of a checkpoint; seconds are those of the slowest subtask.
+
+    Phases are timed for all tables of a subtask together. A table's share of them is that of its bytes among those
+    that were written in the phase; the index is shared by all tables alike.
+    """
+    forms, index = written_forms(received), _bytes_of(received, Kind.INDEX)
+    costs = {}
+    for i, (table, form) in enumerate(forms.items()):
+        own = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL and h.variable == table]
+        gave_way = sum(a.tracked_bytes.get(table, 0) for a in received)
+        costs[table] = CheckpointCost(
+            form=form,
+            bytes=sum(h.length for h in own),
+            seconds=max((_seconds(a, table, form) for a in received), default=0.0),
+            log_s=max(tracked)
+            if (tracked := [_share(a, table, "track") for a in received if "track" in a.seconds])
+            else None,
+            rows=sum(a.table_rows.get(table, 0) for a in received),
+            tracked_bytes=gave_way + sum(h.length for h in own if h.form is Form.DELTA) if gave_way else None,
+            index_bytes=index * (i + 1) // len(forms) - index * i // len(forms),
+        )
+    return costs
+
+
+def _seconds(a: Acknowledgement, table: str, form: Form) -> float:
+    """Return the seconds in which a subtask wrote a table. A table that is partly a delta includes the bases of
+    subtasks whose delta was too large, and what these took to find out."""
+    return sum(
+        _share(a, table, phase) for phase in ("base", "persist", "delta") if phase != "delta" or form is Form.DELTA
     )
+
+
+def _share(a: Acknowledgement, table: str, phase: str) -> float:
+    """Return a table's part of the seconds of a phase, by its bytes."""
+    forms = {"base": {Form.BASE}, "persist": set(Form)}.get(phase, {Form.DELTA})
+    handles = [h for h in a.handles if h.kind is Kind.INCREMENTAL and h.form in forms]
+    tracked = a.tracked_bytes if phase in ("delta", "track") else {}
+    every = sum(h.length for h in handles) + sum(tracked.values())
+    own = sum(h.length for h in handles if h.variable == table) + tracked.get(table, 0)
+    return a.seconds.get(phase, 0.0) * own / every if every else 0.0
 
 
 def _bytes_of(received: Sequence[Acknowledgement], kind: Kind) -> int:
     return sum(h.length for a in received for h in a.handles if h.kind is kind)
 
 
-def recorded_cost(record: CheckpointRecord, operator: str) -> CheckpointCost:
-    """Return the cost of one operator's part of a recorded checkpoint."""
+def recorded_cost(record: CheckpointRecord, operator: str, table: str | None = None) -> CheckpointCost:
+    """Return the cost of a table in a recorded checkpoint; None, or a record from before there were tables: of the
+    operator's part."""
     said = record.statistics.get("operators", {}).get(operator, {})
-    seconds = said.get("seconds", {})
-    return CheckpointCost(
-        form=record.forms.get(operator, Form.DELTA),
-        bytes=int(said.get("incremental_bytes", said.get("bytes", 0))),
-        seconds=sum(seconds.get(phase, 0.0) for phase in ("delta", "base", "persist")),
-        rows=int(said.get("state_rows", 0)),
-        index_bytes=int(said.get("index_bytes", 0)),
-    )
+    if table is not None and "tables" in said:
+        own = said["tables"].get(table, {})
+        seconds, size = own.get("seconds", 0.0), own.get("bytes", 0)
+        form, rows, index_bytes = Form(own.get("form", Form.DELTA)), own.get("rows", 0), own.get("index_bytes", 0)
+    else:
+        seconds = sum(said.get("seconds", {}).get(phase, 0.0) for phase in ("delta", "base", "persist"))
+        size, form = said.get("incremental_bytes", said.get("bytes", 0)), record.forms.get(operator, Form.DELTA)
+        rows, index_bytes = said.get("state_rows", 0), said.get("index_bytes", 0)
+    return CheckpointCost(form=form, bytes=int(size), seconds=seconds, rows=int(rows), index_bytes=int(index_bytes))
 
 
-def recorded_chain(record: CheckpointRecord, operator: str) -> tuple[int, PolicyState]:
-    """Return (first checkpoint, sizes and seconds) of one operator's chain, as recorded with the checkpoint.
+def recorded_chains(record: CheckpointRecord, operator: str) -> dict[str, tuple[int, PolicyState]]:
+    """Return table -> (first checkpoint, sizes and seconds) of its chain, as recorded with the checkpoint.
 
-    The rest of the policy's state is not recorded.
+    The rest of the policy's state is not recorded. A record from before there were tables has one chain, "", of all of
+    them.
     """
-    said = record.statistics.get("operators", {}).get(operator, {}).get("chain", {})
-    return int(said.get("first", record.id)), PolicyState.from_json(said)
+    said = record.statistics.get("operators", {}).get(operator, {})
+    if "tables" not in said:
+        tables = {"": said.get("chain", {})}
+    else:
+        tables = {table: of["chain"] for table, of in said["tables"].items()}
+    return {table: (int(of.get("first", record.id)), PolicyState.from_json(of)) for table, of in tables.items()}
+
+
+def recorded_states(record: CheckpointRecord, operator: str) -> list[PolicyState]:
+    """Return the chains of an operator's tables, as `recorded_chains` does, without their beginnings."""
+    return [state for _, state in recorded_chains(record, operator).values()]
+
+
+def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
+    """Return the checkpoint that an operator's longest chain begins with: the oldest of its tables'."""
+    return min((first for first, _ in chains), default=default)
 
 
 def materialized_chain(
     state: PolicyState,
     materialized: MaterializationRecord,
     since: Sequence[CheckpointRecord],
-    observe: Callable[[PolicyState, CheckpointCost, Sequence[CheckpointCost]], PolicyState] = rebase,
 ) -> PolicyState:
-    """Return `state` for a chain that begins with a materialization and has the deltas of the checkpoints since.
-
-    A run gives `Policy.observe_materialization` to `observe` it.
-    """
+    """Return the chain of a whole operator that begins with a materialization and has the deltas of the checkpoints
+    since; `state` adds up its tables' (`chain_rules.add_chains`)."""
     base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    deltas = [recorded_cost(record, materialized.operator) for record in since]
-    return observe(state, base, deltas)
+    return rebase(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:
@@ -145,13 +198,17 @@ def uploads_of(gathered: StepReports) -> UploadStatistics:
 def statistics_of(
     gathered: StepReports,
     stream: Stream,
-    bounds: Mapping[str, RestoreBound],
     uploads: UploadStatistics,
-    chains: Mapping[str, tuple[int, PolicyState]],
+    tables: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    bounds: Mapping[str, RestoreBound],
 ) -> dict[str, Any]:
     """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
 
-    Each operator has bytes, bounds, seconds by phase, and its chain (`recorded_chain`).
+    Each operator has bytes, bounds, seconds by phase, and its tables with their chains (`recorded_chains`).
+
+    Args:
+        tables: operator -> table -> what `table_statistics` returns of it.
+        bounds: operator -> the sum of its tables' bounds.
     """
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
     operators = {
@@ -161,7 +218,7 @@ def statistics_of(
             "bytes": sum(a.stored_bytes for a in received),
             "incremental_bytes": _bytes_of(received, Kind.INCREMENTAL),
             "index_bytes": _bytes_of(received, Kind.INDEX),
-            "chain": {"first": chains[name][0], **{key: getattr(chains[name][1], key) for key in _CHAIN}},
+            "tables": tables[name],
             "restore_bound_bytes": round(bounds[name].bytes),
             "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {
@@ -180,3 +237,22 @@ def statistics_of(
         "operators": operators,
         "uploads": uploads.to_json(),
     }
+
+
+def table_statistics(
+    cost: CheckpointCost | None, first: int, state: PolicyState, d: int, bound: RestoreBound
+) -> dict[str, Any]:
+    """Return the statistics that the catalog keeps of one table of a checkpoint.
+
+    Args:
+        cost: what the checkpoint wrote of it; None for nothing.
+        first: the checkpoint that its chain begins with.
+        d: the D in force.
+    """
+    plain = state.to_json()
+    found: dict[str, Any] = {"D": d, "chain": {"first": first, **{key: plain[key] for key in _CHAIN if key in plain}}}
+    found |= {"restore_bound_bytes": round(bound.bytes), "restore_bound_s": round(bound.seconds, 6)}
+    if cost is None:
+        return found
+    written = {"form": cost.form.value, "bytes": cost.bytes, "rows": cost.rows, "seconds": round(cost.seconds, 6)}
+    return found | written | {"index_bytes": cost.index_bytes}

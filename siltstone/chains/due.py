@@ -4,7 +4,7 @@ Each checkpoint's record holds the sizes of its chains, so the newest record is 
 right after a materialization, until the stream notices it, the few checkpoints since are added up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains import chain_rules as chain
-from siltstone.chains.costs import materialized_chain, recorded_chain
+from siltstone.chains.costs import first_of, materialized_chain, recorded_chains
 from siltstone.chains.materialization_rules import ChainFacts, Health, MaterializationOptions, Trigger, due, health
 from siltstone.chains.policy_rules import PolicyOptions, PolicyState
 
@@ -77,25 +77,28 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     succeeded = catalog.materializations.get_last_completed(stream)
     found = []
     for operator in newest.forms:
-        first, state = recorded_chain(newest, operator)
-        base = bases.get(operator)
+        chains = list(recorded_chains(newest, operator).values())
+        # A chain without deltas is not to be materialized, however old its base is.
+        first = first_of([of for of in chains if of[1].deltas] or chains, newest.id)
+        states, base = [state for _, state in chains], bases.get(operator)
         if base and base.checkpoint > first:  # the stream has not noticed it yet
             first = base.checkpoint
             since = catalog.checkpoints.list_after(stream, first, newest.id - first, marked=True)
-            state = materialized_chain(state, base, since)
+            states = [materialized_chain(chain.add_chains(states), base, since)]
+        state = chain.add_chains(states)
         began = _began_at(catalog, stream, first, base)
         failures, last = catalog.materializations.count_failed(stream, operator, began)
         found.append(
             ChainFacts(
                 operator=operator,
                 checkpoint=newest.id,
-                deltas=newest.id - first,
+                deltas=state.deltas,
                 deltas_bytes=round(state.deltas_bytes + state.index_bytes),
                 chain_bytes=round(chain.stored_bytes(state)),
-                amplification=chain.amplification(state),
-                delta_amplification=_delta_amplification(state),
-                restore_s=chain.restore_s(state),
-                base_restore_s=state.base_factor * chain.next_base(state)[1],
+                amplification=chain.amplification(states),
+                delta_amplification=_delta_amplification(states),
+                restore_s=sum(map(chain.restore_s, states)),
+                base_restore_s=sum(of.base_factor * chain.next_base(of)[1] for of in states),
                 since=began,
                 newest_at=newest.committed_at,
                 succeeded_at=succeeded.get(operator),
@@ -111,7 +114,10 @@ def find_beginnings(catalog: Catalog, record: CheckpointRecord) -> dict[str, int
     """Return operator -> the checkpoint that its chain at a checkpoint begins with, after materializations."""
     bases = _bases(catalog, record)
     return {
-        operator: max(recorded_chain(record, operator)[0], bases[operator].checkpoint if operator in bases else 0)
+        operator: max(
+            first_of(recorded_chains(record, operator).values(), record.id),
+            bases[operator].checkpoint if operator in bases else 0,
+        )
         for operator in record.forms
     }
 
@@ -121,9 +127,10 @@ def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, Materializat
     return {m.operator: m for m in catalog.materializations.list_in_chain(record.stream, record.id)}
 
 
-def _delta_amplification(state: PolicyState) -> float:
-    live = chain.next_base(state)[0]
-    return (state.deltas_bytes + state.index_bytes) / state.deltas / live if state.deltas and live else 0.0
+def _delta_amplification(states: Collection[PolicyState]) -> float:
+    live = sum(chain.next_base(state)[0] for state in states)
+    deltas = sum((state.deltas_bytes + state.index_bytes) / state.deltas for state in states if state.deltas)
+    return deltas / live if live else 0.0
 
 
 def _began_at(catalog: Catalog, stream: str, first: int, base: MaterializationRecord | None) -> datetime:

@@ -8,7 +8,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.edits import EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
-from siltstone.chains.costs import recorded_chain
+from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth
 from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
@@ -103,14 +103,21 @@ def _describe_edit(edit: EditRecord) -> dict[str, Any]:
     return {name: getattr(edit, name) for name in fields} | {"edited_at": edit.edited_at.isoformat(timespec="seconds")}
 
 
+def _tables(record: CheckpointRecord, operator: str) -> dict[str, dict[str, Any]]:
+    """Return table -> the form in which the checkpoint has it, None if it did not change, and its D."""
+    tables = record.statistics.get("operators", {}).get(operator, {}).get("tables", {})
+    return {table: {"form": of.get("form"), "D": of["D"]} for table, of in tables.items()}
+
+
 def _summary(
     record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecord], dropped: Mapping[int, list[str]]
 ) -> dict[str, Any]:
     edit = edits.get((record.id, record.epoch))
-    space = {name: amplification(recorded_chain(record, name)[1]) for name in record.forms}
+    space = {name: amplification(recorded_states(record, name)) for name in record.forms}
     return {
         "id": record.id,
         "forms": {name: str(form) for name, form in record.forms.items()},
+        "tables": {name: _tables(record, name) for name in record.forms},
         "bytes": record.bytes,
         "D": record.d,
         "rows": record.rows,

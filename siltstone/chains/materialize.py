@@ -25,15 +25,20 @@ from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import Unreachable
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
 from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.plan_rules import RestoreUnit
+from siltstone.restore.plan_rules import RestoreUnit, replaces
 from siltstone.restore.restore import (
+    MemoryState,
+    apply_reads,
     compare_digests,
     objects_of,
+    opaque_digests,
     read_manifest,
     schemas_of,
+    variables_of,
     with_materializations,
 )
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
@@ -86,10 +91,18 @@ def plan_materialization(
         StateError: the chain has a gap.
     """
     manifest = manifests[checkpoint]
-    handles = {
-        c: [h for h in m.handles if h.operator == operator and h.kind is Kind.INCREMENTAL] for c, m in manifests.items()
+    handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
+    variables, known = variables_of(manifest, operator), manifest.max_parallelism
+    whole = plan_units(handles, checkpoint, known, 1, variables)
+    # An opaque variable that is whole already has no chain to end.
+    chained = {
+        name
+        for unit in whole.units
+        for name, reads in unit.opaque.items()
+        if not all(replaces(r.handle) for r in reads)
     }
-    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
+    wanted = {name: kind for name, kind in variables.items() if kind is Kind.INCREMENTAL or name[1] in chained}
+    plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
@@ -103,24 +116,28 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
         CorruptObject, ProofFailed: the chain is damaged, or the merged rows do not match the recorded digest.
         Unreachable: the store cannot be written.
     """
-    unit, checkpoint = task.unit, task.path.checkpoint
-    manifest = task.manifests[checkpoint]
+    unit, manifest = task.unit, task.manifests[task.path.checkpoint]
     recorded_schemas = schemas_of(manifest, unit.operator)
     schemas = {name: recorded_schemas[name] for name in unit.tables}
     reader = BlockReader(store, objects_of(task.manifests))
     part, uploader = MaterializedPart([], [], 0), uploader_of(store.url, task.upload)
     rows = 0
-    reads, _ = split_reads(unit.reads)
+    reads, others = split_reads(unit.reads)
+    opaque = MemoryState.empty({}, unit.key_groups, manifest.max_parallelism)
+    apply_reads(opaque, others, reader)
+    for name in unit.opaque:
+        values = opaque.opaque.get(name, {})
+        _compare(task, name, opaque_digests(values, unit.key_groups))
+        stored = uploader.put(task.path.materialized(unit.operator, name, task.part, task.id), encode_opaque(values))
+        part.objects.append(stored)
+        part.handles.append(_handle(unit, name, stored, 0, Kind.OPAQUE))
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
         found = np.zeros(manifest.max_parallelism, np.uint64)
         with create_ranged(uploader, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
             count = write_base(out, schemas[name], add_digests(batches, found))
-            groups = np.arange(unit.key_groups.start, unit.key_groups.end)
-            where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
-            recorded = manifest.digests[unit.operator][name]
             # Before the base is stored: a base whose proof fails never appears in the store.
-            compare_digests(where, found[groups], recorded[groups], groups)
+            _compare(task, name, found[unit.key_groups.start : unit.key_groups.end])
         assert out.stored is not None
         part.objects.append(out.stored)
         part.handles.append(_handle(unit, name, out.stored, count))
@@ -128,9 +145,18 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     return MaterializedPart(part.handles, part.objects, rows, uploader.metrics.take())
 
 
-def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
+def _compare(task: MaterializeTask, name: str, found: np.ndarray) -> None:
+    """Compare the digests of a unit's key groups with the recorded ones."""
+    unit, checkpoint = task.unit, task.path.checkpoint
+    manifest = task.manifests[checkpoint]
+    groups = np.arange(unit.key_groups.start, unit.key_groups.end)
+    where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
+    compare_digests(where, found, manifest.digests[unit.operator][name][groups], groups)
+
+
+def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int, kind: Kind = Kind.INCREMENTAL) -> Handle:
     place = (stored.name, 0, stored.bytes, stored.checksum, unit.key_groups)
-    return Handle(unit.operator, name, Kind.INCREMENTAL, Form.BASE, *place, rows=rows, previous=0)
+    return Handle(unit.operator, name, kind, Form.BASE, *place, rows=rows, previous=0)
 
 
 @dataclass(frozen=True)

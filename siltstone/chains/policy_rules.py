@@ -1,6 +1,6 @@
 """The protocol of checkpoint policies, and the values that they observe, remember and return.
 
-A policy decides, checkpoint by checkpoint and operator by operator, whether the next checkpoint is a base or
+A policy decides, checkpoint by checkpoint and table by table, whether the next checkpoint is a base or
 a delta. It never looks at a clock, a store or the state itself: it observes what each checkpoint cost, folds
 that into an immutable `PolicyState` of fixed size (O(1) per checkpoint), and decides from it. The state is
 saved with every checkpoint, so that a resumed run continues where the old one was.
@@ -11,7 +11,7 @@ worst-case restoration cost), extended by measured restore factors.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +60,7 @@ class PolicyOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
-    """What one checkpoint of one operator's incremental variables cost.
+    """What one checkpoint of one table of an incremental variable cost.
 
     Attributes:
         form: how it was written. If only some subtasks fell back to a base (`Decision.delta_limit_bytes`), it
@@ -87,7 +87,7 @@ class CheckpointCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreCost:
-    """One measured restore of one operator.
+    """One measured restore of one operator, all its tables together.
 
     `base_s` and `deltas_s` are the seconds it took to write the chain's base and all its deltas; `restore_s` are
     the seconds it took to read and merge them.
@@ -100,7 +100,7 @@ class RestoreCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The next checkpoint of one operator, and how its changes are logged until then.
+    """The next checkpoint of one table, and how its changes are logged until then.
 
     A delta needs tracking during the whole interval before it, so the decision is made at the previous
     checkpoint.
@@ -132,7 +132,7 @@ class RestoreBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
-    """All that a policy remembers of one operator. Make the first with `Policy.start`; JSON holds it exactly."""
+    """All that a policy remembers of one table. Make the first with `Policy.start`; JSON holds it exactly."""
 
     checkpoints: int = 0
     rows: int = 0
@@ -178,8 +178,8 @@ class PolicyState:
     """marginal-cost: checkpoints since deltas were first seen not to pay; 0 while they do"""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat object of numbers."""
-        return asdict(self)
+        """Return a flat object of numbers, without the fields that have their defaults."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> Self:
@@ -204,7 +204,7 @@ class PolicyState:
 
 
 class Policy(Protocol):
-    """Decides the form of each checkpoint of one operator. Policies are stateless, so one serves all operators.
+    """Decides the form of each checkpoint of one table. Policies are stateless, so one serves all tables.
 
     Every policy keeps restores within the bounds (promise 7). With the base b and the deltas of any one chain:
       1. a chain never has more than `d_max` deltas;

@@ -62,10 +62,14 @@ class WholeTable:
 
 @dataclass(frozen=True, eq=False)
 class OpaqueChange:
-    """The whole new value of an opaque variable: key group -> bytes. It replaces any earlier value."""
+    """New values of an opaque variable: key group -> bytes.
+
+    They build on the version of `previous_checkpoint`; those of 0 replace any earlier value of the writer's key groups.
+    """
 
     variable: str
     values: Mapping[int, bytes]
+    previous_checkpoint: int = 0
 
     @property
     def size_bytes(self) -> int:

@@ -227,10 +227,10 @@ def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowle
 def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
     """The acknowledgement of a subtask's newest step with the changes of all `steps`, of which it is the last.
 
-    Bases and opaque values are whole: what was logged of the same variable before them is not needed.
+    Bases are whole: what was logged of the same variable before them is not needed.
     """
     *earlier, newest = steps
-    whole = {h.variable for h in newest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE}
+    whole = {h.variable for h in newest.handles if h.kind is not Kind.INDEX and h.form is Form.BASE}
     seconds: dict[str, float] = {}
     for a in earlier:
         for phase in _LOGGING:
@@ -254,6 +254,7 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
 
 
 def _needed(handles: Sequence[Handle], whole: Collection[str]) -> list[Handle]:
-    """The changes of tables that are not written whole later, and the indexes if there are any."""
-    kept = [h for h in handles if h.kind is not Kind.OPAQUE and h.variable not in whole]
-    return kept if any(h.kind is Kind.INCREMENTAL for h in kept) else []
+    """The changes of variables that are not written whole later, and the indexes if there are any of tables."""
+    kept = [h for h in handles if h.variable not in whole]
+    tables = any(h.kind is Kind.INCREMENTAL for h in kept)
+    return [h for h in kept if tables or h.kind is not Kind.INDEX]

@@ -160,7 +160,7 @@ class ChangelogWriter:
         sqn = self._path.step
         for change in self._waiting:
             if isinstance(change, OpaqueChange):
-                builder.add_opaque(change.variable, change.values)
+                builder.add_opaque(change.variable, change.values, change.previous_checkpoint)
             elif isinstance(change, WholeTable):
                 builder.add_base(change.variable, change.stored, change.rows, digest=change.digest, sqn=sqn)
             else:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import amplification
-from siltstone.chains.costs import recorded_chain
+from siltstone.chains.costs import first_of, recorded_chains
 from siltstone.chains.inspect import list_checkpoints
 from siltstone.model import Handle
 from siltstone.restore.export import recorded_digest
@@ -83,8 +83,9 @@ def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, chec
     statistics = record.statistics["operators"][operator]
     handles = [handle for handle in manifest.handles if handle.operator == operator]
     digest = recorded_digest(manifest, [(operator, name) for name in manifest.digests[operator]])
-    first, chain = recorded_chain(record, operator)
-    times_live = amplification(chain)
+    chains = recorded_chains(record, operator)
+    first = first_of(chains.values(), checkpoint)
+    times_live = amplification([state for _, state in chains.values()])
     sqns = [handle.sqn for handle in handles]
     metadata: Metadata = {
         "checkpoint": checkpoint,

@@ -173,6 +173,11 @@ class Decoder:
         self._room_bytes = decoded_bytes_max(len(self._view))
         self._decompressor = zstandard.ZstdDecompressor()
 
+    @property
+    def ended(self) -> bool:
+        """Whether everything has been read."""
+        return self.position >= len(self._view)
+
     def fail(self, why: str) -> CorruptObject:
         """Make the error to raise."""
         return CorruptObject(f"{self._name} cannot be read: {why}")

@@ -19,11 +19,12 @@ import pyarrow as pa
 import xxhash
 
 from siltstone.format.arrow import ipc_options
+from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.checksums import is_bare, pack
 
-FORMAT = 2
+FORMAT = 3
 """2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
@@ -68,14 +69,17 @@ class Manifest:
         handles: where the bytes of each variable of each subtask are.
         objects: every object it wrote, except itself.
         digests: operator -> table or opaque variable -> uint64[max_parallelism].
-        forms: operator -> the form of its part.
-        d: operator -> the D in force.
+        forms: operator -> the form of its part: a base if it has all tables as bases.
+        d: operator -> the D in force, of the table with the largest.
         first: operator -> the checkpoint that the longest chain of its variables began with, for policies and reports.
-        policy: operator -> the policy's state, as JSON.
+        policy: operator -> the policy's state, as JSON; only in manifests from before `chains`.
+        chains: operator -> table -> the checkpoint that its chain began with (`first`) and its policy's state, as JSON.
         event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
         materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
             operator's handles in the checkpoint's manifest. Empty for a checkpoint's manifest.
+        versions: which checkpoint wrote each variable last, per key group (`format.versions`); empty for a
+            materialization, and in manifests of versions of Siltstone whose checkpoints wrote every variable.
         commit: what else the commit adds to the catalog (`catalog.commit_details`); empty for a materialization, and in
             manifests that older versions of Siltstone wrote.
     """
@@ -93,9 +97,11 @@ class Manifest:
     d: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    chains: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
     materialization: str = ""
+    versions: Versions = field(default_factory=dict)
     commit: Sequence[bytes] = ()
 
     @cached_property
@@ -118,10 +124,11 @@ class Manifest:
         """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
 
         It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
-        Opaque variables stay: every checkpoint holds them whole, so they are never materialized.
+        Opaque variables that it does not have stay: they were whole.
         """
         [operator] = materialized.operators
-        kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
+        anew = {h.variable for h in materialized.handles}
+        kept = [h for h in self.handles if h.operator != operator or (h.kind is Kind.OPAQUE and h.variable not in anew)]
         return replace(
             self,
             operators={**self.operators, **materialized.operators},
@@ -132,7 +139,7 @@ class Manifest:
         )
 
 
-_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "chains", "versions")
 ABOUT = (
     "stream",
     "checkpoint",
@@ -144,6 +151,7 @@ ABOUT = (
     "d",
     "first",
     "policy",
+    "chains",
     "statistics",
     "materialization",
 )
@@ -158,6 +166,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
         "commit": [base64.b64encode(part).decode() for part in manifest.commit],
     }
+    if manifest.versions:
+        about["versions"] = manifest.versions
     digests = [
         {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
         for operator, variables in manifest.digests.items()
@@ -176,8 +186,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _format(manifest: Manifest) -> int:
     """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
+    if _leaves_out(manifest) or any(
+        h.kind is Kind.OPAQUE and (h.form is Form.DELTA or manifest.materialization) for h in manifest.handles
+    ):
+        return FORMAT
     checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
-    return 1 if all(map(is_bare, checksums)) else FORMAT
+    return 1 if all(map(is_bare, checksums)) else 2
+
+
+def _leaves_out(manifest: Manifest) -> bool:
+    """Whether it has nothing of a variable of the checkpoint, in some key groups."""
+    newest = (at for of in manifest.versions.values() for runs in of.values() for _, at in runs)
+    return any(at != manifest.checkpoint for at in newest)
 
 
 def _plain(handle: Handle) -> dict[str, Any]:

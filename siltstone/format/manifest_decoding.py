@@ -117,6 +117,12 @@ def _manifest(
             check_integer(number, int(what == "first"), most, f"{what} of {operator}")
     for operator, state in _by_operator(about, "policy").items():
         check_object(state, f"policy of {operator}")
+    about = {"chains": {}, **about}
+    for operator, tables in _by_operator(about, "chains").items():
+        for table, chain in check_object(tables, f"chains of {operator}").items():
+            check_table_name(table)
+            of = f"the chain of {operator}.{table}"
+            check_integer(check_object(chain, of)["first"], 1, path.checkpoint, f"first of {of}")
     _check_statistics(check_object(about["statistics"], "statistics"))
     if about["materialization"]:
         check_attempt(about["materialization"])
@@ -132,6 +138,7 @@ def _manifest(
         objects=list(_objects(objects, check_object(about.get("ranges", {}), "ranges"))),
         digests=read,
         event_time_max=_time(about["event_time_max"]),
+        versions=_versions(about.get("versions", {}), known, max_parallelism, path.checkpoint),
         commit=tuple(base64.b64decode(part, validate=True) for part in about.get("commit", ())),
     )
 
@@ -157,6 +164,23 @@ def _variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
                 own[check_table_name(table)] = Kind.INCREMENTAL
             if not tables:
                 own[check_name("variable", variable)] = Kind.OPAQUE
+    return found
+
+
+def _versions(
+    plain: object, known: Mapping[str, Mapping[str, Kind]], max_parallelism: int, checkpoint: int
+) -> dict[str, dict[str, list[tuple[int, int]]]]:
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for operator, variables in check_object(plain, "versions").items():
+        own = found.setdefault(check_name("operator", operator), {})
+        for variable, runs in check_object(variables, f"versions of {operator}").items():
+            if variable not in known.get(operator, {}) or not isinstance(runs, list):
+                raise ValueError(f"the versions of {operator} are not of its variables")
+            own[variable] = []
+            upto = -1
+            for first, at in runs:
+                upto = check_integer(first, upto + 1, max_parallelism - 1, "first key group of a version")
+                own[variable].append((upto, check_integer(at, 0, checkpoint, "checkpoint of a version")))
     return found
 
 

@@ -1,6 +1,6 @@
 """A segment: what one changelog writer stores at once, as three byte strings (US 9471438).
 
-    k.NON     every opaque (non-incremental) variable, whole
+    k.NON     opaque (non-incremental) variables: all their values, or those of the key groups that changed
     k.INCR    the blocks of all incremental variables in delta form, end to end
     k.INDEX   per table of each incremental variable: its form, where it is, what it builds on (`index`); a footer
 
@@ -10,8 +10,9 @@ directly at a block. Either way, many segments may share one object:
 
     NON | INCR | INDEX footer xxh3-64 length-of-both(4 bytes) "SILTSEG1" | NON | INCR | INDEX ... "SILTSEG1" | ...
 
-The footer has the operator, the subtask's key groups, the checkpoint, the lengths, and the variables of NON. Every byte
-of a segment belongs to exactly one handle: a variable's, or the index's.
+The footer has the operator, the subtask's key groups, the checkpoint, the lengths, the variables of NON, and, if one of
+these does not have all values, which checkpoint each builds on. Every byte of a segment belongs to exactly one handle:
+a variable's, or the index's.
 """
 
 from collections.abc import Mapping
@@ -59,7 +60,8 @@ Places = Mapping[Section, tuple[str, int]]
 class Segment:
     """One subtask's part of one checkpoint, or a piece of it.
 
-    `index` is only the index itself; `opaque` is (variable, length in bytes) in the order of `non`.
+    `index` is only the index itself; `opaque` is (variable, length in bytes) in the order of `non`; `opaque_previous`
+    is per opaque variable the checkpoint that its values build on, 0 if they are all; empty if they all are.
     """
 
     operator: str
@@ -69,6 +71,7 @@ class Segment:
     incr: Bytes
     index: Bytes
     opaque: tuple[tuple[str, int], ...]
+    opaque_previous: tuple[int, ...] = ()
 
     @property
     def sections(self) -> dict[Section, Bytes]:
@@ -92,6 +95,8 @@ class Segment:
         out.varints([len(self.non), len(self.incr), len(self.index), len(self.opaque)])
         out.texts([self.operator, *(variable for variable, _ in self.opaque)])
         out.varints([length for _, length in self.opaque])
+        if any(self.opaque_previous):
+            out.varints(self.opaque_previous)
         footer = seal(out.finish(), b"")
         return b"".join((self.index, footer, len(footer).to_bytes(_LENGTH_BYTES, "little"), MAGIC))
 
@@ -112,7 +117,8 @@ class Segment:
     @classmethod
     def of_trailer(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
         """Make a segment of these two sections and a decoded trailer."""
-        return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
+        own = found.index, found.opaque, found.opaque_previous
+        return cls(found.operator, found.key_groups, found.checkpoint, non, incr, *own)
 
     def entries(self) -> list[IndexEntry]:
         """Decode the index's entries."""
@@ -128,9 +134,11 @@ class Segment:
         """
         handles: list[Handle] = []
         start = 0
-        for variable, length in self.opaque:
+        builds_on = self.opaque_previous or (0,) * len(self.opaque)
+        for (variable, length), previous in zip(self.opaque, builds_on, strict=True):
             data = memoryview(self.non)[start : start + length]
-            handles.append(self._whole(variable, Kind.OPAQUE, data, _shifted(places[Section.NON], start), checksums))
+            place = _shifted(places[Section.NON], start)
+            handles.append(self._handle(variable, Kind.OPAQUE, data, place, checksums, previous))
             start += length
         for entry in self.entries():
             delta = entry.form == Form.DELTA
@@ -151,15 +159,17 @@ class Segment:
                     sqn=entry.sqn,
                 )
             )
-        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX], checksums))
+        handles.append(self._handle(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX], checksums, 0))
         return handles
 
-    def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int], checksums: str) -> Handle:
-        """Make the handle of something that builds on nothing."""
-        checksum = checksum_of(data, checksums)
+    def _handle(
+        self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int], checksums: str, previous: int
+    ) -> Handle:
+        """Make the handle of what builds on a checkpoint; on nothing, if that is 0."""
+        form, checksum = Form.DELTA if previous else Form.BASE, checksum_of(data, checksums)
         name, offset = place
         return Handle(
-            self.operator, variable, kind, Form.BASE, name, offset, len(data), checksum, self.key_groups, 0, 0
+            self.operator, variable, kind, form, name, offset, len(data), checksum, self.key_groups, 0, previous
         )
 
 
@@ -180,6 +190,7 @@ class _Trailer:
     checkpoint: int
     index: memoryview
     opaque: tuple[tuple[str, int], ...]
+    opaque_previous: tuple[int, ...]
 
 
 def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
@@ -207,8 +218,11 @@ def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int
         lengths = read.varints(opaques).tolist()
         if sum(lengths) != non:
             raise read.fail("its opaque variables do not add up")
+        previous = () if read.ended else tuple(read.varints(opaques).tolist())
+        if any(each >= checkpoint for each in previous):
+            raise read.fail("an opaque variable builds on no earlier checkpoint")
         opaque = tuple(zip(variables, lengths, strict=True))
-        found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque)
+        found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque, previous)
         return found, (non, incr, len(view) - start + index)
 
 
@@ -230,6 +244,7 @@ class SegmentBuilder:
         self._entries: list[IndexEntry] = []
         self._blocks: list[bytes] = []
         self._opaque: dict[str, bytes] = {}
+        self._opaque_previous: list[int] = []
         self._end = 0
 
     def add_delta(
@@ -277,10 +292,11 @@ class SegmentBuilder:
             )
         )
 
-    def add_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
-        """Add an opaque variable: key group -> bytes."""
+    def add_opaque(self, variable: str, values: Mapping[int, bytes], previous_checkpoint: int = 0) -> None:
+        """Add an opaque variable: key group -> bytes; all of them, or those that changed since a checkpoint."""
         self._check_new(variable)
         self._opaque[variable] = encode_opaque(values)
+        self._opaque_previous.append(previous_checkpoint)
 
     def build(self) -> Segment:
         """Return what was added, as three byte strings."""
@@ -292,6 +308,7 @@ class SegmentBuilder:
             b"".join(self._blocks),
             encode_index(self._checkpoint, self._entries),
             tuple((variable, len(data)) for variable, data in self._opaque.items()),
+            tuple(self._opaque_previous) if any(self._opaque_previous) else (),
         )
 
     def _add(self, entry: IndexEntry) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
-from siltstone.chains.costs import recorded_chain
+from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth, materialization_health
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policy_rules import PolicyOptions
@@ -241,7 +241,7 @@ def _part(
         chain_deltas=(before.chain_deltas if before else 0) + 1 if delta else 0,
         bound_bytes=said.get("restore_bound_bytes"),
         bound_s=said.get("restore_bound_s"),
-        amplification=amplification(recorded_chain(record, name)[1]),
+        amplification=amplification(recorded_states(record, name)),
     )
 
 

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from siltstone.errors import Unreachable, UsageError
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
-from siltstone.model import Handle, KeyGroupRange
+from siltstone.model import Handle, KeyGroupRange, Kind
 from siltstone.restore.merge import Batch
-from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, plan_restore
+from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, Variable, plan_restore
 from siltstone.restore.restore import (
     MemoryState,
     apply_reads,
@@ -32,6 +32,7 @@ from siltstone.restore.restore import (
     objects_of,
     schemas_of,
     unit_reads,
+    variables_of,
 )
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.state.digest import assemble_digests, checkpoint_digest
@@ -71,16 +72,23 @@ class UnitResult:
 
 
 def plan_units(
-    handles: Mapping[int, Sequence[Handle]], checkpoint: int, max_parallelism: int, parallelism: int
+    handles: Mapping[int, Sequence[Handle]],
+    checkpoint: int,
+    max_parallelism: int,
+    parallelism: int,
+    variables: Mapping[Variable, Kind],
 ) -> RestorePlan:
-    """Plan a restore with `parallelism` units per operator, or more if one would read more than UNIT_BYTES.
+    """Plan a restore of some variables with `parallelism` units per operator, or more if one would read more than
+    UNIT_BYTES.
 
     Raises:
         StateError: the chain has a gap.
     """
-    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism)
+    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism, None, variables)
     units = min(max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
-    return plan if units == parallelism else plan_restore(handles, checkpoint, max_parallelism, units)
+    if units == parallelism:
+        return plan
+    return plan_restore(handles, checkpoint, max_parallelism, units, None, variables)
 
 
 def unit_tasks(
@@ -104,7 +112,13 @@ def unit_tasks(
     handles = {
         c: [h for h in m.handles if only is None or (h.operator, h.variable) in only] for c, m in manifests.items()
     }
-    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
+    variables = {
+        name: kind
+        for operator in manifest.operators
+        for name, kind in variables_of(manifest, operator).items()
+        if only is None or name in only
+    }
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism, variables)
     own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
     tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, only is None) for unit in plan.units]
     return tasks, plan.bytes

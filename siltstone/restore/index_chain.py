@@ -27,11 +27,13 @@ class Link:
 def follow(index_of: Callable[[int], Sequence[IndexEntry] | None], checkpoint: int, variable: str) -> list[Link]:
     """Return the chain of `variable`, a table, at `checkpoint`: its base, then every delta, in order.
 
-    A checkpoint has an index for each of its steps, and the entry of a table has the same position in each.
+    A checkpoint has an index for each of its steps. An index leaves out the tables that did not change, so that an
+    entry may lie before the position that its table has among all tables, which is what links name.
 
     Args:
         index_of: returns a subtask's entries at a checkpoint of the chain; None if the key groups belonged to other
-            subtasks then, which ends the chain there.
+            subtasks then, which ends the chain there, as does an index without the variable: its writer had other key
+            groups in the step that changed it.
 
     Raises:
         CorruptObject: the variable is not in the index of `checkpoint`, or a link leads to another variable.
@@ -45,7 +47,9 @@ def follow(index_of: Callable[[int], Sequence[IndexEntry] | None], checkpoint: i
         if entries is None:
             break
         older = _versions(entries, before, variable)
-        if not older or place != older[0].place:
+        if not older:
+            break
+        if place < older[0].place:
             raise CorruptObject(
                 f"the index of checkpoint {oldest.checkpoint} says that {variable} builds on entry {place} of "
                 f"checkpoint {before}, which is not its own"

@@ -39,7 +39,7 @@ class Read:
 
 def replaces(handle: Handle) -> bool:
     """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them."""
-    return handle.kind is Kind.OPAQUE or handle.form is Form.BASE
+    return handle.form is Form.BASE
 
 
 def apply_order(read: Read) -> tuple[int, int, str, int]:

@@ -18,6 +18,7 @@ from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
+from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
@@ -65,6 +66,14 @@ def variables_of(manifest: Manifest, operator: str) -> dict[tuple[str, str], Kin
     kinds = dict.fromkeys(schemas_of(manifest, operator), Kind.INCREMENTAL)
     kinds |= dict.fromkeys(opaque_of(manifest, operator), Kind.OPAQUE)
     return {(operator, name): kind for name, kind in kinds.items()}
+
+
+def versions_of(manifest: Manifest) -> Versions:
+    """Return which checkpoint wrote each variable last; a manifest that does not say so is of one that wrote all."""
+    return manifest.versions or {
+        operator: {name: [(0, manifest.checkpoint)] for _, name in variables_of(manifest, operator)}
+        for operator in manifest.operators
+    }
 
 
 def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
@@ -298,8 +307,10 @@ def load_state(
         handles = {
             c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()
         }
-        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
-        reads = unit_reads(plan.units[0], manifests)
+        # The checkpoint has nothing of a variable that did not change in its interval.
+        variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
+        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups, variables)
+        reads = unit_reads(plan.units[0], manifests) if plan.units else []
         apply_reads(state, reads, reader, scratch)
         check_digests(digests_of(state), operator, state.groups, target, own)
     for table in state.tables.values():

@@ -14,7 +14,7 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
-from siltstone.model import Form, KeyGroupRange, StoredObject
+from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, UNIT_BYTES
 from siltstone.restore.keys import rows_of_keys
 from siltstone.restore.plan_rules import Read, plan_restore
@@ -201,7 +201,8 @@ def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndar
         for c, m in manifests.items()
     }
     hull = KeyGroupRange(int(wanted[0]), int(wanted[-1]) + 1)
-    plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, hull)
+    variables = {(shape.operator, shape.name): Kind.OPAQUE if shape.schema is None else Kind.INCREMENTAL}
+    plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, hull, variables)
     reads = [read for unit in plan.units for read in unit.reads]
     return list(_restrict(reads, wanted)), sum(bool(h.key_groups.intersect(hull)) for h in handles[manifest.checkpoint])
 

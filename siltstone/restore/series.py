@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
-from siltstone.model import KeyGroupRange, Kind
+from siltstone.model import KeyGroupRange
 from siltstone.restore.export import write_state
-from siltstone.restore.restore import MemoryState, digests_of
+from siltstone.restore.restore import MemoryState, digests_of, opaque_of
 from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
@@ -101,12 +101,12 @@ def prove_label(root: Path, label: str, manifest: Manifest) -> str | None:
 
     Every row is read again, batch by batch, so that a file changed, lost or added since the restore is found.
     """
-    opaque = {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.OPAQUE}
     for operator, tables in manifest.digests.items():
+        opaque = opaque_of(manifest, operator)
         for name, recorded in tables.items():
             directory = below(root / label, operator, name)
             try:
-                found = _table_digest(directory, (operator, name) in opaque)
+                found = _table_digest(directory, name in opaque)
             except (OSError, pa.ArrowException) as error:
                 return f"{operator}/{name} cannot be read: {error}"
             if found != int(np.asarray(recorded, np.uint64).sum(dtype=np.uint64)):

@@ -204,34 +204,45 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
 
 
 class _OpaqueValues:
-    """Which handle holds each opaque value. A value that was replaced is not read; it may be deleted."""
+    """The chains of opaque values. What was replaced before it is read is not read; it may be deleted."""
 
     def __init__(self) -> None:
-        self._newest: dict[tuple[str, int], Handle] = {}
-        self._changed: set[tuple[str, int]] = set()
+        self._chains: dict[tuple[str, int], list[Handle]] = {}
+        """variable and key group -> the newest handle with all values, and those with some values after it"""
+        self._applied: dict[tuple[str, int], int] = {}
+        """how many of these are in the target; none, if the first is new"""
+        self._order: dict[Handle, int] = {}
 
     @property
     def handles(self) -> set[Handle]:
         """The handles of all values."""
-        return set(self._newest.values())
+        return {handle for chain in self._chains.values() for handle in chain}
 
     def follow(self, handles: Iterable[Handle]) -> None:
-        """Go on to a checkpoint with these handles."""
+        """Go on to a checkpoint with these handles, in the order in which they apply."""
         for handle in handles:
             if handle.kind is Kind.OPAQUE:
-                places = [(handle.variable, g) for g in range(handle.key_groups.start, handle.key_groups.end)]
-                self._newest |= dict.fromkeys(places, handle)
-                self._changed.update(places)
+                self._order[handle] = len(self._order)
+                for group in range(handle.key_groups.start, handle.key_groups.end):
+                    place = handle.variable, group
+                    if handle.form is Form.BASE:
+                        self._chains[place], self._applied[place] = [], 0
+                    self._chains.setdefault(place, []).append(handle)
 
     def set(self, target: MemoryState, reader: BlockReader) -> None:
         """Replace the values in `target` that changed since the last call."""
         groups: dict[Handle, list[KeyGroupRange]] = {}
-        for variable, group in self._changed:
-            target.opaque.get(variable, {}).pop(group, None)
-            groups.setdefault(self._newest[variable, group], []).append(KeyGroupRange(group, group + 1))
-        self._changed.clear()
-        for handle, block in zip(groups, reader.blocks(map(Wanted, groups)), strict=True):
+        for place, chain in self._chains.items():
+            variable, group = place
+            applied = self._applied.get(place, 0)
+            if not applied:
+                target.opaque.get(variable, {}).pop(group, None)
+            for handle in chain[applied:]:
+                groups.setdefault(handle, []).append(KeyGroupRange(group, group + 1))
+        ordered = sorted(groups, key=self._order.__getitem__)
+        for handle, block in zip(ordered, reader.blocks(map(Wanted, ordered)), strict=True):
             apply_handle(target, handle, groups[handle], block)
+        self._applied = {place: len(chain) for place, chain in self._chains.items()}
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:

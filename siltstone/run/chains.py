@@ -1,78 +1,114 @@
-"""The chains of one run: per operator, where its chain begins, what a restore reads, and the state of its policy.
+"""The chains of one run: per table, where its chain begins, what a restore reads, and the state of its policy.
 
-A chain grows with each checkpoint of the run (`preview`, `advance`). It gets shorter when it is materialized, by this
-run or by another process, which the run learns from the catalog (`follow`). The policy decides the form of each
-operator's part of the next checkpoint from what earlier ones cost (`decide`).
+Each state table has a chain of its own, whether a variable has one table or several: US 9471438 decides base or delta
+per data structure. A chain grows with each checkpoint of the run that changes the table (`preview`, `advance`). It gets
+shorter when it is materialized, by this run or by another process, which the run learns from the catalog (`follow`).
+The policy decides the form of each table in the next checkpoint from what earlier ones cost (`decide`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.costs import StepReports, cost_of, materialized_chain, recorded_chain, written_form
-from siltstone.chains.policy_rules import Decision, Policy, PolicyState, RestoreBound, RestoreCost
+from siltstone.chains.chain_rules import add_chains, share_budget
+from siltstone.chains.costs import (
+    StepReports,
+    costs_of,
+    recorded_cost,
+    recorded_states,
+    table_statistics,
+    written_form,
+)
+from siltstone.chains.policies import with_options
+from siltstone.chains.policy_rules import CheckpointCost, Decision, Policy, PolicyState, RestoreBound, RestoreCost
 from siltstone.chains.restore_rules import NEWEST, share_restore
-from siltstone.errors import Unreachable
+from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, StoredObject
-from siltstone.restore.restore import read_manifest, schemas_of
+from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
 from siltstone.store.paths import is_materialization_manifest
 from siltstone.stream import Stream
 
 _LOG = get_logger(__name__)
+_LEARNED = ("d", "log_ratio", "base_factor", "delta_factor", "restores")
+"""the fields of an operator's policy state, from before there was one per table, that hold for each of its tables"""
+
+_T = TypeVar("_T")
+Table = tuple[str, str]
+"""operator and table"""
 
 
 @dataclass(frozen=True)
 class NextChains:
-    """The chains, per operator, as they will be once the next checkpoint exists.
+    """The chains as they will be once the next checkpoint exists.
 
     Attributes:
-        forms: the form of each operator's part.
-        first: the checkpoint that each chain begins with.
-        policies: the state of each policy once the checkpoint exists.
-        bounds: what a restore of the checkpoint reads, in bytes and seconds.
+        forms: operator -> the form of its part.
+        d: operator -> the largest D of its tables.
+        first: operator -> the checkpoint that the longest chain of its tables begins with.
+        chains: operator -> table -> where its chain begins and the state of its policy (`Manifest.chains`).
+        bounds: operator -> what a restore of its tables reads, in bytes and seconds: the sum of theirs.
+        statistics: operator -> table -> what the catalog keeps of it (`costs.table_statistics`).
     """
 
     forms: Mapping[str, Form]
+    d: Mapping[str, int]
     first: Mapping[str, int]
-    policies: Mapping[str, PolicyState]
+    chains: Mapping[str, Mapping[str, Mapping[str, Any]]]
     bounds: Mapping[str, RestoreBound]
+    statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 class RunChains:
     """The chains of one run of a stream; empty before `resume` or the first checkpoint."""
 
-    def __init__(self, stream: Stream, catalog: Catalog, policy: Policy) -> None:
-        self._stream, self._catalog, self._policy = stream, catalog, policy
+    def __init__(self, stream: Stream, catalog: Catalog, store: Store, policy: Policy) -> None:
+        self._stream, self._catalog, self._store, self._policy = stream, catalog, store, policy
         self._checkpoint = 0
         """the newest completed checkpoint, where the chains end"""
         self._step = 0
         """the last step that it holds"""
-        self._first: dict[str, int] = {}
-        """operator -> the checkpoint that the longest chain of its variables begins with; the next one, for an operator
-        that the newest checkpoint does not have"""
+        self._operators: Collection[str] = ()
+        """those that it has"""
+        self._first: dict[Table, int] = {}
+        """the checkpoint that each chain begins with"""
         self.manifests: Sequence[StoredObject] = ()
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
-        self._policies = {op.name: policy.start() for op in stream.operators}
+        self.versions: Versions = {}
+        """as of the newest checkpoint"""
+        self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
-        self._decisions: dict[str, Decision] = {}
+        self._decisions: dict[Table, Decision] = {}
         self.decide()
 
     @property
-    def decisions(self) -> Mapping[str, Decision]:
-        """Operator -> the policy's decision on its part of the next checkpoint."""
-        return dict(self._decisions)
+    def decisions(self) -> Mapping[str, Mapping[str, Decision]]:
+        """Operator -> table -> the policy's decision on it in the next checkpoint."""
+        return self._by_operator(self._decisions)
 
     @property
-    def policies(self) -> Mapping[str, PolicyState]:
-        """Operator -> the state of its policy, as of the newest checkpoint."""
-        return dict(self._policies)
+    def reasons(self) -> Mapping[str, str]:
+        """Operator -> why its tables get their forms, for people."""
+        return {op: _reason(decisions) for op, decisions in self.decisions.items()}
 
-    def resume(self, store: Store, latest: int) -> Manifest:
+    @property
+    def policies(self) -> Mapping[str, Mapping[str, PolicyState]]:
+        """Operator -> table -> the state of its policy, as of the newest checkpoint."""
+        return self._by_operator(self._policies)
+
+    def _by_operator(self, of: Mapping[Table, _T]) -> dict[str, dict[str, _T]]:
+        found: dict[str, dict[str, _T]] = {op.name: {} for op in self._stream.operators}
+        for (operator, table), each in of.items():
+            found[operator][table] = each
+        return found
+
+    def resume(self, latest: int) -> Manifest:
         """Continue the chains that end with checkpoint `latest`.
 
         Returns:
@@ -83,24 +119,30 @@ class RunChains:
             Unreachable: the store or the catalog failed.
         """
         name, operators = self._stream.name, self._stream.operators
-        manifest = read_manifest(store, self._catalog.checkpoints.get(name, latest).manifest)
-        self._policies |= {
-            op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
-        }
-        self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in operators}
-        self._checkpoint, self._step = latest, manifest.step
-        self.follow()
-        self._learn_restores()
+        manifest = read_manifest(self._store, self._catalog.checkpoints.get(name, latest).manifest)
         # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
         # those of an index would not be where the links of the next one say that they are.
-        self.decide(
-            {
-                op.name
-                for op in operators
-                if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
-            }
-        )
+        changed = {
+            op.name
+            for op in operators
+            if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
+        }
+        self._adopt(manifest)
+        self.follow()
+        self._learn_restores()
+        self.decide(changed)
         return manifest
+
+    def _adopt(self, manifest: Manifest) -> None:
+        """Take over what a manifest says of the chains."""
+        chains = {op.name: chains_of(manifest, op.name) for op in self._stream.operators}
+        self._first = {(op, table): of["first"] for op, tables in chains.items() for table, of in tables.items()}
+        for op, tables in chains.items():
+            for table, of in tables.items():
+                if (op, table) in self._policies:
+                    self._policies[op, table] = PolicyState.from_json(of)
+        self._operators = manifest.operators.keys()
+        self._checkpoint, self._step, self.versions = manifest.checkpoint, manifest.step, versions_of(manifest)
 
     def follow(self) -> None:
         """Look up in the catalog what a restore of the newest checkpoint reads, after materializations."""
@@ -108,21 +150,28 @@ class RunChains:
             self._note(self._catalog.chains.list_manifests(self._stream.name, self._checkpoint))
 
     def decide(self, changed: Collection[str] = ()) -> None:
-        """Decide the form of each operator's part of the next checkpoint, and so whether its changes are tracked.
+        """Decide the form of each table in the next checkpoint, and so whether its changes are tracked.
 
         Args:
-            changed: operators whose tables differ from those of their chain.
+            changed: operators whose tables differ from those of their chains.
         """
-        self._decisions = {name: self._policy.decide(state) for name, state in self._policies.items()}
-        for name in changed:
-            self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
+        self._decisions = {
+            (operator, table): self._policy_of(states, table).decide(state)
+            for operator, states in self.policies.items()
+            for table, state in states.items()
+        }
+        for operator, table in self._decisions:
+            if operator in changed:
+                reason = "its operator's tables changed"
+                self._decisions[operator, table] = Decision(form=Form.BASE, tracking=False, d=0, reason=reason)
 
     def restore_point(self, operator: str) -> RestorePoint:
         """Return what a restore of an operator at the newest completed checkpoint reads."""
         if not self._checkpoint:
             return RestorePoint()
-        known = self._first[operator] <= self._checkpoint
-        return RestorePoint(self._checkpoint, self._step, tuple(self.manifests) if known else ())
+        known = operator in self._operators
+        manifests = tuple(self.manifests) if known else ()
+        return RestorePoint(self._checkpoint, self._step, manifests, self.versions.get(operator, {}) if known else {})
 
     def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
         """Compute what the chains become with the next checkpoint; `advance` changes them.
@@ -131,32 +180,57 @@ class RunChains:
             checkpoint: its id.
             gathered: the acknowledgements of its subtasks.
         """
-        forms = {name: written_form(received) for name, received in gathered.last.items()}
-        policies = {name: self._learned(name, gathered) for name in forms}
+        chains: dict[str, dict[str, dict[str, Any]]] = {}
+        statistics: dict[str, dict[str, dict[str, Any]]] = {}
+        bounds = {}
+        for operator, received in gathered.last.items():
+            costs = costs_of(received)
+            known = {table: state for (op, table), state in self._policies.items() if op == operator}
+            states: Mapping[str, PolicyState] = known
+            if (restore_s := gathered.restore_s.get(operator)) is not None and known:
+                whole = add_chains(known.values())  # one restore of the operator reads all its tables
+                cost = RestoreCost(base_s=whole.base_s, deltas_s=whole.deltas_s, restore_s=restore_s)
+                states = self._with_restore(known, cost)
+            chains[operator], statistics[operator], total = {}, {}, RestoreBound(bytes=0.0, seconds=0.0)
+            for table, before in states.items():
+                cost, state = costs.get(table), before
+                first = self._first.get((operator, table), checkpoint)
+                if cost is not None:
+                    state = self._policy_of(states, table).observe(before, cost)
+                    first = checkpoint if cost.form is Form.BASE else first
+                bound = self._policy_of({**states, table: state}, table).restore_bound(state)
+                total = RestoreBound(bytes=total.bytes + bound.bytes, seconds=total.seconds + bound.seconds)
+                d = self._decisions[operator, table].d
+                chains[operator][table] = {**state.to_json(), "first": first}
+                statistics[operator][table] = table_statistics(cost, first, state, d, bound)
+            bounds[operator] = total
         return NextChains(
-            forms=forms,
-            first={name: checkpoint if form is Form.BASE else self._first[name] for name, form in forms.items()},
-            policies=policies,
-            bounds={name: self._policy.restore_bound(state) for name, state in policies.items()},
+            forms={op: written_form(received) for op, received in gathered.last.items()},
+            d={op: max((of["D"] for of in tables.values()), default=0) for op, tables in statistics.items()},
+            first={
+                op: min((of["first"] for of in tables.values()), default=checkpoint) for op, tables in chains.items()
+            },
+            chains=chains,
+            bounds=bounds,
+            statistics=statistics,
         )
+
+    def next_versions(self, checkpoint: int, handles: Sequence[Handle]) -> Versions:
+        """Return where the newest version of each variable is, once the checkpoint that writes `handles` exists."""
+        variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
+        return next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism)
 
     def advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
         """Record that the checkpoint exists and a restore of it reads `manifests`; decide the next interval."""
-        self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
-        self._first = dict(manifest.first)
-        self._checkpoint, self._step = manifest.checkpoint, manifest.step
+        self._adopt(manifest)
         self._note(manifests)
         self._learn_restores()
         self.decide()
 
-    def _learned(self, operator: str, gathered: StepReports) -> PolicyState:
-        """What the policy knows after a checkpoint of one operator."""
-        state = self._policies[operator]
-        restore_s = gathered.restore_s.get(operator)
-        if restore_s is not None:
-            cost = RestoreCost(base_s=state.base_s, deltas_s=state.deltas_s, restore_s=restore_s)
-            state = self._policy.observe_restore(state, cost)
-        return self._policy.observe(state, cost_of(gathered.last[operator]))
+    def _policy_of(self, states: Mapping[str, PolicyState], table: str) -> Policy:
+        """Return the policy of a table, whose operator's tables have these states."""
+        options = share_budget(states, self._policy.options)[table]
+        return self._policy if options is self._policy.options else with_options(self._policy, options)
 
     def _learn_restores(self) -> None:
         """Learn from restores that others measured since: `restore`, `verify`, backfills (`chains.restore_rules`)."""
@@ -178,23 +252,71 @@ class RunChains:
                     restore_s=seconds,
                     restore_budget_s=budget_s,
                 )
-            chains = {operator: recorded_chain(record, operator)[1] for operator in record.forms}
-            for operator, cost in share_restore(chains, self._policies, seconds, size).items():
-                self._policies[operator] = self._policy.observe_restore(self._policies[operator], cost)
+            chains = {operator: add_chains(recorded_states(record, operator)) for operator in record.forms}
+            now = {operator: add_chains(states.values()) for operator, states in self.policies.items()}
+            for operator, cost in share_restore(chains, now, seconds, size).items():
+                for table, state in self._with_restore(self.policies[operator], cost).items():
+                    self._policies[operator, table] = state
+
+    def _with_restore(self, states: Mapping[str, PolicyState], cost: RestoreCost) -> Mapping[str, PolicyState]:
+        """Learn from a restore of an operator: all its tables get the factors that explain it."""
+        learned = self._policy.observe_restore(add_chains(states.values()), cost)
+        base, delta, count = learned.base_factor, learned.delta_factor, learned.restores
+        return {
+            table: replace(state, base_factor=base, delta_factor=delta, restores=count)
+            for table, state in states.items()
+        }
 
     def _note(self, manifests: Sequence[StoredObject]) -> None:
         """Note what a restore reads, and tell the policies whose chains begin with a materialization now."""
         known = {stored.name for stored in self.manifests}
         self.manifests = manifests
-        if all(stored.name in known for stored in manifests if is_materialization_manifest(stored.name)):
+        for stored in manifests:
+            if stored.name in known or not is_materialization_manifest(stored.name):
+                continue
+            try:
+                self._rebase(read_manifest(self._store, stored))
+            except CorruptObject:
+                continue  # a restore reports it; until then the chains are taken to be as long as they were
+
+    def _rebase(self, materialized: Manifest) -> None:
+        """Let chains begin with a materialization's bases, if they begin before it."""
+        name, checkpoint = self._stream.name, materialized.checkpoint
+        [operator] = materialized.operators
+        tables = {h.variable for h in materialized.handles if h.kind is Kind.INCREMENTAL}
+        older = [table for table in sorted(tables) if self._first.get((operator, table), checkpoint) < checkpoint]
+        if not older:
             return
-        name = self._stream.name
-        for m in self._catalog.materializations.list_in_chain(name, self._checkpoint):
-            if m.checkpoint > self._first.get(m.operator, m.checkpoint):
-                self._first[m.operator] = m.checkpoint
-                since = self._catalog.checkpoints.list_after(
-                    name, m.checkpoint, self._checkpoint - m.checkpoint, marked=True
-                )
-                self._policies[m.operator] = materialized_chain(
-                    self._policies[m.operator], m, since, self._policy.observe_materialization
-                )
+        after = self._checkpoint - checkpoint
+        since = self._catalog.checkpoints.list_after(name, checkpoint, after, marked=True)
+        for table in older:
+            own = [h for h in materialized.handles if h.variable == table]
+            size, rows = sum(h.length for h in own), sum(h.rows for h in own)
+            base = CheckpointCost(form=Form.BASE, bytes=size, seconds=0.0, rows=rows)
+            deltas = [cost for record in since if (cost := recorded_cost(record, operator, table)).bytes]
+            policy = self._policy_of(self.policies[operator], table)
+            self._policies[operator, table] = policy.observe_materialization(
+                self._policies[operator, table], base, deltas
+            )
+            self._first[operator, table] = checkpoint
+
+
+def chains_of(manifest: Manifest, operator: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return table -> where its chain begins and the state of its policy, of one operator (`Manifest.chains`).
+
+    An older manifest has one state for all tables of an operator. Its only table goes on with it. Several tables go on
+    with what was learned of restores and logging, and begin with bases, since nothing tells their shares of the sizes.
+    """
+    if operator in manifest.chains or operator not in manifest.operators or operator not in manifest.policy:
+        return manifest.chains.get(operator, {})
+    state, tables = manifest.policy[operator], sorted(schemas_of(manifest, operator))
+    if len(tables) > 1:
+        state = {key: state[key] for key in _LEARNED if key in state}
+    return {table: {**state, "first": manifest.first.get(operator, manifest.checkpoint)} for table in tables}
+
+
+def _reason(decisions: Mapping[str, Decision]) -> str:
+    said = {decision.reason for decision in decisions.values()}
+    if len(said) <= 1:
+        return next(iter(said), "")
+    return "; ".join(f"{table}: {decision.reason}" for table, decision in sorted(decisions.items()))

@@ -6,7 +6,7 @@ segments too small for an object of their own, in the acknowledgement: the drive
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -21,14 +21,18 @@ from siltstone.changelog.writer import ChangelogWriter
 from siltstone.errors import SiltstoneError
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
+from siltstone.format.opaque import encode_opaque
 from siltstone.format.segment import Segment
-from siltstone.model import Form, KeyGroupRange, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.run.changed_opaque import opaque_to_write, values_in, version_of
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.paths import StepPath
 from siltstone.store.ranged import create_ranged
 
+OPAQUE_BYTES = 64 << 10
+"""bytes of an opaque variable's values above which they get an object of their own"""
 DELTA_ROWS = 1 << 15
 """how many changes are encoded together, about: more are written in several segments of some key groups each, so that
 memory stays bounded and a subtask of another parallelism reads little that is not its own"""
@@ -108,22 +112,27 @@ class _Part:
         """
         task, state = self.task, self.state
         with self.clock.phase("delta"):
-            counts = [table.changed() for name, table in state.tables.items() if name not in bases]
-            changed = sum(counts, np.zeros(state.max_parallelism, int))
-        if task.checkpoint is None and not (changed.any() or state.changed_opaque):
+            counts = {name: table.changed() for name, table in state.tables.items() if name not in bases}
+            counts = {name: count for name, count in counts.items() if count.any()}
+            opaque = opaque_to_write(task, self.nothing.subtask, state)
+        if not (bases or counts or opaque):
             self.acknowledgement = replace(self.nothing, logged=True)
             return {}
+        # What did not change in any of the key groups is left out: the chain stays as it is.
+        versions = {name: version_of(task, name) for name in (*counts, *opaque)}
         inlining, sizes, objects = _Inlining(self.uploader, task.upload.inline_bytes), Counter[str](), []
         with ExitStack() as stack:
-            parts = _key_group_parts(state.groups, changed)
+            parts = _key_group_parts(state.groups, list(counts.values()), list(versions.values()))
             writers = {part: stack.enter_context(_writer(task, part, inlining)) for part in parts}
             for part, writer in writers.items():
-                # Every index has the same tables in the same order: the ordinal is the patent's field iv.
+                # Every index has its tables in the same order: the ordinal is the patent's field iv.
                 for ordinal, name in enumerate(sorted(state.tables)):
                     if name in bases:
                         objects.append(self._append_base(writer, part, name))
+                    if name not in counts:
                         continue
-                    change = self._change(part, name, ordinal)
+                    previous = int(versions[name][part.start]) or task.restore.checkpoint
+                    change = self._change(part, name, previous, ordinal)
                     sizes[name] += change.size_bytes
                     if sizes[name] <= limits.get(name, sizes[name]):
                         with self.clock.phase("persist"):
@@ -133,16 +142,39 @@ class _Part:
                 with suppress(SiltstoneError):  # a sweep finds what stays
                     task.warehouse.store.delete([stored.name for stored in objects])
             else:
-                opaque = state.changed_opaque if task.checkpoint is None else state.opaque
-                part = _persisted(self.nothing, writers, inlining, state, opaque, self.clock, self.uploader)
-                self.acknowledgement = replace(part, objects=[*objects, *part.objects])
+                handles = list[Handle]()
+                with self.clock.phase("persist"):
+                    for part, writer in writers.items():
+                        for name, groups in sorted(opaque.items()):
+                            previous = 0 if groups is None else int(versions[name][part.start])
+                            change = OpaqueChange(name, values_in(state, name, groups, part), previous)
+                            if change.size_bytes <= OPAQUE_BYTES:
+                                writer.append(change)
+                            else:
+                                handles.append(self._store_opaque(part, change))
+                persisted = _persisted(self.nothing, writers, inlining, state, self.clock, self.uploader)
+                objects += [StoredObject(h.object, h.length, h.checksum) for h in handles]
+                self.acknowledgement = replace(
+                    persisted, handles=[*handles, *persisted.handles], objects=[*objects, *persisted.objects]
+                )
             return too_large
 
-    def _change(self, part: KeyGroupRange, name: str, ordinal: int) -> Change:
+    def _change(self, part: KeyGroupRange, name: str, previous: int, ordinal: int) -> Change:
         table = self.state.tables[name]
         with self.clock.phase("delta"):
             block = encode_block(*table.changes(part), compression=self.task.upload.compression)
-        return Change(name, block, self.task.restore.checkpoint, ordinal, _sum(table, part))
+        return Change(name, block, previous, ordinal, _sum(table, part))
+
+    def _store_opaque(self, part: KeyGroupRange, change: OpaqueChange) -> Handle:
+        """Store large values as an object of their own, which can be deleted by itself."""
+        task, operator = self.task, self.task.operator.name
+        attempt = f"{self.attempt}-{task.step}-{part.start}"
+        name = task.path.opaque(operator, change.variable, self.nothing.subtask, attempt)
+        stored = self.uploader.put(name, encode_opaque(change.values))
+        form = Form.DELTA if change.previous_checkpoint else Form.BASE
+        place = stored.name, 0, stored.bytes, stored.checksum, part
+        previous = change.previous_checkpoint
+        return Handle(operator, change.variable, Kind.OPAQUE, form, *place, 0, previous, task.step)
 
     def _append_base(self, writer: ChangelogWriter, part: KeyGroupRange, name: str) -> StoredObject:
         """Store some key groups of a table as an object of their own, and log where it is."""
@@ -157,10 +189,15 @@ class _Part:
         return out.stored
 
 
-def _key_group_parts(groups: KeyGroupRange, changed: np.ndarray) -> list[KeyGroupRange]:
-    """A subtask's key groups, cut where a further `DELTA_ROWS` of the changes (int64 per key group) begin."""
-    nth = np.cumsum(changed[groups.start : groups.end]) // DELTA_ROWS
-    edges = [groups.start, *(groups.start + 1 + np.flatnonzero(np.diff(nth))).tolist(), groups.end]
+def _key_group_parts(
+    groups: KeyGroupRange, changed: Sequence[np.ndarray], versions: Sequence[np.ndarray]
+) -> list[KeyGroupRange]:
+    """A subtask's key groups, cut where a further `DELTA_ROWS` of the changes (int64 per key group) begin, and where a
+    change builds on another version (int64 per key group), as it may after a change of parallelism."""
+    own = slice(groups.start, groups.end)
+    nth = sum((count[own] for count in changed), np.zeros(len(groups), int)).cumsum() // DELTA_ROWS
+    cuts = sum((np.diff(each[own]) != 0 for each in versions), np.diff(nth) != 0)
+    edges = [groups.start, *(groups.start + 1 + np.flatnonzero(cuts)).tolist(), groups.end]
     return [KeyGroupRange(start, end) for start, end in pairwise(edges)]
 
 
@@ -173,16 +210,11 @@ def _persisted(
     writers: Mapping[KeyGroupRange, ChangelogWriter],
     inlining: _Inlining,
     state: SubtaskState,
-    opaque: Collection[str],
     clock: PhaseTimer,
     uploader: Uploader,
 ) -> Acknowledgement:
-    """The opaque variables too, and then wait until all of it is durable."""
+    """Wait until all of it is durable."""
     with clock.phase("persist"):
-        for part, writer in writers.items():
-            for variable in sorted(opaque):
-                values = state.opaque[variable]
-                writer.append(OpaqueChange(variable, {g: v for g, v in values.items() if g in part}))
         changesets = [future.result() for future in [writer.persist() for writer in writers.values()]]
     for table in state.tables.values():
         table.mark()

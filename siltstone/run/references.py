@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
-from siltstone.model import Form, Kind, StoredObject
+from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces, state_handles
 from siltstone.restore.restore import read_manifest
@@ -64,7 +64,7 @@ class RunReferences:
                 self._live, self._is_whole, self._damaged, self._followed = alone, True, 0, set()
                 self._open = dict.fromkeys(alone.own, manifest.checkpoint)
                 return manifest.checkpoint, []
-        begins = any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle in state)
+        begins = any(map(replaces, state))
         if not self._is_whole and (begins or not self._live.variables <= variables | written):
             self._live, self._is_whole = self._load(manifest.checkpoint - 1), True
         self._live.apply(manifest, name)

@@ -73,7 +73,7 @@ class ConsistentRegion:
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
         self._store, self._place = warehouse.store, OpenWarehouse(warehouse, catalog)
-        self._chains = RunChains(stream, catalog, policy)
+        self._chains = RunChains(stream, catalog, warehouse.store, policy)
         self._references = RunReferences(stream.name, catalog, warehouse.store)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
@@ -178,7 +178,7 @@ class ConsistentRegion:
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
         if latest:
-            name, manifest = self.stream.name, self._chains.resume(self._store, latest)
+            name, manifest = self.stream.name, self._chains.resume(latest)
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self._accepted = dict(manifest.digests)
@@ -233,16 +233,16 @@ class ConsistentRegion:
                 self.check_fence()  # a newer writer has given it up: then that is why
                 raise
             self._references.follow(self._chains.manifests)
-        decisions = self._chains.decisions
-        return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
+        decided = self._chains.decisions
+        return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
 
-    def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
-        order, tracking = None, decision.tracking
+    def _task(self, operator: Operator, base_step: int, decisions: Mapping[str, Decision], offsets: str) -> StepTask:
+        order, tracking = None, any(decision.tracking for decision in decisions.values())
         if self.checkpoint_due:
-            limits = dict.fromkeys(operator.tables(), decision.delta_limit_bytes)
-            limits_bytes = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(dict.fromkeys(limits, decision.form), limits_bytes)
-        elif decision.d or not self.completed or not self.options.placed:
+            limits = {table: decision.delta_limit_bytes for table, decision in decisions.items()}
+            left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
+            order = CheckpointOrder({table: decision.form for table, decision in decisions.items()}, left)
+        elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
         staged = self.outbox.stages(operator.name, self.checkpoint)
@@ -286,8 +286,8 @@ class ConsistentRegion:
         self.outbox.add(self.checkpoint, received)
 
     @property
-    def policy_states(self) -> Mapping[str, PolicyState]:
-        """Operator -> the state of its policy, as of the newest checkpoint."""
+    def policy_states(self) -> Mapping[str, Mapping[str, PolicyState]]:
+        """Operator -> table -> the state of its policy, as of the newest checkpoint."""
         return self._chains.policies
 
     def check_fence(self) -> None:
@@ -310,7 +310,7 @@ class ConsistentRegion:
             Fenced: a newer writer has taken the stream over; nothing became visible.
             Unreachable: the store or the catalog failed; nothing became visible.
         """
-        start, reasons = time.perf_counter(), {n: d.reason for n, d in self._chains.decisions.items()}
+        start, reasons = time.perf_counter(), self._chains.reasons
         made: list[tuple[Manifest, CheckpointCommit, UploadStatistics]] = []
 
         def store(checkpoint: Checkpoint) -> None:
@@ -362,9 +362,8 @@ class ConsistentRegion:
         try_write_extract(self._place, self.stream.name)
 
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
-        received = self._gathered.last
-        chains = self._chains.preview(self.checkpoint, self._gathered)
-        chain_of = {name: (chains.first[name], state) for name, state in chains.policies.items()}
+        received, chains = self._gathered.last, self._chains.preview(self.checkpoint, self._gathered)
+        handles = [h for a in received.values() for ack in a for h in ack.handles]
         return Manifest(
             stream=self.stream.name,
             checkpoint=self.checkpoint,
@@ -372,15 +371,16 @@ class ConsistentRegion:
             step=self.step,
             max_parallelism=self.stream.max_parallelism,
             operators=self.stream.definition()["operators"],
-            handles=[h for a in received.values() for ack in a for h in ack.handles],
+            handles=handles,
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
             digests=self.digests(),
             forms=chains.forms,
-            d={name: decision.d for name, decision in self._chains.decisions.items()},
+            d=chains.d,
             first=chains.first,
-            policy={name: state.to_json() for name, state in chains.policies.items()},
+            chains=chains.chains,
             event_time_max=self._gathered.event_time(self._event_time_max),
-            statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
+            statistics=statistics_of(self._gathered, self.stream, uploads, chains.statistics, chains.bounds),
+            versions=self._chains.next_versions(self.checkpoint, handles),
         )
 
     def _advance(self, manifest: Manifest, stored: StoredObject, committed: Committed) -> None:

@@ -23,11 +23,13 @@ class RestorePoint:
         step: its last step.
         manifests: the manifest objects of its chain, oldest first, its own last; empty for an operator that it does not
             have.
+        versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`).
     """
 
     checkpoint: int = 0
     step: int = 0
     manifests: tuple[StoredObject, ...] = ()
+    versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

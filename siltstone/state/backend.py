@@ -175,8 +175,8 @@ class SubtaskState(KeyedState, Protocol):
         ...
 
     @property
-    def changed_opaque(self) -> Collection[str]:
-        """The opaque variables that the open step has set."""
+    def changed_opaque(self) -> Mapping[str, Collection[int]]:
+        """The opaque variables that the open step has set -> the key groups whose values it set."""
         ...
 
     def begin(self, step: int, *, tracking: bool) -> None:

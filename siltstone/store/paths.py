@@ -17,6 +17,7 @@
     |           |- s<step:012d>-<log>.segment                            segments that one uploader stored at once
     |           |- s<step:012d>-<log>.NON  .INCR  .INDEX                 the same in a store with separate sections
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
+    |           |- <operator>.<variable>.<subtask:05d>.<attempt>.opaque          large values of an opaque variable
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
     |           |- <operator>.<subtask:05d>.<attempt>.output.arrow                rows for a sink, until it has them
@@ -58,6 +59,7 @@ _FORK = "fork-"
 _SINKS = "_sinks"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
+_OPAQUE = ".opaque"
 _MATERIALIZED = ".materialized.parquet"
 _MATERIALIZATION = ".materialized.arrow"
 _OUTPUT = ".output.arrow"
@@ -67,7 +69,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
-    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot|materialized)\.parquet"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.((base|snapshot|materialized)\.parquet|opaque)"
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(output\.arrow|rows\.parquet)"
 )
@@ -140,6 +142,10 @@ class CheckpointPath:
     def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """Return the name of a base form of one variable."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_BASE}"
+
+    def opaque(self, operator: str, variable: str, subtask: int, attempt: str) -> str:
+        """Return the name of values of one opaque variable that have an object of their own."""
+        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_OPAQUE}"
 
     def materialized(self, operator: str, variable: str, part: int, id: str) -> str:
         """Return the name of a base of one variable, written by the materialization `id`."""

@@ -122,8 +122,9 @@ def _manifest(data: bytes) -> None:
     assert len(manifest.digest) == 32
     for operator in manifest.operators:
         manifest.of_operator(operator)
-    for state in manifest.policy.values():
-        PolicyState.from_json(state)
+    for states in (manifest.policy, *manifest.chains.values()):
+        for state in states.values():
+            PolicyState.from_json(state)
 
 
 def _base(data: bytes) -> None:

@@ -1,8 +1,8 @@
 """Laws of what a restore needs, over any history of checkpoints, materializations, deletions, rollbacks and forks.
 
 Each variable has a chain of its own in each key group; a checkpoint may leave any of them as it is, write a delta per
-step, or begin anew; an opaque value is written only where it changed. The catalog records the intervals that the live
-handles give. A brute force that follows each key group by itself says what is really needed.
+step, or begin anew; of an opaque variable a delta has the values of some key groups. The catalog records the
+intervals that the live handles give. A brute force that follows each key group by itself says what is really needed.
 """
 
 import tempfile
@@ -96,8 +96,6 @@ class History:
                 groups, previous = range(part.start, part.end), {self.last[variable][g] for g in range(*_ends(part))}
                 begun = 0 not in previous and len(previous) == 1
                 form = draw(st.sampled_from(["none", "delta", "two deltas", "base"])) if begun else "base"
-                if kind is Kind.OPAQUE and form != "none":
-                    form = "base"
                 name = self.path().segment(f"{'-'.join(variable)}-{part.start}" if draw(st.booleans()) else "packed")
                 if form == "base":
                     handles.append(self._handle(variable, kind, Form.BASE, name, part, 0, 0))

@@ -1,6 +1,7 @@
 """Laws of the checkpoint policies over any history (promise 7)."""
 
 import math
+from dataclasses import fields
 from itertools import pairwise
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_c
             state.deltas >= opts.d_max
             or (opts.size_ratio_max is not None and state.deltas_bytes >= opts.size_ratio_max * state.base_bytes)
             or (opts.restore_budget_s is not None and chain.restore_s(state) > opts.restore_budget_s)
-            or (opts.space_amplification_max or math.inf) < (chain.amplification(state) or 0)
+            or (opts.space_amplification_max or math.inf) < (chain.amplification([state]) or 0)
         )
         before = state
         decision, _, state = take(policy, state, base, delta, rate, log_s, rows, keeps_limit=False)
@@ -113,7 +114,7 @@ def test_chains_keep_the_cap_on_space_where_the_limit_is_kept(name, opts, histor
             live = chain.next_base(before)[0]
             assert chain.stored_bytes(state) <= cap * live + 1
             if state.rows >= before.rows:
-                assert (chain.amplification(state) or 0) <= cap * (1 + 1e-9)
+                assert (chain.amplification([state]) or 0) <= cap * (1 + 1e-9)
 
 
 @given(
@@ -131,7 +132,7 @@ def test_state_that_shrinks_steadily_never_passes_the_cap_on_space(name, cap, sh
         known = state.rows_before > 0
         _, form, state = take(policy, state, 100 * rows, int(100 * rows * part))
         if form is Form.DELTA and known:
-            assert (chain.amplification(state) or 0) <= cap * 1.01
+            assert (chain.amplification([state]) or 0) <= cap * 1.01
         rows = max(1000, int(rows * shrinks))
 
 
@@ -242,10 +243,9 @@ def test_restore_factors_stay_positive_and_finite(name, history, restores):
 def test_the_state_of_a_policy_does_not_grow(name):
     policy = policy_by_name(name)
     state = policy.start()
-    fields = len(state.to_json())
     for i in range(300):
         _, _, state = take(policy, state, 100 * MB, (1 + i % 7) * MB)
-    assert len(state.to_json()) == fields
+    assert state.to_json().keys() <= {field.name for field in fields(PolicyState)}
     assert len(str(state.to_json())) < 1200
 
 

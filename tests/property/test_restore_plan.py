@@ -45,7 +45,8 @@ def histories(draw):
             for operator, variable in TABLES:
                 base = previous == 0 or draw(st.integers(0, 3)) == 0
                 handles.append(handle(operator, variable, groups, checkpoint, 0 if base else previous))
-            handles.append(handle("flights", "notes", groups, checkpoint, 0, Kind.OPAQUE))
+            whole = previous == 0 or draw(st.booleans())
+            handles.append(handle("flights", "notes", groups, checkpoint, 0 if whole else previous, Kind.OPAQUE))
         out[checkpoint] = draw(st.permutations(handles))
         previous = checkpoint
     return out

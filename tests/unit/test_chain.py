@@ -86,8 +86,8 @@ def test_a_step_whose_link_leads_elsewhere_is_noticed() -> None:
     second = _index(set(), ["a", "b"], 2, first)
     wrong = [replace(entry, sqn=4, previous_entry=1 - entry.previous_entry) for entry in second]
     steps = [*(replace(entry, sqn=5) for entry in second), *wrong]
-    with pytest.raises(CorruptObject, match="checkpoint 2 says that a builds on entry 1 of checkpoint 1"):
-        follow({1: first, 2: steps}.get, 2, "a")
+    with pytest.raises(CorruptObject, match="checkpoint 2 says that b builds on entry 0 of checkpoint 1"):
+        follow({1: first, 2: steps}.get, 2, "b")
 
 
 @pytest.mark.slow
@@ -113,12 +113,19 @@ def test_a_variable_is_followed_to_its_own_base_whatever_the_others_do(
 def test_a_link_that_leads_elsewhere_is_noticed() -> None:
     first = _index({"a", "b"}, ["a", "b"], 1, [])
     second = _index(set(), ["a", "b"], 2, first)
-    for place in (1, 7):
-        wrong = [replace(second[0], previous_entry=place), second[1]]
-        with pytest.raises(CorruptObject, match=r"checkpoint 2 says that a builds on entry . of checkpoint 1"):
-            follow({1: first, 2: wrong}.get, 2, "a")
+    wrong = [second[0], replace(second[1], previous_entry=0)]
+    with pytest.raises(CorruptObject, match="checkpoint 2 says that b builds on entry 0 of checkpoint 1"):
+        follow({1: first, 2: wrong}.get, 2, "b")
     with pytest.raises(CorruptObject, match="checkpoint 2 has no variable c"):
         follow({1: first, 2: second}.get, 2, "c")
+
+
+def test_tables_that_did_not_change_are_left_out_of_an_index() -> None:
+    first = _index({"a", "b"}, ["a", "b"], 1, [])
+    changed = [entry for entry in _index(set(), ["a", "b"], 4, first) if entry.variable == "b"]
+    second = [replace(entry, previous_checkpoint=1) for entry in changed]
+    links = follow({1: first, 3: _index({"a"}, ["a"], 3, []), 4: second}.get, 4, "b")
+    assert [(link.checkpoint, link.place) for link in links] == [(1, 1), (4, 0)]
 
 
 def test_a_chain_is_cut_where_other_subtasks_wrote() -> None:

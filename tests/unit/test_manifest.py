@@ -133,7 +133,7 @@ def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Pat
             by_shape.setdefault(shape, []).append(checkpoint.manifest.bytes)
     assert sum(map(len, by_shape.values())) == 32
     repeated = [sizes for sizes in by_shape.values() if len(sizes) > 4]
-    assert repeated and all(max(sizes) - min(sizes) < 150 for sizes in repeated)
+    assert repeated and all(max(sizes) - min(sizes) < 250 for sizes in repeated)  # zeros are left out at first
 
 
 def test_every_altered_or_missing_byte_is_noticed() -> None:
@@ -157,7 +157,7 @@ def test_a_later_format_says_so() -> None:
     schema = pa.schema([("about", pa.string())])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as out:
-        out.write_table(pa.table({"about": ['{"format": 3}']}))
+        out.write_table(pa.table({"about": ['{"format": 4}']}))
     data = sink.getvalue().to_pybytes()
-    with pytest.raises(NewerFormat, match="has format 3, which a newer Siltstone wrote: upgrade"):
+    with pytest.raises(NewerFormat, match="has format 4, which a newer Siltstone wrote: upgrade"):
         decode_manifest(data + xxhash.xxh3_64_digest(data))

@@ -351,11 +351,11 @@ def test_a_window_that_shrinks_is_based_before_its_chain_passes_the_cap_on_space
 def test_live_state_that_vanishes_makes_the_next_checkpoint_a_base():
     policy = policy_by_name("marginal-cost")
     _, state = drive(policy, [(100 * MB, MB)] * 4)
-    assert chain.amplification(state) == pytest.approx(1.03)
+    assert chain.amplification([state]) == pytest.approx(1.03)
     state = policy.observe(state, CheckpointCost(form=Form.DELTA, bytes=MB, seconds=1, rows=0))
-    assert chain.amplification(state) == pytest.approx(1.04 * MB)  # a row is counted as the least there is
+    assert chain.amplification([state]) == pytest.approx(1.04 * MB)  # a row is counted as the least there is
     assert policy.decide(state).form is Form.BASE
-    assert chain.amplification(policy.start()) is None
+    assert chain.amplification([policy.start()]) is None
 
 
 def test_indexes_count_where_space_does():

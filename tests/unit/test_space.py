@@ -9,6 +9,7 @@ import pytest
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.costs import recorded_chains
 from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policies import POLICIES, PolicyOptions, policy_by_name
@@ -16,7 +17,6 @@ from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, WindowState
 from siltstone.restore.restore import read_manifest
 from siltstone.stream import Stream
-from tests.catalog_cases import beginnings
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 
@@ -68,13 +68,17 @@ def windows() -> Iterator[pa.Table]:
 
 
 def chain_bytes(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> int:
-    """What the manifests of a chain say it takes, indexes and all; of what a materialization stands in for, nothing."""
-    first = beginnings(place.catalog, stream, checkpoint)[operator]
+    """What manifests say the tables' chains take, and their shares of the indexes; of what a materialization stands in
+    for, nothing."""
     based = {m.operator: m for m in place.catalog.materializations.list_in_chain(stream, checkpoint)}
     total = based[operator].bytes or 0 if operator in based else 0
-    for at in range(first + (operator in based), checkpoint + 1):
-        handles = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, at).manifest).handles
-        total += sum(h.length for h in handles if h.operator == operator and h.kind is not Kind.OPAQUE)
+    for table, (first, _) in recorded_chains(place.catalog.checkpoints.get(stream, checkpoint), operator).items():
+        start = max(first, based[operator].checkpoint + 1) if operator in based else first
+        for at in range(start, checkpoint + 1):
+            record = place.catalog.checkpoints.get(stream, at)
+            handles = read_manifest(place.warehouse.store, record.manifest).handles
+            total += sum(h.length for h in handles if (h.operator, h.variable) == (operator, table))
+            total += record.statistics["operators"][operator]["tables"][table].get("index_bytes", 0)
     return total
 
 
@@ -88,7 +92,8 @@ def test_no_chain_takes_more_than_the_cap_allows(place: OpenWarehouse, policy: s
     for step in rows():
         completed = run.step(step)
         assert completed is not None
-        forms.append(completed.forms[operator])
+        tables = place.catalog.checkpoints.get(stream.name, completed.id).statistics["operators"][operator]["tables"]
+        forms += [of["form"] for of in tables.values() if "form" in of]
         [facts] = chain_facts(place.catalog, stream.name)
         assert facts.chain_bytes == chain_bytes(place, stream.name, operator, completed.id)
         found.append(facts.amplification or 0)

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.chain_rules import amplification
+from siltstone.chains.chain_rules import add_chains, amplification
 from siltstone.chains.chain_rules import restore_s as predicted_restore_s
-from siltstone.chains.costs import recorded_chain
+from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import materialization_health
 from siltstone.client import Client, StreamClient
 from siltstone.model import Form, Kind
@@ -143,7 +143,7 @@ def restore_costs(subject: Subject) -> Facts:
     with subject.warehouse() as warehouse:
         for record in warehouse.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
-                _, taken = recorded_chain(record, operator)
+                taken = add_chains(recorded_states(record, operator))
                 most = None if options.size_ratio_max is None else options.size_ratio_max * taken.base_bytes
                 rows.append(
                     {
@@ -167,12 +167,11 @@ def amplifications(subject: Subject) -> Facts:
     with subject.warehouse() as warehouse:
         for record in warehouse.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
-                _, taken = recorded_chain(record, operator)
                 rows.append(
                     {
                         "checkpoint": record.id,
                         "operator": operator,
-                        "amplification": amplification(taken),
+                        "amplification": amplification(recorded_states(record, operator)),
                         "most": subject.settings.policy_options.space_amplification_max,
                     }
                 )

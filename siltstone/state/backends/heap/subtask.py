@@ -77,7 +77,7 @@ class HeapState:
         }
         self._step: int | None = None
         self._undo: UndoWriter | None = None
-        self._changed: set[str] = set()
+        self._changed: dict[str, set[int]] = {}
         self._header = self._read_or_create()
         self.version: int = self._header["version"]
         self.opaque: Mapping[str, dict[int, bytes]] = self._saved_opaque()
@@ -123,12 +123,12 @@ class HeapState:
             raise StateError("state can only change within a step: call begin first")
         check_opaque(variable, values, self.opaque, self.groups)
         self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
-        self._changed.add(variable)
+        self._changed.setdefault(variable, set()).update(values)
 
     @property
-    def changed_opaque(self) -> Collection[str]:
-        """The opaque variables that the open step has set."""
-        return frozenset(self._changed)
+    def changed_opaque(self) -> Mapping[str, Collection[int]]:
+        """The opaque variables that the open step has set -> the key groups whose values it set."""
+        return self._changed
 
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""

@@ -74,7 +74,7 @@ class RocksDBState:
             "opaque": sorted(opaque),
         }
         self._step: int | None = None
-        self._changed: set[str] = set()
+        self._changed: dict[str, set[int]] = {}
         self._database = Database(_make_home(directory))
         try:
             self._open(schemas)
@@ -139,12 +139,12 @@ class RocksDBState:
         changes.put(keys, data)
         self._write(changes, Image(from_list(keys), from_list([own.get(group) for group in values])))
         own.update(zip(values, data, strict=True))
-        self._changed.add(variable)
+        self._changed.setdefault(variable, set()).update(values)
 
     @property
-    def changed_opaque(self) -> Collection[str]:
-        """The opaque variables that the open step has set."""
-        return frozenset(self._changed)
+    def changed_opaque(self) -> Mapping[str, Collection[int]]:
+        """The opaque variables that the open step has set -> the key groups whose values it set."""
+        return self._changed
 
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""

@@ -1,0 +1,162 @@
+"""Laws of variables that do not change, and of opaque values that change for some key groups only.
+
+A stream runs, loses its machine, is rescaled, rolled back and materialized, and old checkpoints are deleted. Whatever
+happens, each checkpoint restores to its digests at any parallelism, and what did not change writes nothing.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.format.manifest import Manifest
+from siltstone.model import Form, Kind
+from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.sweep import sweep
+from siltstone.run import changed_opaque, persist
+from tests.outbox_run import roll_back
+from tests.places import place_at
+from tests.proofs import failures, in_order, restored_digest
+from tests.region_run import RegionRun
+from tests.sums import NAME, stream_of
+
+GROUPS = 8
+VARIABLES = ("busy", "idle", "notes", "other")
+POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=6, size_ratio_max=None))
+
+
+class Texts(OpaqueState[str]):
+    """A text per key group."""
+
+
+class Mixed(Operator):
+    """Each micro-batch says which variables it changes for its keys."""
+
+    name = "mixed"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    busy = ValueState(value={"n": pa.int64()})
+    idle = ValueState(value={"n": pa.int64()})
+    notes = Texts(create=str, serialize=str.encode, deserialize=bytes.decode)
+    other = Texts(create=str, serialize=str.encode, deserialize=bytes.decode)
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Set the number in the tables, and the texts of the rows' key groups."""
+        if not len(rows):
+            return
+        n, names = rows.table.column("n")[0].as_py(), rows.table.column("what")[0].as_py().split()
+        for name in {"busy", "idle"}.intersection(names):
+            getattr(state, name).put(rows.keys, {"n": pa.array([n] * len(rows.keys), pa.int64())})
+        for group in set(rows.key_groups.tolist()):
+            if "notes" in names:
+                state.notes[group] = f"{n} " * 60
+            if "other" in names:
+                state.other[group] = str(n)
+
+
+STREAM = stream_of(Mixed(), max_parallelism=GROUPS)
+
+
+def batch(n: int, keys: Sequence[int], names: Sequence[str]) -> pa.Table:
+    columns = {"k": pa.array(keys, pa.int64()), "n": pa.array([n] * len(keys), pa.int64())}
+    return pa.table({**columns, "what": pa.array([" ".join(names)] * len(keys), pa.string())})
+
+
+def newest_manifest(place: OpenWarehouse, checkpoint: int) -> Manifest:
+    return read_manifest(place.warehouse.store, place.catalog.checkpoints.get(NAME, checkpoint).manifest)
+
+
+def check(place: OpenWarehouse) -> None:
+    """Every checkpoint restores and proves at any parallelism."""
+    assert not failures(place, NAME)
+    for record in place.catalog.checkpoints.list(NAME):
+        for parallelism in (1, 3):
+            assert restored_digest(place, NAME, record.id, parallelism) == record.digest
+
+
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=12)
+@given(st.data())
+def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_written(data) -> None:
+    keys, names = st.lists(st.integers(0, 30), min_size=1, max_size=8), st.sets(st.sampled_from(VARIABLES))
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        place = stack.enter_context(place_at(Path(directory) / "w"))
+        stack.enter_context(patch.object(persist, "OPAQUE_BYTES", data.draw(st.sampled_from([100, 64 << 10]))))
+        stack.enter_context(patch.object(persist, "DELTA_ROWS", data.draw(st.sampled_from([4, 1 << 15]))))
+        stack.enter_context(patch.object(changed_opaque, "CHAIN_MANIFESTS", data.draw(st.sampled_from([1, 3, 16]))))
+        steps = data.draw(st.integers(1, 3))
+        run, n = RegionRun(place, STREAM, POLICY, parallelism=2, checkpoint_steps=steps), 1
+        run.step(batch(n, range(20), VARIABLES), ends=True)
+        interval: set[str] = set()
+        for _ in range(data.draw(st.integers(4, 14))):
+            n += 1
+            match data.draw(st.sampled_from(["step"] * 8 + ["again", "lost", "materialize", "delete", "roll back"])):
+                case "step":
+                    changed = sorted(data.draw(names))
+                    interval |= set(changed)
+                    completed = run.step(batch(n, data.draw(keys), changed))
+                    if completed:
+                        manifest = newest_manifest(place, completed.id)
+                        written = {h.variable for h in manifest.handles if h.kind is not Kind.INDEX}
+                        based = {h.variable for h in manifest.handles if h.form is Form.BASE}
+                        assert written - interval <= based, "only a base may hold what did not change"
+                        if completed.forms["mixed"] is Form.DELTA:
+                            assert written <= interval, "what did not change writes nothing"
+                        interval = set()
+                    continue
+                case "materialize":
+                    at = data.draw(st.sampled_from([c.id for c in place.catalog.checkpoints.list(NAME)]))
+                    materialize(place, NAME, "mixed", at, id=f"m{n}", parallelism=2, run=in_order)
+                    continue
+                case "delete":
+                    older = [c.id for c in place.catalog.checkpoints.list(NAME)][:-1]
+                    delete_checkpoints(place, NAME, older[: data.draw(st.integers(0, len(older)))])
+                    continue
+                case "lost":
+                    shutil.rmtree(place.warehouse.local.root / "work", ignore_errors=True)
+                case "roll back":
+                    at = data.draw(st.sampled_from([c.id for c in place.catalog.checkpoints.list(NAME)]))
+                    roll_back(place, at, NAME)
+            interval = set()
+            parallelism = data.draw(st.integers(1, 4))
+            run = RegionRun(place, STREAM, POLICY, parallelism=parallelism, checkpoint_steps=steps)
+        check(place)
+        sweep(place, NAME)
+        check(place)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_rescale_writes_less_than_two_kilobytes(tmp_path: Path, parallelism: int) -> None:
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, STREAM, POLICY, parallelism=2).step(batch(1, range(20), VARIABLES))
+        completed = RegionRun(place, STREAM, POLICY, parallelism=parallelism).step_without_rows()
+        manifest = newest_manifest(place, completed.id)
+        assert not manifest.handles and not manifest.objects
+        assert completed.forms == {"mixed": Form.DELTA}
+        check(place)
+
+
+def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(tmp_path: Path) -> None:
+    with place_at(tmp_path / "w") as place, patch.object(persist, "OPAQUE_BYTES", 100):
+        run = RegionRun(place, STREAM, POLICY)
+        run.step(batch(1, range(20), VARIABLES))
+        run.step(batch(2, [1], ["notes"]))
+        first, second = ({h.object for h in newest_manifest(place, c).handles if h.variable == "notes"} for c in (1, 2))
+        assert all(name.endswith(".opaque") for name in first | second)
+        with patch.object(changed_opaque, "CHAIN_MANIFESTS", 1):
+            run.step(batch(3, [1], ["notes"]))
+        delete_checkpoints(place, NAME, [1, 2])
+        kept = set(place.warehouse.store.list(""))
+        assert not kept & (first | second), "the values that were replaced are deleted at once"
+        check(place)
