@@ -4,6 +4,7 @@ same length, valid in every way that bytes can be valid by themselves: seals, in
 
 import io
 import random
+import re
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -65,13 +66,17 @@ def forged_segment(packed: bytes, column: str) -> bytes:
             block = forged_block(bytes(incr[part]), column)
             incr[part] = block
             entries[i] = replace(entry, checksum=checksum_of(block, algorithm_of(entry.checksum)))
-    values = decode_opaque(segment.non, "opaque values")
-    opaque = _as_long(
-        bytes(segment.non),
-        lambda by: encode_opaque({g: v.replace(b"1", b"%d" % (by % 10)) for g, v in values.items()}),
-    )
     index = encode_index(segment.checkpoint, entries)
-    return replace(segment, incr=bytes(incr), non=opaque, index=index).pack()
+    return replace(segment, incr=bytes(incr), non=forged_opaque(bytes(segment.non)), index=index).pack()
+
+
+def forged_opaque(original: bytes) -> bytes:
+    """Opaque values with another digit."""
+    values = decode_opaque(original, "opaque values")
+    return _as_long(
+        original,
+        lambda by: encode_opaque({g: re.sub(rb"[0-9]", b"%d" % (by % 10), v) for g, v in values.items()}),
+    )
 
 
 def forged_base(original: bytes, schema: TableSchema, column: str) -> bytes:

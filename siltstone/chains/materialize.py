@@ -128,7 +128,8 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     for name in unit.opaque:
         values = opaque.opaque.get(name, {})
         _compare(task, name, opaque_digests(values, unit.key_groups))
-        stored = uploader.put(task.path.materialized(unit.operator, name, task.part, task.id), encode_opaque(values))
+        path = task.path.materialized_opaque(unit.operator, name, task.part, task.id)
+        stored = uploader.put(path, encode_opaque(values))
         part.objects.append(stored)
         part.handles.append(_handle(unit, name, stored, 0, Kind.OPAQUE))
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)

@@ -27,8 +27,8 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
     """Return opaque variable -> the key groups whose values the step writes; None for all.
 
     A variable that did not change is left out. All values are written where no checkpoint has any, where an earlier
-    step of the interval was not logged, and, if checkpoints have parts of them, where all tables are written as bases or
-    chains have become long.
+    step of the interval was not logged, and, if checkpoints have parts of them, where all tables are written as bases
+    or chains have become long.
     """
     changed, found, order = state.changed_opaque, dict[str, Collection[int] | None](), task.checkpoint
     logged = None if order is None else _logged(task, subtask)

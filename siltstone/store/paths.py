@@ -18,7 +18,8 @@
     |           |- s<step:012d>-<log>.NON  .INCR  .INDEX                 the same in a store with separate sections
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.opaque          large values of an opaque variable
-    |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
+    |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization,
+    |           |- <operator>.<variable>.<part:05d>.<id>.materialized.opaque      of an opaque variable, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
     |           |- <operator>.<subtask:05d>.<attempt>.output.arrow                rows for a sink, until it has them
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
@@ -61,6 +62,7 @@ _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _OPAQUE = ".opaque"
 _MATERIALIZED = ".materialized.parquet"
+_MATERIALIZED_OPAQUE = ".materialized.opaque"
 _MATERIALIZATION = ".materialized.arrow"
 _OUTPUT = ".output.arrow"
 _TABLE_FILE = ".rows.parquet"
@@ -69,7 +71,8 @@ _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
-    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.((base|snapshot|materialized)\.parquet|opaque)"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}"
+    r"\.((base|snapshot|materialized)\.parquet|(materialized\.)?opaque)"
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(output\.arrow|rows\.parquet)"
 )
@@ -151,6 +154,10 @@ class CheckpointPath:
         """Return the name of a base of one variable, written by the materialization `id`."""
         return f"{self.prefix}{_writer(operator, variable, part, id)}{_MATERIALIZED}"
 
+    def materialized_opaque(self, operator: str, variable: str, part: int, id: str) -> str:
+        """Return the name of all values of an opaque variable, written by the materialization `id`."""
+        return f"{self.prefix}{_writer(operator, variable, part, id)}{_MATERIALIZED_OPAQUE}"
+
     def materialization(self, operator: str, id: str) -> str:
         """Return the name of a materialization's manifest."""
         return f"{self.prefix}{check_name('operator', operator)}.{check_attempt(id)}{_MATERIALIZATION}"
@@ -227,7 +234,7 @@ def is_materialization_manifest(name: str) -> bool:
 
 def materialization_of(name: str) -> str | None:
     """Return the id of the materialization that wrote an object; None for other objects."""
-    for suffix in (_MATERIALIZED, _MATERIALIZATION):
+    for suffix in (_MATERIALIZED, _MATERIALIZED_OPAQUE, _MATERIALIZATION):
         if name.endswith(suffix):
             return name.removesuffix(suffix).rpartition(".")[2]
     return None

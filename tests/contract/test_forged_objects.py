@@ -35,6 +35,7 @@ from tests.fault.small_stream import SMALL, purchases
 from tests.forgery import (
     forged_base,
     forged_manifest,
+    forged_opaque,
     forged_output,
     forged_segment,
     parts_of_base,
@@ -85,7 +86,9 @@ def forgeries(stored: Stored, at: int) -> Iterator[Forgery]:
             original = _bytes(store, of[handle.object])
             forged = forged_base(original, schema, "n")
             yield from (Forgery(f"{what} of a base", {handle.object: d}) for what, d in parts_of_base(original, forged))
-        in_base = {h.object for h in handles if h.form is Form.BASE}
+        apart = {h.object for h in manifest.handles if h.object.endswith(".opaque")}
+        yield from (Forgery("opaque values", {name: forged_opaque(_bytes(store, of[name]))}) for name in sorted(apart))
+        in_base = {h.object for h in handles if h.form is Form.BASE} | apart
         if any(h.kind is Kind.INDEX for h in manifest.handles):  # else it has given way to a materialization
             yield _forged_segment(store, [of[name] for name in {h.object for h in manifest.handles} - in_base])
     if at == LAST:
@@ -149,7 +152,7 @@ def test_every_reader_refuses_what_it_reads_of_forged_objects(stored: Stored, at
                         assert name in str(error) and "was altered" in str(error), error
                         refused.add(what)
                     else:
-                        whole = forgery.what in ("all of a base", "a reference copy")
+                        whole = forgery.what in ("all of a base", "opaque values", "a reference copy")
                         assert not (whole and name in reads_of[what]), f"{what} read {name} and did not refuse it"
     assert refused == set(planned)
 
@@ -275,7 +278,7 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
         assert not failures(place, SMALL.name)
         added = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name) if o.name not in recorded}
         assert added and all(checksum.startswith("sha-256:") for checksum in added.values())
-        for id, first in {3: b'"format":1', 4: b'"format":2'}.items():
+        for id, first in {1: b'"format":1', 4: b'"format":3'}.items():
             data = _bytes(place.warehouse.store, place.catalog.checkpoints.get(SMALL.name, id).manifest)
             about = pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py()
             assert first.decode() in about

@@ -47,7 +47,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenWarehouse:
     run, rows = RegionRun(place, SMALL, POLICY), purchases()
     run.step(rows[0])
     with monkeypatch.context() as patch:
-        patch.setattr(manifests, "FORMAT", 3)
+        patch.setattr(manifests, "_format", lambda _: manifests.FORMAT + 1)
         run.step(rows[1])
     run.region.close("done")
     return place
@@ -62,7 +62,7 @@ def test_a_newest_checkpoint_of_a_newer_siltstone_is_not_given_up(newer: OpenWar
             lambda: recover(place, NAME, run=in_order),
             lambda: recover(place, NAME, run=in_order, accept_loss=True),
         ):
-            with pytest.raises(NewerFormat, match=r"manifest.arrow.* has format 3, .*: upgrade siltstone"):
+            with pytest.raises(NewerFormat, match=r"manifest.arrow.* has format 4, .*: upgrade siltstone"):
                 refused()
         assert place.catalog.checkpoints.list(NAME) == before and place.catalog.rollbacks.list(NAME) == []
         assert not prove_checkpoints(place, NAME, [1], in_order).failures
