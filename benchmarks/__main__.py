@@ -12,6 +12,7 @@
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
+    backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
     heap        the heap backend alone: look-ups, updates, memory, growth (`benchmarks.heap`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
 
@@ -126,6 +127,13 @@ def rolling(scratch: Path, options: argparse.Namespace) -> Report:
     return rolling.run(scratch, quick=options.quick)
 
 
+def backends(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.backends`."""
+    from benchmarks import backends
+
+    return backends.run(scratch, quick=options.quick)
+
+
 def heap(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.heap`."""
     from benchmarks import heap
@@ -151,6 +159,7 @@ PARTS: dict[str, Part] = {
     "checksums": checksums,
     "keyed": keyed,
     "rolling": rolling,
+    "backends": backends,
     "heap": heap,
     "python": python,
 }

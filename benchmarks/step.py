@@ -22,8 +22,7 @@ from rich.console import Console
 from benchmarks.cpu import watch_cpu
 from benchmarks.goals import Report
 from benchmarks.memory import watch_memory
-from benchmarks.summary import Run, Summary, measured_span, picture
-from benchmarks.systems import SYSTEMS
+from benchmarks.summary import TITLES, Run, Summary, measured_span, picture
 from benchmarks.workload import Workload
 
 FULL = [
@@ -78,7 +77,7 @@ def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
     for workload in QUICK if quick else FULL:
         with tempfile.TemporaryDirectory(dir=scratch) as inputs:
             workload.write(Path(inputs) / "input")
-            for system in SYSTEMS:
+            for system in TITLES:
                 progress.print(f"{system} at {workload.name} ...")
                 runs.append(measure(system, workload, Path(inputs) / "input", scratch))
     summary = Summary(runs)

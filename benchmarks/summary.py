@@ -15,6 +15,7 @@ MB = 1_000_000
 STEP_AT_MOST = {(3 * MB, MB // 10): 0.5, (10 * MB, MB): 0.07}
 """(keys in the state, keys per step) -> the fraction of Spark's time that a step may take"""
 TITLES = {"siltstone": "Siltstone", "rocksdb": "Spark, RocksDB", "stateless": "Spark, no state"}
+"""the systems of the step benchmark"""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Run one system under one workload in a process of its own: `python -m benchmarks.systems SYSTEM INPUT WORK RESULT`.
 
-    siltstone   `Aggregate`, each micro-batch a checkpoint: digest, fsync and catalog commit on, default policy
-    rocksdb     the same query on Spark's RocksDB state store with changelog checkpointing, update mode
-    stateless   the same aggregation of each micro-batch by itself, in foreachBatch: the cost without state
+    siltstone           `Aggregate`, each micro-batch a checkpoint: digest, fsync and catalog commit on, default policy
+    siltstone-rocksdb   the same with working state in RocksDB
+    rocksdb             the same query on Spark's RocksDB state store with changelog checkpointing, update mode
+    stateless           the same aggregation of each micro-batch by itself, in foreachBatch: the cost without state
 
 All read the same files, one step per trigger, on two cores. None of them passes output rows to Python: Siltstone's
 operator has no output, Spark's goes to the `noop` sink. `triggerExecution` is Spark's own measure of a trigger, from
@@ -81,9 +82,16 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     return run_stream(totals_stream("bench"), spark, inputs, work)
 
 
-def run_stream(stream: Stream, spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+def run_siltstone_on_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run `Aggregate` with its working state in RocksDB."""
+    return run_stream(totals_stream("bench"), spark, inputs, work, backend="rocksdb")
+
+
+def run_stream(
+    stream: Stream, spark: SparkSession, inputs: Path, work: Path, backend: str = "heap"
+) -> list[dict[str, Any]]:
     """Run a query with a `StreamRunner`."""
-    settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
+    settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, backend=backend)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
@@ -133,6 +141,7 @@ def run_stateless(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
 
 SYSTEMS: dict[str, System] = {
     "siltstone": run_siltstone,
+    "siltstone-rocksdb": run_siltstone_on_rocksdb,
     "rocksdb": run_rocksdb,
     "stateless": run_stateless,
 }

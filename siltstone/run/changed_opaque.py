@@ -43,7 +43,7 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
         elif order is None:
             if name in changed:
                 found[name] = changed[name]
-        elif logged is None or (begins and (name in {*changed, *logged} or (versions != versions[0]).any())):
+        elif logged is None or (begins and name in {*changed, *logged}):
             found[name] = None
         elif name in changed:
             found[name] = changed[name]

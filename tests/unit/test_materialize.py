@@ -273,7 +273,7 @@ def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: OpenWa
         run.step(rows)
     consolidate(place, SMALL.operators[0].name, 4)
     written = [o for o in place.catalog.objects.list(NAME) if o.kind is ObjectKind.MATERIALIZATION]
-    assert {name.name.rpartition(".")[2] for name in written} == {"arrow", "parquet"}
+    assert {stored.name.rpartition(".")[2] for stored in written} == {"arrow", "opaque", "parquet"}
     for stored in written:
         path = place.warehouse.local.objects / stored.name
         whole = path.read_bytes()

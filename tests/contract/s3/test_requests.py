@@ -1,6 +1,7 @@
 """S3: what is tried again, listings, and options."""
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -106,6 +107,10 @@ def test_a_base_that_is_given_up_leaves_no_parts(place: FreshBucket, monkeypatch
         with pytest.raises(Unreachable, match=r"raise upload\.check"), create_ranged(uploader, "base") as out:
             out.write(os.urandom(HELD_BYTES + 12 * MIB))
         assert uploader.metrics.take().failures == 1
+    # Who gave it up does not wait longer than its timeout until the store has discarded the parts.
+    until_s = time.monotonic() + 20
+    while place.uploads() and time.monotonic() < until_s:
+        time.sleep(0.05)
     assert place.uploads() == [] and list(uploader.store.list("")) == []
 
 
