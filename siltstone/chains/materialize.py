@@ -22,7 +22,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import uploader_of
-from siltstone.errors import Unreachable
+from siltstone.errors import Unreachable, UsageError
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
@@ -45,7 +45,7 @@ from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, materialization_of
 from siltstone.store.ranged import create_ranged
 
 DEFAULT_UPLOAD = UploadOptions()
@@ -94,12 +94,13 @@ def plan_materialization(
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    # An opaque variable that is whole already has no chain to end.
+    # An opaque variable that checkpoints hold whole has no chain to end. What another materialization holds goes with
+    # it: this one replaces it.
     chained = {
         name
         for unit in whole.units
         for name, reads in unit.opaque.items()
-        if not all(replaces(r.handle) for r in reads)
+        if not all(replaces(r.handle) and materialization_of(r.handle.object) is None for r in reads)
     }
     wanted = {name: kind for name, kind in variables.items() if kind is Kind.INCREMENTAL or name[1] in chained}
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
@@ -198,7 +199,7 @@ def materialize(
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
-        UsageError: another process is at it, or the stream has no such operator.
+        UsageError: another process is at it, the stream has no such operator, or there is nothing to consolidate.
         UnknownCheckpoint: the checkpoint does not exist, or no longer.
         CorruptObject, ProofFailed: the chain is damaged; nothing changed.
         Fenced: the lease was lost meanwhile; nothing changed.
@@ -214,6 +215,8 @@ def materialize(
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload)
+            if not tasks:
+                raise UsageError(f"checkpoint {checkpoint} of {stream} holds all of operator {operator} whole already")
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)

@@ -107,7 +107,8 @@ class Changelog:
         return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
 
     def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
-        """Return how many more bytes of each table's deltas each subtask may write in the interval.
+        """Return how many more bytes of each table's deltas each subtask may write in the interval; below 0 if it has
+        written too many.
 
         Args:
             limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
@@ -117,7 +118,7 @@ class Changelog:
             for a in step.received:
                 for table, size in _table_bytes(a).items():
                     if table in left:
-                        left[table][a.subtask] = max(0, left[table][a.subtask] - size)
+                        left[table][a.subtask] -= size
         return left
 
     def persist(

@@ -56,12 +56,14 @@ class ProofTask:
 class IndexCheck:
     """The indexes that one subtask wrote at one checkpoint, which must agree with the manifest's handles.
 
-    `dependents` are the checkpoints that are not proven without them.
+    `bases` are table -> the step whose base of it, by the same subtask, replaces its earlier changes in the checkpoint.
+    `dependents` are the checkpoints that are not proven without the indexes.
     """
 
     checkpoint: int
     indexes: tuple[Handle, ...]
     data: tuple[Handle, ...]
+    bases: Mapping[str, int]
     objects: tuple[StoredObject, ...]
     dependents: tuple[int, ...]
 
@@ -119,6 +121,7 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
     found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
     for checkpoint, manifest in manifests.items():
         objects = {stored.name: stored for stored in manifest.objects}
+        based = [h for h in manifest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE]
         by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
         for handle in manifest.handles:
             by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
@@ -128,7 +131,8 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
             if needing and indexes:  # materializations write none
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
-                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(needing))
+                bases = {h.variable: h.sqn for h in based if h.operator == operator and h.key_groups.intersect(groups)}
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), bases, named, tuple(needing))
                 found.setdefault((operator, groups), []).append(check)
     return list(found.values())
 
@@ -284,9 +288,8 @@ def _name_differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
     A manifest leaves out the changes of earlier steps that a base of the same checkpoint replaces.
     """
     named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
-    based = {h.variable: h.sqn for h in named.values() if h.form is Form.BASE}
     unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
-    kept = [e for e in said if (e.variable, e.sqn) in named or e.sqn >= based.get(e.variable, 0)]
+    kept = [e for e in said if (e.variable, e.sqn) in named or e.sqn >= check.bases.get(e.variable, 0)]
     wrong = {e.variable for e in kept if not _is_equal(e, named.get((e.variable, e.sqn)))}
     return ", ".join(sorted(wrong | {variable for variable, _ in unsaid}))
 

@@ -80,13 +80,16 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
     limits = {} if order is None else {name: limits[subtask] for name, limits in order.limits_bytes.items()}
     part = _Part(task, nothing, attempt, state, clock, uploader)
-    too_large = part.write(bases, limits)
+    # What earlier steps of the interval have logged may be too large already.
+    gives_way = {name: 0 for name, limit in limits.items() if limit < 0}
+    bases |= gives_way.keys()
+    too_large = part.write(bases, {name: limit for name, limit in limits.items() if name not in bases})
     if too_large:
         # What was stored of the first try is discarded. The second has its deltas without those that give way.
         part = replace(part, attempt=f"{attempt}-again")
         part.write(bases | too_large.keys(), {})
     assert part.acknowledgement is not None
-    return replace(part.acknowledgement, tracked_bytes=too_large)
+    return replace(part.acknowledgement, tracked_bytes=gives_way | too_large)
 
 
 @dataclass

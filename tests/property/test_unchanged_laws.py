@@ -6,7 +6,7 @@ happens, each checkpoint restores to its digests at any parallelism, and what di
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.chains.policy_rules import Decision
+from siltstone.errors import UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Kind
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
@@ -26,6 +28,7 @@ from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.run import changed_opaque, persist
+from siltstone.run.chains import RunChains
 from tests.outbox_run import roll_back
 from tests.places import place_at
 from tests.proofs import failures, in_order, restored_digest
@@ -160,3 +163,81 @@ def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(
         kept = set(place.warehouse.store.list(""))
         assert not kept & (first | second), "the values that were replaced are deleted at once"
         check(place)
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Decision]:
+    """Table -> what is decided on it in place of the policy's decision."""
+    given: dict[str, Decision] = {}
+    decided = RunChains.decisions.fget
+    assert decided is not None
+
+    def as_given(chains: RunChains) -> Mapping[str, Mapping[str, Decision]]:
+        return {operator: {**of, **given} for operator, of in decided(chains).items()}
+
+    monkeypatch.setattr(RunChains, "decisions", property(as_given))
+    return given
+
+
+def ordered(form: Form, limit_bytes: int | None = None) -> Decision:
+    return Decision(form=form, tracking=True, d=3, reason="a test", delta_limit_bytes=limit_bytes)
+
+
+@pytest.mark.parametrize("last", ["busy", "idle"])
+def test_a_delta_that_earlier_steps_made_too_large_is_a_base(
+    tmp_path: Path, orders: dict[str, Decision], last: str
+) -> None:
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, STREAM, POLICY).step(batch(1, range(3000), VARIABLES))
+        orders.update(busy=ordered(Form.DELTA, 100), idle=ordered(Form.DELTA, 10_000))
+        run = RegionRun(place, STREAM, POLICY, checkpoint_steps=2)
+        run.step(batch(2, range(2000), ["busy"]))
+        run.step(batch(3, [1], [last]))
+        handles = [h for h in newest_manifest(place, 2).handles if h.kind is Kind.INCREMENTAL]
+        assert {h.form for h in handles if h.variable == "busy"} == {Form.BASE}
+        assert all(h.form is Form.DELTA for h in handles if h.variable == "idle")
+        check(place)
+
+
+@pytest.mark.parametrize("rows_a_segment", [8, 1 << 15])
+def test_steps_whose_segments_are_cut_at_other_key_groups_prove(
+    tmp_path: Path, orders: dict[str, Decision], monkeypatch: pytest.MonkeyPatch, rows_a_segment: int
+) -> None:
+    """In the first step where `idle` builds on other versions, or there are many changes; in the second nowhere."""
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, STREAM, POLICY, parallelism=2).step(batch(1, range(30), VARIABLES))
+        orders.update(busy=ordered(Form.BASE), idle=ordered(Form.DELTA))
+        RegionRun(place, STREAM, POLICY, parallelism=2).step(batch(2, [1], ["idle"]))
+        run = RegionRun(place, STREAM, POLICY, checkpoint_steps=2)
+        with monkeypatch.context() as patched:
+            patched.setattr(persist, "DELTA_ROWS", rows_a_segment)
+            run.step(batch(3, range(30), ["busy", "idle"]))
+        run.step(batch(4, [1, 2], ["busy"]))
+        check(place)
+
+
+def test_a_second_materialization_holds_the_opaque_values_of_the_first(tmp_path: Path) -> None:
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, STREAM, POLICY, parallelism=2)
+        run.step(batch(1, range(20), VARIABLES))
+        for n in range(2, 5):
+            run.step(batch(n, range(n, n + 3), ["busy", "notes"]))
+        for id in ("first", "second"):
+            materialize(place, NAME, "mixed", 4, id=id, parallelism=2, run=in_order)
+            check(place)
+        delete_checkpoints(place, NAME, [1, 2, 3])
+        run.step(batch(5, [1], ["notes"]))
+        sweep(place, NAME)
+        check(place)
+
+
+def test_what_is_whole_already_is_not_materialized(tmp_path: Path) -> None:
+    class Notes(Mixed):
+        """Has no table."""
+
+        busy = idle = None  # type: ignore[assignment]
+
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, stream_of(Notes()), POLICY).step(batch(1, range(20), ["notes"]))
+        with pytest.raises(UsageError, match="checkpoint 1 of sums holds all of operator mixed whole already"):
+            materialize(place, NAME, "mixed", 1, id="m", parallelism=1, run=in_order)

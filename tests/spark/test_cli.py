@@ -62,11 +62,12 @@ def test_checkpoints() -> None:
     found = siltstone("checkpoints", "little", "--json").json
     assert list(found) == ["stream", "forked_from", "forked_at", "checkpoints", "materialization"]
     assert [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
-    fields = ["id", "forms", "bytes", "D", "rows", "amplification", "digest", "proven", "proof"]
+    fields = ["id", "forms", "tables", "bytes", "D", "rows", "amplification", "digest", "proven", "proof"]
     fields += ["event_time_max", "committed_at", "edit", "dropped"]
     assert all(list(c) == fields for c in found["checkpoints"])
     newest = found["checkpoints"][-1]
-    assert set(newest["forms"]) == set(newest["D"]) == {"accounts", "daily", "places"}
+    assert set(newest["forms"]) == set(newest["D"]) == set(newest["tables"]) == {"accounts", "daily", "places"}
+    assert {of["form"] for of in newest["tables"]["daily"].values()} == {newest["forms"]["daily"]}
     assert newest["event_time_max"].startswith("2020-01-01T") and newest["event_time_max"].endswith("+00:00")
     limited = siltstone("checkpoints", "little", "--limit", 2, "--json").json
     assert limited["checkpoints"] == found["checkpoints"][2:]

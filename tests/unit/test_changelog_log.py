@@ -208,7 +208,7 @@ def test_a_limit_holds_for_the_deltas_of_all_steps_of_a_subtask(run: Run) -> Non
     assert lengths(small) > 0 and lengths(stored) > 0
     assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [left, 2000], "y": [25, 25]}
     assert run.log.limits_bytes("o", {"x": 2 * lengths(small), "y": 50}, SUBTASKS) == {
-        "x": [0, lengths(small)],
+        "x": [-lengths(stored), lengths(small)],
         "y": [25, 25],
     }
     assert run.log.limits_bytes("o", {}, SUBTASKS) == {}
