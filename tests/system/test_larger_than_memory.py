@@ -22,12 +22,13 @@ ENVIRONMENT = {
 
 
 @pytest.mark.slow
-def test_state_of_three_times_the_memory_works(tmp_path: Path) -> None:
-    command = [sys.executable, str(program.__file__), str(tmp_path / "w"), str(LIMIT_BYTES), "heap"]
+@pytest.mark.parametrize("backend", program.ROWS)
+def test_state_of_three_times_the_memory_works(tmp_path: Path, backend: str) -> None:
+    command = [sys.executable, str(program.__file__), str(tmp_path / "w"), str(LIMIT_BYTES), backend]
     limited = ["bash", "-c", 'ulimit -s 1024; exec "$@"', "limited", *command]
     done = subprocess.run(limited, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["state_bytes"] > 3 * LIMIT_BYTES
-    assert found["same"] and found["rows"] == program.ROWS and found["forms"] == ["base", "delta", "delta"]
+    assert found["same"] and found["rows"] == program.ROWS[backend] and found["forms"] == ["base", "delta", "delta"]
     assert max(found["anonymous_bytes"].values()) < LIMIT_BYTES

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, Read
 from siltstone.errors import StateError, Unreachable
 
 DISTRUST = "delete this working state and restore it"
-_WRITE_BUFFER_BYTES = 16 << 20
-"""small, because a buffer that fits the processor's cache is filled in half the time"""
+_WRITE_BUFFER_BYTES = 4 << 20
+"""small, because a buffer that fits the processor's cache is filled in half the time; two may exist at once"""
+_FILE_BYTES = 8 << 20
+"""of a table file: while one is written, its filter and its index are in memory"""
+_BASE_LEVEL_BYTES = 64 << 20
+_OPEN_FILES = 128
+"""table files whose filters and indexes are in memory; further ones are opened when they are read"""
 _BLOOM_BITS = 10
-_READ_KEYS = 1 << 13
-"""keys read at once: RocksDB takes about a kilobyte for each until all are found"""
 _FULL = ("no space left", "quota exceeded", "file too large", "read-only file system", "too many open files")
 
 Pair = tuple[bytes, bytes]
@@ -61,8 +64,10 @@ class Database:
             Unreachable: the disk is full or does not answer.
         """
         self.directory = directory
+        options = _options()
         with self._translate_errors("open"):
-            self._rocksdb: Any = Rdict(str(directory), _options())
+            # Without the column families, those of a database that exists would keep the options of its first opening.
+            self._rocksdb: Any = Rdict(str(directory), options, column_families={"default": options})
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of one key."""
@@ -70,10 +75,12 @@ class Database:
             return self._rocksdb.get(key)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of many keys, which are found faster if they are sorted."""
+        """Return the values of many keys, which are found faster if they are sorted.
+
+        RocksDB takes about a kilobyte for each until all are found.
+        """
         with self._translate_errors("read"):
-            parts = (self._rocksdb.get(keys[at : at + _READ_KEYS]) for at in range(0, len(keys), _READ_KEYS))
-            return list(chain.from_iterable(parts))
+            return self._rocksdb.get(keys)
 
     def write(self, changes: Changes) -> None:
         """Write changes at once."""
@@ -122,8 +129,12 @@ def _options() -> Options:
     options.create_if_missing(True)
     options.set_compression_type(DBCompressionType.none())
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_target_file_size_base(_FILE_BYTES)
+    options.set_max_bytes_for_level_base(_BASE_LEVEL_BYTES)
+    options.set_max_open_files(_OPEN_FILES)
     options.set_allow_mmap_reads(True)
     options.set_max_background_jobs(max(2, min(4, os.cpu_count() or 1)))
+    options.set_max_file_opening_threads(1)  # each would need a stack
     options.set_paranoid_checks(True)
     options.set_keep_log_file_num(1)
     options.set_skip_stats_update_on_db_open(True)

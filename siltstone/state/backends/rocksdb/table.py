@@ -21,8 +21,10 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
 
 BATCH_ROWS = 1 << 17
-_WRITE_ROWS = 1 << 15
+_WRITE_ROWS = 1 << 13
 """rows written at once: a step is undone as a whole, so a put need not be one batch"""
+_READ_KEYS = 1 << 11
+"""keys read at once, which bounds what Python and RocksDB need for each"""
 _BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
 _PAIR_BYTES = 192
@@ -123,7 +125,9 @@ class RocksDBTable:
         return batch.memo[self]
 
     def _read(self, keys: Packed) -> Packed:
-        return from_list(self._database.get_many(to_list(keys)))
+        if len(keys) <= _READ_KEYS:
+            return from_list(self._database.get_many(to_list(keys)))
+        return pa.concat_arrays([self._read(keys[at : at + _READ_KEYS]) for at in range(0, len(keys), _READ_KEYS)])
 
     def _decode(self, found: Packed) -> tuple[np.ndarray, list[pa.Array]]:
         """Which rows there are (bool[n]), and the value columns, null where there is none."""
@@ -246,6 +250,7 @@ class RocksDBTable:
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
         self._write(Changes(), None)
+        self._by_group = None
         self.counts = replace(self.counts, interval=self.counts.interval + 1, listed=0, known=True)
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
