@@ -135,12 +135,12 @@ class RunChains:
 
     def _adopt(self, manifest: Manifest) -> None:
         """Take over what a manifest says of the chains."""
-        chains = {op.name: chains_of(manifest, op.name) for op in self._stream.operators}
-        self._first = {(op, table): of["first"] for op, tables in chains.items() for table, of in tables.items()}
-        for op, tables in chains.items():
-            for table, of in tables.items():
-                if (op, table) in self._policies:
-                    self._policies[op, table] = PolicyState.from_json(of)
+        self._first = {}
+        for op in self._stream.operators:
+            for table, of in chains_of(manifest, op.name).items():
+                if (op.name, table) in self._policies:  # others were dropped
+                    self._first[op.name, table] = of["first"]
+                    self._policies[op.name, table] = PolicyState.from_json(of)
         self._operators = manifest.operators.keys()
         self._checkpoint, self._step, self.versions = manifest.checkpoint, manifest.step, versions_of(manifest)
 

@@ -10,6 +10,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.inspect import list_checkpoints
+from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.model import Form
@@ -17,7 +18,7 @@ from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.stream import Stream
-from tests.proofs import failures, restored_digest
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionSteps
 
 NAME = "deploys"
@@ -116,6 +117,14 @@ def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what
     with pytest.raises(SchemaConflict, match=r"lost operator others: recorded .*--drop others"):
         opened(place, stream(More()))
     assert place.catalog.streams.get(NAME).epoch == epoch, "nothing was fenced"
+
+
+def test_what_was_dropped_may_have_been_materialized(place: OpenWarehouse) -> None:
+    run(place, NEW, 3)
+    materialize(place, NAME, "counts", 3, id="m", parallelism=1, run=in_order)
+    [made] = run(place, OLD, drop=("counts.marks", "counts.noted", "others"))
+    assert made.id == 4
+    assert run(place, NEW)[0].id == 5
 
 
 @pytest.mark.slow
