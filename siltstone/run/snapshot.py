@@ -1,9 +1,8 @@
 """Full snapshots: copies of the live state, row by row, to compare restores with.
 
 A snapshot is read from the working state and not from the changelog, so it is independent of what a restore reads. A
-backend with snapshots of its own (`HasSnapshots`) gives the state at the checkpoint's version while a run makes later
-steps: `pinned` holds it for all subtasks, each from a moment on in which no step uses the directory. With another
-backend, the working state itself must be at the checkpoint's version, and no step can use it while it is copied.
+backend's own snapshots (`SubtaskState.snapshot`) give the state at the checkpoint's version while a run makes later
+steps: `pinned` holds them for all subtasks, each from a moment on in which no step uses the directory.
 
 A machine may have another attempt at the same step, whose acknowledgement was lost, so the number of the step is not
 enough: the digests of the working state must be those that the checkpoint accepted. They are updated with each change,
@@ -28,8 +27,7 @@ from siltstone.restore.export import opaque_rows
 from siltstone.restore.restore import digests_of, opaque_of, schemas_of
 from siltstone.run.task import identity
 from siltstone.run.working_state import LOCK_WAIT_S, locked
-from siltstone.state.backend import HasSnapshots, StateSnapshot, SubtaskState
-from siltstone.state.backends.heap.snapshot import HeapSnapshot
+from siltstone.state.backend import StateSnapshot, SubtaskState
 from siltstone.state.backends.named import backend
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
@@ -74,8 +72,7 @@ def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, 
 def pinned(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
     """Hold the state of all tasks at their checkpoint, so that a run may make later steps while they read it.
 
-    Yields the tasks to give to `take_snapshot`, also in other processes of this machine. A backend without snapshots
-    holds nothing: its tasks come back as they are.
+    Yields the tasks to give to `take_snapshot`, also in other processes of this machine.
 
     Raises:
         NoLiveState: see `take_snapshot`.
@@ -86,8 +83,6 @@ def pinned(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
 
 def _pin(task: SnapshotTask, stack: ExitStack) -> SnapshotTask:
     with _opened(task) as state:
-        if not isinstance(state, HasSnapshots):
-            return task
         try:
             snapshot = state.snapshot(task.manifest.step)
         except StateError:
@@ -104,16 +99,12 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
             step is changing it.
         StateError: a pinned state was removed meanwhile, because its run rolled back, ended or moved.
     """
-    if task.pin is not None:
-        return _copy(task, HeapSnapshot(task.pin))
     with ExitStack() as stack:
-        held = _pin(task, stack)
-        if held.pin is not None:
-            return take_snapshot(held)
-    with _opened(task) as state:
-        if state.version != task.manifest.step:
-            raise _elsewhere(task)
-        return _copy(task, state)
+        pin = task.pin or _pin(task, stack).pin
+        assert pin is not None
+        snapshot = backend(task.backend).open_snapshot(pin)
+        stack.callback(snapshot.release)
+        return _copy(task, snapshot)
 
 
 @contextmanager
@@ -133,7 +124,7 @@ def _opened(task: SnapshotTask) -> Iterator[SubtaskState]:
             state.close()
 
 
-def _copy(task: SnapshotTask, state: SubtaskState | StateSnapshot) -> SnapshotPart:
+def _copy(task: SnapshotTask, state: StateSnapshot) -> SnapshotPart:
     manifest, name = task.manifest, task.operator
     digests = digests_of(state)
     if identity(name, digests) != _accepted(task, digests):

@@ -165,6 +165,46 @@ class KeyedState(Protocol):
         ...
 
 
+class TableSnapshot(Protocol):
+    """One table at a snapshot's version."""
+
+    schema: TableSchema
+
+    @property
+    def rows(self) -> int:
+        """The number of live rows."""
+        ...
+
+    @property
+    def digests(self) -> np.ndarray:
+        """uint64[max_parallelism], see `StateTable.digests`."""
+        ...
+
+    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups`, as `StateTable.scan` does; later steps do not change what comes.
+
+        Raises:
+            StateError: the snapshot is gone; what was yielded is void.
+        """
+        ...
+
+
+class StateSnapshot(Protocol):
+    """The state at one version. It stays while later steps change the state, and after the state is closed, until
+    `release`, the end of the process that made it, or a rollback to an older version.
+    """
+
+    path: Path
+    version: int
+    groups: KeyGroupRange
+    tables: Mapping[str, TableSnapshot]
+    opaque: Mapping[str, Mapping[int, bytes]]
+
+    def release(self) -> None:
+        """Let the version go, or close it in a process that does not own it; idempotent."""
+        ...
+
+
 @runtime_checkable
 class SubtaskState(KeyedState, Protocol):
     """All working state of one subtask; the module's docstring describes its steps."""
@@ -195,49 +235,6 @@ class SubtaskState(KeyedState, Protocol):
         """Drop before-images of steps up to and including `step`."""
         ...
 
-    def close(self) -> None:
-        """Flush and close the directory; idempotent."""
-        ...
-
-
-class TableSnapshot(Protocol):
-    """One table at a snapshot's version."""
-
-    schema: TableSchema
-    rows: int
-    """the number of live rows"""
-    digests: np.ndarray
-    """uint64[max_parallelism], see `StateTable.digests`"""
-
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Yield all live rows of `groups`, as `StateTable.scan` does; later steps do not change what comes.
-
-        Raises:
-            StateError: the snapshot is gone; what was yielded is void.
-        """
-        ...
-
-
-class StateSnapshot(Protocol):
-    """The state at one version. It stays while later steps change the state, and after the state is closed, until
-    `release`, the end of the process that made it, or a rollback to an older version.
-    """
-
-    path: Path
-    version: int
-    groups: KeyGroupRange
-    tables: Mapping[str, TableSnapshot]
-    opaque: Mapping[str, Mapping[int, bytes]]
-
-    def release(self) -> None:
-        """Let the version go; idempotent."""
-        ...
-
-
-@runtime_checkable
-class HasSnapshots(Protocol):
-    """A `SubtaskState` whose versions can be read while later steps change it."""
-
     def snapshot(self, version: int | None = None) -> StateSnapshot:
         """Return a snapshot of a version (the newest committed one by default), several at once if wanted.
 
@@ -247,6 +244,10 @@ class HasSnapshots(Protocol):
         Raises:
             StateError: the version is not kept: it was never written, or its before-images are gone.
         """
+        ...
+
+    def close(self) -> None:
+        """Flush and close the directory; idempotent."""
         ...
 
 
@@ -266,5 +267,13 @@ class Backend(Protocol):
         The caller has exclusive use of the directory. An interrupted step is rolled back at open. State that cannot be
         trusted (damaged, half written, from before a restart of the machine, of another shape) raises StateError, and
         the caller deletes the directory and restores it from the changelog.
+        """
+        ...
+
+    def open_snapshot(self, path: Path) -> StateSnapshot:
+        """Open a snapshot (`StateSnapshot.path`) that another process of this machine holds.
+
+        Raises:
+            StateError: it is gone.
         """
         ...

@@ -34,6 +34,7 @@ from siltstone.restore.verify import check_indexes, plan_proof
 from siltstone.run import persist
 from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
 from siltstone.run.working_state import locked
+from siltstone.state.backends.named import BACKENDS
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -139,13 +140,17 @@ def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:
     assert sum(table.live_rows.sum() for table in compared) == 100 + 8  # and an opaque value for each key group
 
 
-def test_a_snapshot_of_the_newest_checkpoint_is_taken_while_the_stream_goes_on(place: OpenWarehouse) -> None:
-    run = RegionRun(place, replace(stream("sums"), operators=[Counted()]), POLICY, parallelism=2, checkpoint_steps=3)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_snapshot_of_the_newest_checkpoint_is_taken_while_the_stream_goes_on(
+    place: OpenWarehouse, backend: str
+) -> None:
+    counted = replace(stream("sums"), operators=[Counted()])
+    run = RegionRun(place, counted, POLICY, parallelism=2, checkpoint_steps=3, backend=backend)
     completed = [run.step(rows(n)) for n in range(1, 6)]
     assert [each is not None for each in completed] == [False, False, True, False, False]
     store, catalog = place.warehouse.store, place.catalog
     manifests = read_manifests(store, catalog.chains.list_manifests("sums", 1))
-    with pinned(snapshot_tasks(place.warehouse, manifests[1], "heap", "test")) as tasks:
+    with pinned(snapshot_tasks(place.warehouse, manifests[1], backend, "test")) as tasks:
         for n in range(6, 13):  # two more checkpoints; what the steps need no more goes
             run.step(rows(n))
         parts = [take_snapshot(task) for task in tasks]

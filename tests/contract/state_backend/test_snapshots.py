@@ -3,6 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,26 +15,23 @@ import pytest
 
 from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import Backend, HasSnapshots, StateSnapshot, SubtaskState, TableSnapshot
+from siltstone.state.backend import Backend, StateSnapshot, SubtaskState, TableSnapshot
 from siltstone.state.backends.heap import HeapState
 from siltstone.state.backends.heap.snapshot import HeapSnapshot
 from siltstone.state.backends.heap.table import COMPACT_ROWS
 from siltstone.state.backends.named import backend
-from tests.state_model import ALL, batch_of
-from tests.state_tables import TEXT, Open, longs, now, put, values
+from tests.state_model import ALL, MAX_PARALLELISM, batch_of
+from tests.state_tables import LONG, TEXT, Open, longs, now, put, values
+
+COUNT = 20_000
+"""rows of a state whose readers and writers are killed"""
 
 
 def rows(table: TableSnapshot, groups: KeyGroupRange = ALL) -> dict[int, int | None]:
     return {row["k"]: row["v"] for part, _ in table.scan(groups) for row in part.to_pylist()}
 
 
-@pytest.fixture(params=["heap"])
-def kind(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
-
-
 def snapshot(state: SubtaskState, version: int | None = None) -> StateSnapshot:
-    assert isinstance(state, HasSnapshots)
     return state.snapshot(version)
 
 
@@ -96,6 +98,7 @@ def test_a_step_that_is_undone_and_done_otherwise_leaves_an_earlier_snapshot_as_
     assert rows(held.tables["t"]) == {1: 1, 2: 2}
 
 
+@pytest.mark.parametrize("kind", ["heap"], indirect=True)  # another's snapshot may outlast it
 def test_a_rollback_behind_a_snapshot_ends_it(reopen: Open):
     state = reopen()
     step(state, 1, k1=1)
@@ -175,6 +178,7 @@ def heap(reopen: Open) -> HeapState:
     return state
 
 
+@pytest.mark.parametrize("kind", ["heap"], indirect=True)
 def test_the_pin_of_a_reader_that_was_killed_is_removed_by_the_next_step(reopen: Open):
     state = heap(reopen)
     step(state, 1, k1=1)
@@ -197,6 +201,7 @@ def test_the_pin_of_a_reader_that_was_killed_is_removed_by_the_next_step(reopen:
     assert (state.directory / "undo" / "spare").exists()
 
 
+@pytest.mark.parametrize("kind", ["heap"], indirect=True)
 def test_a_reader_sees_its_version_while_writers_are_killed_at_any_time(reopen: Open):
     count, draw = 20_000, np.random.default_rng(1)
     state = heap(reopen)
@@ -226,3 +231,101 @@ def test_a_reader_sees_its_version_while_writers_are_killed_at_any_time(reopen: 
     assert state.version > 1
     held.release()
     assert not list((state.directory / "pins").iterdir())
+
+
+# RocksDB's threads do not survive a fork, so its readers and writers are killed in processes that begin anew.
+
+
+def write_on(directory: Path, told: Connection) -> None:
+    state = open_rocksdb(directory)
+    draw = np.random.default_rng(os.getpid())
+    while True:
+        number = state.version + 1
+        state.begin(number, tracking=True)
+        keys = draw.permutation(2 * COUNT)[:5_000].tolist()
+        state.tables["t"].put(longs(*keys), values(*([-number] * len(keys))))
+        state.commit()
+        state.release(number - 1)
+        told.send(number)
+
+
+def hold(directory: Path, told: Connection) -> None:
+    state = open_rocksdb(directory)
+    held = snapshot(state)
+    state.close()
+    told.send(held.version)
+    while True:
+        rows(held.tables["t"])
+
+
+def pin_on(directory: Path, told: Connection) -> None:
+    state = open_rocksdb(directory)
+    while True:
+        held = snapshot(state)
+        told.send(held.version)
+        held.release()
+
+
+def open_rocksdb(directory: Path) -> SubtaskState:
+    return backend("rocksdb").open(directory, {"t": LONG}, ("model",), ALL, MAX_PARALLELISM)
+
+
+@contextmanager
+def killed(work: Callable[[Path, Connection], None], directory: Path) -> Iterator[Connection]:
+    """Let another process work on a state until the block ends, where it is killed."""
+    mine, its = get_context("spawn").Pipe()
+    child = get_context("spawn").Process(target=work, args=(directory, its), daemon=True)
+    child.start()
+    its.close()
+    try:
+        mine.recv()
+        yield mine
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.parametrize("kind", ["rocksdb"], indirect=True)
+def test_readers_and_writers_of_rocksdb_are_killed_at_any_time(reopen: Open, tmp_path: Path):
+    directory, first = tmp_path / "state", {i: i for i in range(COUNT)}
+    pins = directory / "pins"
+    state = reopen()
+    state.begin(1, tracking=True)
+    state.tables["t"].put(longs(*first), values(*first.values()))
+    state.commit()
+    held = snapshot(state)
+    state.close()
+    with killed(write_on, directory) as told:
+        for _ in range(5):
+            assert rows(held.tables["t"]) == first
+            told.recv()
+    other = backend("rocksdb").open_snapshot(held.path)  # as another process opens it
+    assert rows(other.tables["t"]) == first and other.version == 1
+    other.release()
+    assert held.path.exists()
+    with killed(hold, directory):
+        state = reopen()
+        assert state.version > 5
+        version = state.version
+        step(state, version + 1, k1=-1)
+        assert len(list(pins.iterdir())) == 2
+    step(state, version + 2, k1=-2)
+    assert list(pins.iterdir()) == [held.path]
+    state.close()
+    with killed(pin_on, directory) as told:
+        told.recv()
+    state = reopen()
+    assert state.version == version + 2 and now(state.tables["t"])[1] == -2
+    step(state, version + 3, k1=-3)
+    assert list(pins.iterdir()) == [held.path] and rows(held.tables["t"]) == first
+    held.release()
+    assert not list(pins.iterdir())
+
+
+def test_a_snapshot_that_was_released_cannot_be_opened(reopen: Open, kind: Backend):
+    state = reopen()
+    step(state, 1, k1=1)
+    held = snapshot(state)
+    held.release()
+    with pytest.raises(StateError, match="is gone"):
+        kind.open_snapshot(held.path)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateSnapshot, TableSnapshot
 from siltstone.state.backends.heap.arena import Arena
@@ -21,11 +20,12 @@ from siltstone.state.backends.heap.header import parse, recorded
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.opaque import read_opaque
-from siltstone.state.backends.heap.pins import later_steps, remove_pin
+from siltstone.state.backends.heap.pins import later_steps
 from siltstone.state.backends.heap.records import Records
 from siltstone.state.backends.heap.scan import scan_records
 from siltstone.state.backends.heap.table import Counts
 from siltstone.state.backends.heap.undo import HEADER, read_frames
+from siltstone.state.backends.pins import gone, remove_pin
 from siltstone.state.digest import group_sums
 from siltstone.state.schema import TableSchema
 
@@ -51,7 +51,7 @@ class HeapSnapshot(StateSnapshot):
                 name: HeapTableSnapshot(path, header, ordinal, name) for ordinal, name in enumerate(header["schemas"])
             }
         except FileNotFoundError as error:
-            raise _gone(path) from error
+            raise gone(path) from error
         self.tables: Mapping[str, TableSnapshot] = tables
 
     def release(self) -> None:
@@ -63,7 +63,7 @@ class HeapSnapshot(StateSnapshot):
             self._lock = None
 
 
-class HeapTableSnapshot(TableSnapshot):
+class HeapTableSnapshot:
     """Implements `TableSnapshot`."""
 
     def __init__(self, pin: Path, header: dict[str, Any], ordinal: int, name: str) -> None:
@@ -87,7 +87,7 @@ class HeapTableSnapshot(TableSnapshot):
             yield rows, block["group"].copy()
         own = slice(groups.start, groups.end)
         if not np.array_equal(sums[own], self.digests[own]):
-            raise _gone(self._pin)
+            raise gone(self._pin)
 
 
 class _PinnedRecords(Records):
@@ -155,7 +155,7 @@ class _Images:
                     elif frame.table == self._ordinal:
                         self._add(frame.ids, frame.records)
         except FileNotFoundError as error:
-            raise _gone(self._pin) from error
+            raise gone(self._pin) from error
 
     def _add(self, ids: np.ndarray, records: np.ndarray) -> None:
         which = np.flatnonzero(ids < len(self._number))
@@ -181,10 +181,3 @@ class _Images:
             here = at[owner == each]
             records, which = self._blocks[each]
             opaque[here] = records[which[number[here] - self._first[each]]]
-
-
-def _gone(pin: Path) -> StateError:
-    return StateError(
-        f"the snapshot {pin.name} is gone: it was released, or the stream rolled back behind it, moved or restored "
-        "its working state: take it again"
-    )

@@ -26,10 +26,11 @@ from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.heap.header import DISTRUST, parse, recorded, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
-from siltstone.state.backends.heap.pins import drop_pins, link_undo, make_pin
+from siltstone.state.backends.heap.pins import drop_pins, fill_pin, link_undo
 from siltstone.state.backends.heap.snapshot import HeapSnapshot
 from siltstone.state.backends.heap.table import Counts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
+from siltstone.state.backends.pins import make_pin
 from siltstone.state.schema import TableSchema
 
 FORMAT = 2
@@ -50,6 +51,10 @@ class HeapBackend:
     ) -> "HeapState":
         """Open the state in `directory`, or create it empty at version 0 if it is missing."""
         return HeapState(directory, schemas, opaque, groups, max_parallelism)
+
+    def open_snapshot(self, path: Path) -> HeapSnapshot:
+        """Open a snapshot that another process may hold."""
+        return HeapSnapshot(path)
 
 
 class HeapState:
@@ -199,8 +204,10 @@ class HeapState:
             if before is None or before["version"] != version:
                 raise StateError(f"{self.directory} has version {self.version}, and version {version} no more")
             header = before
-        pin, lock = make_pin(self.directory, header, [(step, self._undo_path(step)) for step in later])
-        return HeapSnapshot(pin, lock)
+        undo = [(step, self._undo_path(step)) for step in later]
+        return HeapSnapshot(
+            *make_pin(self.directory, header["version"], lambda pin: fill_pin(pin, self.directory, header, undo))
+        )
 
     def close(self) -> None:
         """Flush and close the directory; idempotent. An open step is rolled back at the next open."""

@@ -12,10 +12,21 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
-from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Checkpoint,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+)
 
 from siltstone.errors import StateError, Unreachable
 
+DATABASE = "rocksdb"
+"""the directory of the database, in that of the state"""
 DISTRUST = "delete this working state and restore it"
 _WRITE_BUFFER_BYTES = 4 << 20
 """small, because a buffer that fits the processor's cache is filled in half the time; two may exist at once"""
@@ -56,8 +67,8 @@ class Database:
     is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Open it.
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """Open it; several processes at once can, if all of them only read.
 
         Raises:
             StateError: it is damaged, or another process has it open.
@@ -65,9 +76,10 @@ class Database:
         """
         self.directory = directory
         options = _options()
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
         with self._translate_errors("open"):
             # Without the column families, those of a database that exists would keep the options of its first opening.
-            self._rocksdb: Any = Rdict(str(directory), options, column_families={"default": options})
+            self._rocksdb: Any = Rdict(str(directory), options, {"default": options}, access)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of one key."""
@@ -102,6 +114,11 @@ class Database:
             if not part:
                 return
             yield part
+
+    def copy_to(self, directory: Path) -> None:
+        """Make a database with the present content in a new directory; it shares the table files by hard links."""
+        with self._translate_errors("copy"):
+            Checkpoint(self._rocksdb).create_checkpoint(str(directory))
 
     def close(self) -> None:
         """Close it; idempotent. What was written lies in tables then, so that opening has no log to read."""

@@ -19,22 +19,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
-from siltstone.state.backends.rocksdb.database import DISTRUST, Changes, Database
+from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
+from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
+from siltstone.state.backends.rocksdb.header import (
+    HEADER,
+    OPAQUE,
+    UNDO,
+    after,
+    open_tables,
+    read_opaque,
+    recorded,
+    render,
+)
 from siltstone.state.backends.rocksdb.packing import from_list
-from siltstone.state.backends.rocksdb.table import Counts, RocksDBTable
+from siltstone.state.backends.rocksdb.snapshot import RocksDBSnapshot
+from siltstone.state.backends.rocksdb.table import Counts
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
 
 FORMAT = 1
-DATABASE = "rocksdb"
-_HEADER = b"h"
-_OPAQUE, _ROWS, _LISTS, _UNDO = b"o", b"t", b"c", b"u"
 
 
 class RocksDBBackend:
@@ -50,6 +57,10 @@ class RocksDBBackend:
     ) -> "RocksDBState":
         """Open the state in `directory`, or create it empty at version 0 if it is missing."""
         return RocksDBState(directory, schemas, opaque, groups, max_parallelism)
+
+    def open_snapshot(self, path: Path) -> RocksDBSnapshot:
+        """Open a snapshot that another process may hold."""
+        return RocksDBSnapshot(path)
 
 
 class RocksDBState:
@@ -85,17 +96,14 @@ class RocksDBState:
     def _open(self, schemas: Mapping[str, TableSchema]) -> None:
         self._header = self._read_or_create()
         self.version: int = self._header["version"]
-        self.opaque: Mapping[str, dict[int, bytes]] = self._saved_opaque()
-        self._tables: dict[str, RocksDBTable] = {}
+        self.opaque: Mapping[str, dict[int, bytes]] = read_opaque(self._database, self._shape["opaque"])
+        self._schemas = schemas
+        self._tables = open_tables(self._database, schemas, self.groups, self.max_parallelism, self._write)
         self.tables: Mapping[str, StateTable] = self._tables
-        for ordinal, (name, schema) in enumerate(sorted(schemas.items())):
-            prefixes = _ROWS + ordinal.to_bytes(2, "big"), _LISTS + ordinal.to_bytes(2, "big")
-            table = RocksDBTable(schema, self.groups, self.max_parallelism, self._database, self._write, prefixes)
-            self._tables[name] = table
         self._reset_tables()
         self._pending: dict[int, int] = {}
         """steps that can be rolled back, and how many values under `u` each has"""
-        for key in self._database.keys(_UNDO, _after(_UNDO)):
+        for key in self._database.keys(UNDO, after(UNDO)):
             step = int.from_bytes(key[1:9], "big")
             self._pending[step] = self._pending.get(step, 0) + 1
         for step in sorted((step for step in self._pending if step > self.version), reverse=True):
@@ -106,8 +114,9 @@ class RocksDBState:
     def begin(self, step: int, *, tracking: bool) -> None:
         """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
         check_begin(step, self._step, self.version)
+        held_pins(self.directory)
         changes = Changes()
-        changes.put([_undo_key(step, 0)], [_render(self._header)])
+        changes.put([_undo_key(step, 0)], [render(self._header)])
         self._database.write(changes)
         self._pending[step] = 1
         self._step = step
@@ -152,7 +161,7 @@ class RocksDBState:
             raise StateError("there is no open step to commit: call begin first")
         header = self._shape | {"version": self._step, "tables": self._recorded()}
         changes = Changes()
-        changes.put([_HEADER], [_render(header)])
+        changes.put([HEADER], [render(header)])
         self._database.write(changes)
         self._header, self.version = header, self._step
         self._end_step()
@@ -184,12 +193,12 @@ class RocksDBState:
         for name, table in self._tables.items():
             if not before["tables"][name]["live"]:
                 table.clear(changes)
-        changes.put([_HEADER], [_render(before)])
+        changes.put([HEADER], [render(before)])
         changes.delete(images)
         self._database.write(changes)
         del self._pending[step]
         self._header, self.version = before, before["version"]
-        self.opaque = self._saved_opaque()
+        self.opaque = read_opaque(self._database, self._shape["opaque"])
         self._reset_tables()
 
     def release(self, step: int) -> None:
@@ -206,6 +215,29 @@ class RocksDBState:
             table.sweep(min(header["tables"][name]["interval"] for header in headers), changes)
         self._database.write(changes)
 
+    def snapshot(self, version: int | None = None) -> RocksDBSnapshot:
+        """Pin a version (the newest committed one by default): the later steps are undone in the pin.
+
+        Raises:
+            StateError: a later step's before-images are gone, or there never was such a version.
+        """
+        wanted = self.version if version is None else version
+        later = sorted(step for step in self._pending if step > wanted)
+        if wanted != self.version and (not later or self._header_before(later[0])["version"] != wanted):
+            raise StateError(f"{self.directory} has version {self.version}, and version {wanted} no more")
+
+        def fill(pin: Path) -> None:
+            self._database.copy_to(pin / DATABASE)
+            opaque = tuple(self._shape["opaque"])
+            copy = RocksDBState(pin, self._schemas, opaque, self.groups, self.max_parallelism)
+            try:
+                while copy.version > wanted:
+                    copy.rollback()
+            finally:
+                copy.close()
+
+        return RocksDBSnapshot(*make_pin(self.directory, wanted, fill))
+
     def close(self) -> None:
         """Close the database; idempotent. An open step is rolled back at the next open."""
         self._end_step()
@@ -214,7 +246,7 @@ class RocksDBState:
     # The header
 
     def _read_or_create(self) -> dict[str, Any]:
-        data = self._database.get(_HEADER)
+        data = self._database.get(HEADER)
         if data is not None:
             return self._check_header(json.loads(data))
         if self._database.keys(b"", b"\xff"):
@@ -222,7 +254,7 @@ class RocksDBState:
         empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
         header = self._shape | {"version": 0, "tables": empty}
         changes = Changes()
-        changes.put([_HEADER], [_render(header)])
+        changes.put([HEADER], [render(header)])
         self._database.write(changes)
         return header
 
@@ -249,24 +281,12 @@ class RocksDBState:
 
     def _reset_tables(self) -> None:
         for name, table in self._tables.items():
-            fields = dict(self._header["tables"][name])
-            digests = np.zeros(self.max_parallelism, np.uint64)
-            if text := fields.pop("digests"):
-                digests[self.groups.start : self.groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
-            table.reset(Counts(**fields), digests)
+            table.reset(*recorded(self._header, name))
 
     # Opaque values
 
     def _opaque_key(self, variable: str, group: int) -> bytes:
-        return _OPAQUE + self._shape["opaque"].index(variable).to_bytes(2, "big") + int(group).to_bytes(2, "big")
-
-    def _saved_opaque(self) -> dict[str, dict[int, bytes]]:
-        names = self._shape["opaque"]
-        opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in names}
-        for pairs in self._database.items(_OPAQUE, _after(_OPAQUE)):
-            for key, value in pairs:
-                opaque[names[int.from_bytes(key[1:3], "big")]][int.from_bytes(key[3:5], "big")] = value
-        return opaque
+        return OPAQUE + self._shape["opaque"].index(variable).to_bytes(2, "big") + int(group).to_bytes(2, "big")
 
 
 def _make_home(directory: Path) -> Path:
@@ -279,7 +299,7 @@ def _make_home(directory: Path) -> Path:
     home = directory / DATABASE
     try:
         home.mkdir(parents=True, exist_ok=True)
-        others = sorted({*os.listdir(directory)} - {DATABASE})
+        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK})
     except OSError as error:
         raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
     if others:
@@ -288,13 +308,4 @@ def _make_home(directory: Path) -> Path:
 
 
 def _undo_key(step: int, ordinal: int) -> bytes:
-    return _UNDO + step.to_bytes(8, "big") + ordinal.to_bytes(8, "big")
-
-
-def _after(prefix: bytes) -> bytes:
-    """The least key after all with this prefix of one byte."""
-    return bytes([prefix[0] + 1])
-
-
-def _render(header: dict[str, Any]) -> bytes:
-    return json.dumps(header).encode()
+    return UNDO + step.to_bytes(8, "big") + ordinal.to_bytes(8, "big")

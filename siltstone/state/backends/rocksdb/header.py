@@ -1,0 +1,55 @@
+"""The keys of a subtask's database besides rows, and its header: counts, digests and shapes of one version."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from siltstone.model import KeyGroupRange
+from siltstone.state.backends.rocksdb.database import Database
+from siltstone.state.backends.rocksdb.table import Counts, RocksDBTable, Write
+from siltstone.state.schema import TableSchema
+
+HEADER = b"h"
+OPAQUE, ROWS, LISTS, UNDO = b"o", b"t", b"c", b"u"
+
+
+def after(prefix: bytes) -> bytes:
+    """Return the least key after all with this prefix of one byte."""
+    return bytes([prefix[0] + 1])
+
+
+def render(header: dict[str, Any]) -> bytes:
+    """Return the bytes of a header."""
+    return json.dumps(header).encode()
+
+
+def recorded(header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
+    """Return the counts and digests (uint64[max_parallelism]) of a table."""
+    fields = dict(header["tables"][name])
+    digests = np.zeros(header["max_parallelism"], np.uint64)
+    if text := fields.pop("digests"):
+        groups = KeyGroupRange(*header["groups"])
+        digests[groups.start : groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
+    return Counts(**fields), digests
+
+
+def open_tables(
+    database: Database, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int, write: Write
+) -> dict[str, RocksDBTable]:
+    """Return the tables of a database, whose changes `write` writes; they have no counts and digests yet."""
+    tables = {}
+    for ordinal, (name, schema) in enumerate(sorted(schemas.items())):
+        prefixes = ROWS + ordinal.to_bytes(2, "big"), LISTS + ordinal.to_bytes(2, "big")
+        tables[name] = RocksDBTable(schema, groups, max_parallelism, database, write, prefixes)
+    return tables
+
+
+def read_opaque(database: Database, names: Sequence[str]) -> dict[str, dict[int, bytes]]:
+    """Return the opaque values: variable -> key group -> bytes. `names` are sorted."""
+    opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in names}
+    for pairs in database.items(OPAQUE, after(OPAQUE)):
+        for key, value in pairs:
+            opaque[names[int.from_bytes(key[1:3], "big")]][int.from_bytes(key[3:5], "big")] = value
+    return opaque
