@@ -1,5 +1,6 @@
 """Uploads while the store is away, hangs, or answers late: how long they are tried, and what they leave."""
 
+import itertools
 import logging
 import random
 import threading
@@ -169,18 +170,21 @@ def test_a_base_is_stored_whole_and_counted_whether_it_is_streamed_or_not(tmp_pa
 def test_a_base_that_fits_is_tried_again_and_hedged_like_a_segment(tmp_path: Path) -> None:
     clock, store, metrics = Seconds(), HookedStore(tmp_path), UploadMetrics()
     retrying = Retrying(store, RetryPolicy(now_s=clock.now_s, sleep=clock.sleep))
-    hedger = Hedger(retrying, UploadOptions(hedge_budget=1, hedge_min_samples=1), metrics)
+    # Each request counts as half a second, however long it took: it is hedged after as long, and comes first even on a
+    # machine that has much else to do.
+    seconds = itertools.count(step=0.5)
+    options = UploadOptions(hedge_budget=1, hedge_min_samples=1)
+    hedger = Hedger(retrying, options, metrics, clock=lambda: next(seconds))
     hedger.put("warm", b"x")
     store.before = Away(clock, 200.0)
     with hedger.create("s/1/first") as out:
         out.write(b"data")
     assert clock.at_s >= 200 and metrics.take().retries > 20
-    go, hung = threading.Event(), threading.Event()
+    go, first = threading.Event(), threading.Lock()
 
     def hang_once(name: str) -> None:
         # The hedge of the object before may still be on its way.
-        if name == "s/1/second" and not hung.is_set():
-            hung.set()
+        if name == "s/1/second" and first.acquire(blocking=False):
             assert go.wait(30)
 
     store.before = hang_once
