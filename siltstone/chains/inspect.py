@@ -10,7 +10,8 @@ from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifest import Manifest
+from siltstone.restore.restore import read_manifest, versions_of
 from siltstone.store.base import Store
 
 
@@ -70,11 +71,13 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         "manifest": record.manifest.name,
         "statistics": record.statistics,
         "steps": [{"step": s.step, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
+        "unchanged": _list_unchanged(manifest),
         "handles": [
             {
                 "operator": h.operator,
                 "variable": h.variable,
                 "form": str(h.form),
+                "step": h.sqn or None,
                 "key_groups": f"{h.key_groups.start}-{h.key_groups.end - 1}",
                 "rows": h.rows,
                 "bytes": h.length,
@@ -96,6 +99,16 @@ def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
 def _list_dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
     """Return checkpoint -> the variables whose state was dropped with it."""
     return {one.checkpoint: list(one.dropped) for one in catalog.definitions.list(stream)}
+
+
+def _list_unchanged(manifest: Manifest) -> dict[str, int]:
+    """Return operator.variable -> the checkpoint that wrote it last, of variables that did not change in this one."""
+    newest = {
+        f"{operator}.{name}": max((at for _, at in runs), default=0)
+        for operator, of in versions_of(manifest).items()
+        for name, runs in of.items()
+    }
+    return {name: at for name, at in newest.items() if at != manifest.checkpoint}
 
 
 def _describe_edit(edit: EditRecord) -> dict[str, Any]:

@@ -164,12 +164,15 @@ def show(
         what = f"{edit['operator']}.{edit['variable']}: {edit['upserts']:,} put, {edit['deletes']:,} deleted"
         line = f"edited by {edit['who']} at {edit['edited_at']}: {what}, from {edit['source']}"
         say(line)
-    rows = table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object")
+    if found["unchanged"]:
+        say(f"unchanged: {', '.join(f'{name} (since {at})' for name, at in sorted(found['unchanged'].items()))}")
+    rows = table("operator", "table", "form", "step", "key groups", "rows", "bytes", "builds on", "object")
     for h in found["handles"]:
         rows.add_row(
             h["operator"],
             h["variable"],
             h["form"],
+            str(h["step"] or "-"),
             h["key_groups"],
             f"{h['rows']:,}",
             size(h["bytes"]),

@@ -81,7 +81,8 @@ def test_show() -> None:
     assert found["checkpoint"] == CHECKPOINTS and found["epoch"] == 2 and found["chain"][-1] == CHECKPOINTS
     assert {h["operator"] for h in found["handles"]} == {"accounts", "daily", "places"}
     assert all((Path("w") / "objects" / h["object"]).is_file() for h in found["handles"])
-    fields = ["operator", "variable", "form", "key_groups", "rows", "bytes", "offset", "previous", "object", "checksum"]
+    fields = ["operator", "variable", "form", "step", "key_groups", "rows", "bytes", "offset", "previous", "object"]
+    fields += ["checksum"]
     assert all(list(h) == fields for h in found["handles"])
     assert found["steps"][0]["batch"] == 3
     same = siltstone("show", "little", found["committed_at"].replace("+00:00", "") + ".999999Z", "--json").json

@@ -10,6 +10,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import share_budget
+from siltstone.chains.inspect import show_checkpoint
 from siltstone.chains.policies import PolicyOptions, PolicyState, policy_by_name
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
@@ -140,3 +141,11 @@ def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(tmp_path: Pa
             written.append(sum(each.bytes for each in made[1:] if each))
             assert not failures(place, NAME)
     assert written[0] <= 1.05 * written[1]
+
+
+def test_a_checkpoint_is_shown_with_what_did_not_change(place: OpenWarehouse) -> None:
+    run = RegionRun(place, stream_of(Static()), policy_by_name("adjust-d", UNBOUND))
+    for n in (1, 2, 3):
+        run.step(rows(n))
+    shown = [show_checkpoint(place.catalog, place.warehouse.store, NAME, str(at))["unchanged"] for at in (1, 2, 3)]
+    assert shown == [{}, {"data.static": 1}, {"data.static": 1}]
