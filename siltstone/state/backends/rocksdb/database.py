@@ -5,6 +5,7 @@ scarce, so that a process needs no more memory of its own for a larger state.
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ _BASE_LEVEL_BYTES = 64 << 20
 _OPEN_FILES = 128
 """table files whose filters and indexes are in memory; further ones are opened when they are read"""
 _BLOOM_BITS = 10
+_COMPACTED_FILES = 8
+"""files of newest changes, one per step or write buffer, that are compacted together"""
+_POLL_S = 0.001
 _FULL = ("no space left", "quota exceeded", "file too large", "read-only file system", "too many open files")
 
 Pair = tuple[bytes, bytes]
@@ -74,7 +78,7 @@ class Database:
             StateError: it is damaged, or another process has it open.
             Unreachable: the disk is full or does not answer.
         """
-        self.directory = directory
+        self.directory, self._read_only = directory, read_only
         options = _options()
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
         with self._translate_errors("open"):
@@ -121,11 +125,20 @@ class Database:
             Checkpoint(self._rocksdb).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Close it; idempotent. What was written lies in tables then, so that opening has no log to read."""
+        """Close it; idempotent. What was written lies in tables then, so that opening has no log to read.
+
+        It waits for a compaction that runs: RocksDB would drop its work, and begin it anew at the next opening.
+        """
         if self._rocksdb is not None:
             rocksdb, self._rocksdb = self._rocksdb, None
             with self._translate_errors("close"):
-                rocksdb.close()
+                try:
+                    if not self._read_only:
+                        rocksdb.flush()
+                        while rocksdb.property_int_value("rocksdb.num-running-compactions"):
+                            time.sleep(_POLL_S)
+                finally:
+                    rocksdb.close()
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
@@ -148,6 +161,7 @@ def _options() -> Options:
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_target_file_size_base(_FILE_BYTES)
     options.set_max_bytes_for_level_base(_BASE_LEVEL_BYTES)
+    options.set_level_zero_file_num_compaction_trigger(_COMPACTED_FILES)
     options.set_max_open_files(_OPEN_FILES)
     options.set_allow_mmap_reads(True)
     options.set_max_background_jobs(max(2, min(4, os.cpu_count() or 1)))
