@@ -5,7 +5,7 @@
     |  |- UnknownStream           2
     |  |- UnknownCheckpoint       2
     |  |- SchemaConflict          2   a stream's definition changed in a way its state cannot follow
-    |  |- BadRow                  2   a source row the stream cannot take (null key)
+    |  |- BadRow                  2   a source row the stream cannot take (such as a null key)
     |  |- WrongWarehouse          2   the store and the catalog do not belong together
     |  |- LossRefused             2   a recovery would give up more than it may without being asked
     |  '- NewerFormat             2   a newer Siltstone wrote the object; it is not damaged

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
-from siltstone.state.variables import schema_of
+from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
 
@@ -160,7 +160,7 @@ class _Map(_View):
 
     def __init__(self, name: str, variable: MapState, rows: Rows, state: State) -> None:
         super().__init__(name, variable, rows, state)
-        self._subkey = schema_of(variable.key, name)
+        self._subkey = key_of(variable.key, variable.nullable, name)
         self._schema = pa.schema([*rows.keys.columns.schema, *self._subkey])
         self._known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
         self._changed: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -211,7 +211,7 @@ class _Map(_View):
         table, names = self.rows.table, self._subkey.names
         if any(n not in table.column_names or table.schema.field(n).type != self._subkey.field(n).type for n in names):
             return
-        if any(table.column(name).null_count for name in names):
+        if any(table.column(field.name).null_count for field in self._subkey if not field.nullable):
             return
         first = np.full(len(table), -1)
         named = self.rows.by(*names)

@@ -25,7 +25,7 @@ from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange, Kind, check_name
 from siltstone.rows import Keys, Rows
 from siltstone.state.backend import SubtaskState
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import TableSchema, describe_key
 from siltstone.state.variables import (
     ListState,
     MapState,
@@ -33,6 +33,7 @@ from siltstone.state.variables import (
     ValueState,
     Variable,
     WindowState,
+    key_of,
     schema_of,
 )
 
@@ -102,7 +103,9 @@ class Operator:
     Fields are class attributes or arguments of the constructor:
 
         name        an identifier, distinct within the stream
-        key         the key columns, `{name: type}` or an Arrow schema (a schema once constructed); never null
+        key         the key columns, `{name: type}` or an Arrow schema (a schema once constructed)
+        nullable    the key columns in which null is one more value, as in Spark's `groupBy`; a row with a null in
+                    another one is refused (`BadRow`)
         reads       "source", or the name of the operator whose output this one reads
         inputs      the columns it reads besides the key; empty means all
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
@@ -117,12 +120,13 @@ class Operator:
 
     name: str = ""
     key: Any = None
+    nullable: tuple[str, ...] = ()
     reads: str = SOURCE
     inputs: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     output: Any = None
     combined: Any = None
-    FIELDS: ClassVar = ("name", "key", "reads", "inputs", "order_by", "output", "combined")
+    FIELDS: ClassVar = ("name", "key", "nullable", "reads", "inputs", "order_by", "output", "combined")
 
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(fields.keys() - set(self.FIELDS))
@@ -158,7 +162,7 @@ class Operator:
 
         Args:
             table: the columns that the operator reads; the key has the declared types and may still be null. Return
-                rows with a null key unchanged: the engine refuses them.
+                rows with a null in a column that is not `nullable` unchanged: the engine refuses them.
 
         Returns:
             Rows of the columns `combined`. Spark has no unsigned integers.
@@ -201,7 +205,7 @@ class Operator:
     def definition(self) -> dict[str, Any]:
         """Return what recorded state depends on, as JSON: the key, and each variable's kind and table schemas."""
         return {
-            "key": [[f.name, str(f.type)] for f in self.key],
+            "key": describe_key(self.key),
             "variables": {
                 name: {
                     "kind": type(variable).__name__,
@@ -216,7 +220,8 @@ class Operator:
         if self.reads != SOURCE:
             check_name("operator", self.reads)
         what = f"operator {self.name}"
-        self.key = schema_of(self.key, f"the key of {what}")
+        self.key = key_of(self.key, self.nullable, f"the key of {what}")
+        self.nullable = tuple(self.nullable)
         if not self.key.names:
             raise UsageError(f"{what} needs at least one key column")
         for field in ("inputs", "order_by"):

@@ -71,7 +71,7 @@ class Rows:
         """Make the rows of an operator from a table; `hashes` are computed if None.
 
         Raises:
-            BadRow: a key column has nulls.
+            BadRow: a key column that is not nullable has nulls.
             UsageError: a key column is missing or not of the declared type.
         """
         keys = normalise_keys(_key_columns(operator, table))
@@ -329,10 +329,10 @@ def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
         if field.name not in table.column_names:
             raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
         array = one_array(table.column(field.name))
-        if array.null_count:
+        if array.null_count and not field.nullable:
             raise BadRow(
-                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, or let "
-                'the stream set them aside (on_bad_row="dead-letter")'
+                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, let null "
+                'be a key (nullable), or let the stream set them aside (on_bad_row="dead-letter")'
             )
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))

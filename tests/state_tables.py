@@ -8,7 +8,9 @@ from siltstone.state.backend import Keys, StateTable, SubtaskState
 from siltstone.state.schema import TableSchema
 from tests.state_model import batch_of, changed, contents
 
-LONG = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.int64())]))
+LONG = TableSchema(
+    pa.schema([pa.field("k", pa.int64(), nullable=False)]), pa.schema([]), pa.schema([("v", pa.int64())])
+)
 TEXT = TableSchema(
     pa.schema([("k", pa.string()), ("year", pa.int16())]),
     pa.schema([("position", pa.int64())]),

@@ -49,6 +49,7 @@ class Aggregate(Operator):
 
     Args:
         name, key, reads: see `Operator`.
+        nullable: see `Operator`; by default all key columns, as in SQL's GROUP BY.
         aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
         output: whether `process` returns the keys of its rows with their new aggregates.
         map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed.
@@ -67,6 +68,7 @@ class Aggregate(Operator):
         reads: str = SOURCE,
         output: bool = True,
         map_side: bool = False,
+        nullable: Sequence[str] | None = None,
     ) -> None:
         if not aggregates or not all(isinstance(function, Function) for function in aggregates):
             raise UsageError(f"operator {name} needs aggregates such as Count or Sum")
@@ -79,6 +81,7 @@ class Aggregate(Operator):
         super().__init__(
             name=name,
             key=keys,
+            nullable=keys.names if nullable is None else nullable,
             reads=reads,
             inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
             order_by=self._order(keys),
@@ -91,7 +94,7 @@ class Aggregate(Operator):
     def combine(self, table: pa.Table) -> pa.Table:
         """Aggregate rows of the source to one row per key, as input of `process`.
 
-        A null key is kept, so that `process` refuses it.
+        A null key is kept, also one that `process` refuses.
 
         Raises:
             UsageError: a column is missing or does not fit.

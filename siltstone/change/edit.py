@@ -89,15 +89,16 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
         what: names the source of the rows, for errors.
 
     Raises:
-        UsageError: a null key, a value that would change by the cast, or a row to put that lacks a column.
+        UsageError: a key is null where it must not be, a value would change by the cast, or a row to put lacks a
+            column.
     """
     columns = {}
-    for field in [*schema.primary_key, pa.field(DELETED, pa.bool_())]:
+    for field in [*schema.primary_key, pa.field(DELETED, pa.bool_(), nullable=False)]:
         if field.name not in rows.column_names:
             columns[DELETED] = pa.array(np.zeros(rows.num_rows, bool))
             continue
         columns[field.name] = column = _cast(rows, field, what)
-        if column.null_count:
+        if column.null_count and not field.nullable:
             raise UsageError(f"{what}: column {field.name} is null in {column.null_count} rows: each needs a value")
     lacking = _missing_columns(rows.schema, schema)
     puts = rows.num_rows - (pc.sum(columns[DELETED]).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
@@ -186,7 +187,7 @@ class EditOperator(Operator):
 
     def __init__(self, edited: Operator, variable: str) -> None:
         self._edited, self._variable = edited, variable
-        super().__init__(name=edited.name, key=edited.key, output=COUNTS)
+        super().__init__(name=edited.name, key=edited.key, nullable=edited.nullable, output=COUNTS)
 
     def variables(self) -> dict[str, Variable]:
         """Return the operator's variables, with the edited one replaced."""

@@ -110,7 +110,7 @@ def read_base(
         present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
         file.select(present)
         chosen = [i for i in range(file.metadata.num_row_groups) if groups is None or _overlaps(file, i, groups)]
-        last, needed = -1, {KEY_GROUP, *schema.primary_key.names}
+        last, needed = -1, {KEY_GROUP, *(field.name for field in schema.primary_key if not field.nullable)}
         # One row group at a time, so that the bytes decoded together are bounded, as when it was written.
         for batch, texts in (found for i in chosen for found in _batches(file, i, present)):
             last = _check_batch(batch, needed, last)

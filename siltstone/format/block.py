@@ -8,8 +8,8 @@ first column (the key) is sorted within each key group and stored as differences
 
     "SILTBLK1" | header: rows, fields as JSON, first key group, rows per key group | columns | xxh3-64
 
-A column is its validity, then its sequences; null values are stored as the column's least, which costs almost
-nothing.
+A column is its validity, then its sequences; null values are stored as the column's least, or as the value before if it
+is stored as differences, which costs almost nothing.
 """
 
 import json
@@ -187,6 +187,8 @@ def _encode_column(out: Encoder, column: pa.Array, valid: np.ndarray | None, sta
             some = numbers[valid.astype(bool)]
             least = _least(some, kind) if len(some) else np.uint64(0)
             numbers = np.where(valid, numbers, least)
+            if starts is not None:
+                numbers = numbers[np.maximum.accumulate(np.where(valid, np.arange(len(numbers)), 0))]
         least = _least(numbers, kind)
         shifted = numbers - least
         if starts is not None:

@@ -17,7 +17,6 @@ from siltstone.restore.restore import opaque_digests
 from siltstone.state.backend import StateTable
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.digest import group_sums, row_digests
-from siltstone.state.hashing import xxhash64
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.paths import snapshot_of
@@ -130,7 +129,7 @@ def compare(store: Store, task: CompareTask) -> list[TableComparison]:
 def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Difference:
     """Find the rows that differ between two tables, or are only in one of them.
 
-    Rows are aligned by the hash of the primary key; then every column is compared, floats bit by bit.
+    Rows are aligned by the digest of the primary key; then every column is compared, floats bit by bit.
     """
     keys = schema.primary_key.names
     (left_hashes, left_order), (right_hashes, right_order) = (_by_hash(rows.select(keys)) for rows in (left, right))
@@ -160,8 +159,9 @@ def _batches(table: pa.Table) -> list[pa.Table]:
 
 
 def _by_hash(keys: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the keys' hashes, ascending; the positions of these keys)."""
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(xxhash64(part.columns) for part in _batches(keys))])
+    """Return (the keys' digests, ascending; the positions of these keys). The hashes of keys that differ in which of
+    their columns are null may be equal, their digests not."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *map(row_digests, _batches(keys))])
     order = np.argsort(hashes, kind="stable")
     return hashes[order], order
 

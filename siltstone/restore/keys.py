@@ -1,6 +1,7 @@
 """Parse operator keys and key groups that people write."""
 
 import json
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -18,7 +19,7 @@ def parse_keys(text: str, key: pa.Schema) -> pa.Table:
     """Parse operator keys from a JSON list of objects, such as `[{"origin": "JFK", "dest": "LAX"}]`.
 
     Numbers and booleans are JSON's (NaN too); a decimal may be a string; dates and timestamps are ISO 8601 strings,
-    in UTC unless they name a zone; binary is hexadecimal.
+    in UTC unless they name a zone; binary is hexadecimal. A nullable column may be null.
 
     Raises:
         UsageError: it is not such a list, a column is missing or unknown, or a value does not fit its column's type.
@@ -31,10 +32,11 @@ def parse_keys(text: str, key: pa.Schema) -> pa.Table:
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"keys must be a list with at least one key: write {form}")
     for entry in entries:
-        if not isinstance(entry, dict) or set(entry) != set(key.names) or None in entry.values():
+        named = isinstance(entry, dict) and set(entry) == set(key.names)
+        if not named or any(entry[field.name] is None and not field.nullable for field in key):
             raise UsageError(f"{entry} is not a key of this operator: write {form}")
     columns = [_key_column([entry[field.name] for entry in entries], field) for field in key]
-    return normalise_keys(pa.table(columns, schema=pa.schema([f.with_nullable(False) for f in key])))
+    return normalise_keys(pa.table(columns, schema=key))
 
 
 def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ...]:
@@ -62,17 +64,21 @@ def _key_column(values: list[Any], field: pa.Field) -> pa.Array:
     kind = field.type
     try:
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_string(kind):
-            if pa.types.is_integer(kind) and not all(isinstance(v, int) for v in values):
+            if pa.types.is_integer(kind) and not all(v is None or isinstance(v, int) for v in values):
                 raise ValueError("not an integer")
             return pa.array(values, kind)
         if pa.types.is_floating(kind):
-            return pa.array([float(v) for v in values], pa.float64()).cast(kind)
+            return pa.array([_parsed(v, float) for v in values], pa.float64()).cast(kind)
         if pa.types.is_decimal(kind):
-            return pa.array([Decimal(v) for v in values], kind)
+            return pa.array([_parsed(v, Decimal) for v in values], kind)
         if pa.types.is_binary(kind):
-            return pa.array([bytes.fromhex(v) for v in values], kind)
+            return pa.array([_parsed(v, bytes.fromhex) for v in values], kind)
         if pa.types.is_date32(kind):
-            return pa.array([date.fromisoformat(v) for v in values], kind)
-        return pa.array([parse_time(v) for v in values], pa.timestamp("us", "UTC")).cast(pa.int64()).cast(kind)
+            return pa.array([_parsed(v, date.fromisoformat) for v in values], kind)
+        return pa.array([_parsed(v, parse_time) for v in values], pa.timestamp("us", "UTC")).cast(pa.int64()).cast(kind)
     except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, InvalidOperation) as error:
         raise UsageError(f"keys: {field.name} is {kind}: {str(error).splitlines()[0]}") from None
+
+
+def _parsed(value: Any, parse: Callable[[Any], Any]) -> Any:
+    return None if value is None else parse(value)

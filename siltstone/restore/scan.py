@@ -40,7 +40,7 @@ class TableShape:
 
     Attributes:
         schema: None for an opaque variable.
-        key: the operator's key columns, not nullable.
+        key: the operator's key columns.
     """
 
     operator: str

@@ -110,7 +110,8 @@ def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None
         if at < 0 and field.name not in needed:
             continue
         column = changes.column(at) if at >= 0 else None
-        if column is None or column.type != field.type or (column.null_count and field.name in needed):
+        refused = field.name in needed and not field.nullable
+        if column is None or column.type != field.type or (column.null_count and refused):
             what = "no such column" if column is None else f"{column.type} with {column.null_count} nulls"
             raise CorruptObject(
                 f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "

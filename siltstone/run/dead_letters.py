@@ -166,7 +166,7 @@ class SortedOut:
 
 
 def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, str]]:
-    """Rows whose key is null, or was not what the operator declares."""
+    """Rows whose key is null where it must not be, or was not what the operator declares."""
     found = np.zeros(table.num_rows, bool)
     for field in task.operator.key:
         if field.name not in table.column_names:
@@ -179,7 +179,8 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
         source = original(field.name)
         given = ~null_mask(table.column(source)) if source in table.column_names else ~null
         misfit = (null & given) | misfits(column, field.type)
-        for rows, reason in ((null & ~given, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
+        missing = null & ~given & (not field.nullable)
+        for rows, reason in ((missing, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
             if (fresh := rows & ~found).any():
                 found |= fresh
                 yield fresh, reason

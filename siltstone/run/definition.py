@@ -7,7 +7,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.streams import StreamRecord
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.secret import FILE, Secret
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import TableSchema, key_follows
 from siltstone.stream import Stream
 
 SECRET = "secret"
@@ -145,8 +145,8 @@ def without(
 def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that a definition fits the recorded one.
 
-    New operators, variables and value columns are allowed: they are empty or null at first. Any other change would
-    leave state that nothing reads, or misread state.
+    New operators, variables and value columns are allowed: they are empty or null at first. Key columns may become
+    nullable. Any other change would leave state that nothing reads, or misread state.
 
     Raises:
         SchemaConflict: they do not fit; the message has both schemas.
@@ -173,7 +173,7 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
 
 def _check_operator(stream: str, operator: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     what = f"{stream}/{operator}"
-    if old["key"] != new["key"]:
+    if not key_follows(new["key"], old["key"]):
         raise SchemaConflict(f"{what} changed its key: recorded {old['key']}, now {new['key']}")
     for name, variable in old["variables"].items():
         now = new["variables"].get(name)

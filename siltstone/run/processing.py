@@ -147,7 +147,7 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
     """Make the `Rows` of one call.
 
     Raises:
-        BadRow: a key column has nulls.
+        BadRow: a key column that is not nullable has nulls.
     """
     hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
     internal = [name for name in internal_names(task.operator) if name in table.column_names]

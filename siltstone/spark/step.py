@@ -8,7 +8,6 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import DataType
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
@@ -251,11 +250,12 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     wanted = columns_read(rows, operator)
     keys = {f.name: spark_type(f.type) for f in operator.key}
     if operator.combined is not None:
-        return _combine(rows.select(*_cast(wanted, keys)), operator).select(*_cast(operator.combined.names, keys))
+        combined = _combine(rows.select(*_cast(rows, wanted, operator)), operator)
+        return combined.select(*_cast(combined, operator.combined.names, operator))
     timed = (event_time,) if event_time else ()
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
-        return rows.select(*_cast(wanted, keys))
+        return rows.select(*_cast(rows, wanted, operator))
     # Without ANSI a cast never fails and accepts more than try_cast; which keys are valid must not depend on
     # `on_bad_row`.
     cast = Column.try_cast if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else Column.cast
@@ -269,9 +269,21 @@ def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _cast(names: Sequence[str], keys: Mapping[str, DataType]) -> list[Column]:
-    """Select columns by name, with those of the key cast to its types."""
-    return [F.col(_quote(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quote(c)) for c in names]
+def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[Column]:
+    """Select columns by name, with those of the key cast to its types.
+
+    Without ANSI, a cast of a value that does not fit is null. Where null is a key, that fails, too.
+    """
+    return [_cast_key(rows, operator, c) if c in operator.key.names else F.col(_quote(c)) for c in names]
+
+
+def _cast_key(rows: DataFrame, operator: Operator, name: str) -> Column:
+    column, kind = F.col(_quote(name)), operator.key.field(name).type
+    cast = column.cast(spark_type(kind))
+    if operator.key.field(name).nullable and rows.schema[name].dataType != spark_type(kind):
+        failed = F.raise_error(F.lit(f"operator {operator.name}: key column {name} is no {kind}"))
+        cast = F.coalesce(cast, F.when(column.isNotNull(), failed.cast(spark_type(kind))))
+    return cast.alias(name)
 
 
 def _combine(rows: DataFrame, operator: Operator) -> DataFrame:

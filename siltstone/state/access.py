@@ -107,7 +107,7 @@ class MapAccess:
 
         Raises:
             UsageError: a column is missing or does not fit, or a key belongs to another subtask.
-            BadRow: a map key is null.
+            BadRow: a map key is null in a column that is not nullable.
         """
         table = _as_table(entries)
         batch, newest, _ = self._address(table)
@@ -123,8 +123,9 @@ class MapAccess:
         schema = self._table.schema
         table = normalise_keys(conform(entries, schema.primary_key, entries.num_rows, self._name))
         owners = table.select(schema.key.names)
-        for name in table.column_names:
-            if nulls := table.column(name).null_count:
+        for field in schema.primary_key:
+            name = field.name
+            if not field.nullable and (nulls := table.column(name).null_count):
                 if name in schema.key.names:
                     raise UsageError(f"{self._name}: key column {name} is null in {nulls} entries")
                 raise _null(f"{self._name}: map key {name}", table.column(name), xxhash64(owners.columns), owners)
@@ -286,10 +287,10 @@ def _null(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> Ba
 def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
     """Return the primary keys (operator key `at[i]`, subkey i)."""
     owners = keys.columns.take(pa.array(at))
-    schema = pa.schema([*owners.schema, *(field.with_nullable(False) for field in subkeys.schema)])
-    table = pa.table([*owners.columns, *subkeys.columns], schema=schema)
+    table = pa.table([*owners.columns, *subkeys.columns], schema=pa.schema([*owners.schema, *subkeys.schema]))
     return Keys(table, xxhash64(subkeys.columns, keys.hashes[at]), keys.key_groups[at])
 
 
 def _positions(position: np.ndarray) -> pa.Table:
-    return pa.table({POSITION: pa.array(position, pa.int64())})
+    schema = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
+    return pa.table([pa.array(position, pa.int64())], schema=schema)

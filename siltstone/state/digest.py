@@ -6,7 +6,7 @@ The complete function follows. All arithmetic is on unsigned 64-bit integers, mo
     mix(x, m)     x ^= x >> 32;  x *= m;  x ^= x >> 29;  x *= 0x9E3779B97F4A7C15;  x ^= x >> 32
     row digest    mix(sum over the columns that are not null of mix(word + s, m), 0xBF58476D1CE4E5B9)
                   with s = xxh3_64(name, seed 0) and m = xxh3_64(name, seed 1) | 1 of the UTF-8 name of the
-                  column
+                  column; the sum is 1 if all columns are null, so that a null key alone is not nothing
 
 The word of a value:
 
@@ -66,6 +66,8 @@ def row_digests(table: pa.Table) -> np.ndarray:
             array = one_array(column)
             live = ~null_mask(array) if array.null_count else None
             columns.append((*_constants(name), _words(array, name), live))
+        lives = [live for *_, live in columns if live is not None]
+        blank = ~np.logical_or.reduce(lives) if lives and len(lives) == len(columns) else None
         for at in range(0, table.num_rows, BLOCK):
             block = slice(at, at + BLOCK)
             total = result[block]
@@ -74,6 +76,8 @@ def row_digests(table: pa.Table) -> np.ndarray:
                 if live is not None:
                     mixed *= live[block]
                 total += mixed
+            if blank is not None:
+                total[blank[block]] = 1
             _mix(total, _ROW)
     return result
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from siltstone.state.columns import Column, fixed_values, one_array
+from siltstone.state.columns import Column, fixed_values, null_mask, one_array
 
 KEY_BITS = 48
 """maximum bits of keys that have ranks; the 16 bits above are the key group"""
@@ -17,19 +17,26 @@ def is_integer_like(kind: pa.DataType) -> bool:
 
 
 def ranks(key_groups: np.ndarray, key: Column) -> np.ndarray | None:
-    """Return uint64[n] that ascend by key group (uint16[n]) and then key; None if the keys do not fit."""
+    """Return uint64[n] that ascend by key group (uint16[n]) and then key, null last; None if the keys do not fit."""
     array = one_array(key)
-    if not is_integer_like(array.type) or array.null_count:
+    if not is_integer_like(array.type):
         return None
     values = fixed_values(array)
+    absent = null_mask(array) if array.null_count else None
+    if absent is not None:
+        some = values[~absent]
+        values = np.where(absent, some[:1] if len(some) else values.dtype.type(0), values)
     if not len(values):
         return np.zeros(0, np.uint64)
     signed = values.dtype.kind == "i"
     words = values.astype(np.int64).view(np.uint64) if signed else values.astype(np.uint64)
     # In unsigned arithmetic the difference to the least is right even if that is negative.
     words = words - np.array(values.min(), np.int64 if signed else np.uint64).view(np.uint64)
-    if int(words.max()).bit_length() > KEY_BITS:
+    last = int(words.max()) + (absent is not None)
+    if last.bit_length() > KEY_BITS:
         return None
+    if absent is not None:
+        words[absent] = last
     words |= key_groups.astype(np.uint64) << np.uint64(KEY_BITS)
     return words
 

@@ -1,7 +1,7 @@
 """The schema of a state table, and which changes of it recorded state can follow."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,6 +16,7 @@ RESERVED_PREFIX = "__"
 _DECIMAL = re.compile(r"decimal128\(([0-9]{1,2}), (-?[0-9]{1,4})\)")
 _TIMESTAMP = re.compile(r"timestamp\[us(?:, tz=([A-Za-z0-9_+:/-]{1,64}))?\]")
 _WIDE_SUM = "decimal128(38, 0)"
+_NULLABLE = "nullable"
 _SUPPORTED = "an integer, float, decimal128, bool, string, binary, date32 or timestamp[us]"
 
 
@@ -69,7 +70,8 @@ class TableSchema:
     """One state table: operator key columns, further primary-key columns, value columns.
 
     `key` is the operator's key, which alone determines the key group. `subkey` is the rest of the primary key (a map's
-    key, a list's position) and may be empty. Key and subkey columns are never null; value columns may be.
+    key, a list's position) and may be empty. A column of either holds nulls only if its field is nullable; null is then
+    one more value, as in Spark's `groupBy`, and comes last. Value columns may be null.
     Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone).
 
     Raises:
@@ -94,8 +96,8 @@ class TableSchema:
 
     @property
     def primary_key(self) -> pa.Schema:
-        """Key then subkey columns, not nullable."""
-        return pa.schema([f.with_nullable(False) for f in [*self.key, *self.subkey]])
+        """Key then subkey columns."""
+        return pa.schema([*self.key, *self.subkey])
 
     @property
     def rows(self) -> pa.Schema:
@@ -108,32 +110,57 @@ class TableSchema:
         return self.rows.append(pa.field(DELETED, pa.bool_(), nullable=False))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}."""
-        return {part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")}
+        """Return a plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}; of a nullable column
+        of the key or subkey it is [name, type, "nullable"]."""
+        value = [[f.name, str(f.type)] for f in self.value]
+        return {"key": describe_key(self.key), "subkey": describe_key(self.subkey), "value": value}
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> Self:
         """Make a schema from the result of `to_json`."""
-        return cls(*(pa.schema([(n, type_of(t)) for n, t in text[part]]) for part in ("key", "subkey", "value")))
+        value = pa.schema([(name, type_of(kind)) for name, kind in text["value"]])
+        return cls(_parse_key(text["key"]), _parse_key(text["subkey"]), value)
 
     def check_follows(self, recorded: "TableSchema", what: str) -> None:
-        """Check that recorded state can follow this definition: value columns may be added (read as null).
+        """Check that recorded state can follow this definition: value columns may be added (read as null), and columns
+        of the key may become nullable.
 
         Raises:
             SchemaConflict: it cannot; the message shows both schemas and names the table (`what`).
         """
         old, new = recorded.to_json(), self.to_json()
         kept = {n: t for n, t in new["value"]}
-        same = old["key"] == new["key"] and old["subkey"] == new["subkey"]
+        same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
         if not same or any(kept.get(n) != t for n, t in old["value"]):
             averages = [n for n, t in old["value"] if n.endswith("_sum") and (t, kept.get(n)) == ("int64", _WIDE_SUM)]
             why = (
                 f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), and an older state's sum "
                 "may have wrapped: start a stream with another name from the source"
                 if averages
-                else "only new value columns may be added"
+                else "only new value columns may be added, and key columns become nullable"
             )
             raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {why}")
+
+
+def describe_key(key: pa.Schema) -> list[list[str]]:
+    """Return the columns of a key as `TableSchema.to_json` does."""
+    return [[f.name, str(f.type), *([_NULLABLE] if f.nullable else [])] for f in key]
+
+
+def key_follows(now: Sequence[Sequence[str]], recorded: Sequence[Sequence[str]]) -> bool:
+    """Whether described keys have the same columns, of which those that may hold nulls still may."""
+    return len(now) == len(recorded) and all(
+        list(new) in (list(old), [*old, _NULLABLE]) for new, old in zip(now, recorded, strict=True)
+    )
+
+
+def _parse_key(columns: Sequence[Sequence[str]]) -> pa.Schema:
+    fields = []
+    for name, kind, *nullable in columns:
+        if nullable not in ([], [_NULLABLE]):
+            raise UsageError(f"column {name!r} is {nullable}: a column of a key is {_NULLABLE} or nothing")
+        fields.append(pa.field(name, type_of(kind), bool(nullable)))
+    return pa.schema(fields)
 
 
 def type_of(text: str) -> pa.DataType:

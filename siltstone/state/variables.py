@@ -2,7 +2,7 @@
 schema."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -28,6 +28,19 @@ T = TypeVar("T")
 
 _NOTHING = pa.schema([])
 _BOUNDS = pa.schema([(HEAD, pa.int64()), (TAIL, pa.int64())])
+
+
+def key_of(columns: ColumnTypes, nullable: Sequence[str], what: str) -> pa.Schema:
+    """Convert the columns of a key to an Arrow schema, of which only `nullable` are.
+
+    Raises:
+        UsageError: they are not columns, or a name in `nullable` is not one of them.
+    """
+    schema = schema_of(columns, what)
+    if isinstance(nullable, str) or (unknown := set(nullable) - set(schema.names)):
+        which = nullable if isinstance(nullable, str) else ", ".join(sorted(map(str, unknown)))
+        raise UsageError(f"nullable of {what} must be a tuple of its columns ({', '.join(schema.names)}), not {which}")
+    return pa.schema([field.with_nullable(field.name in nullable) for field in schema])
 
 
 def schema_of(columns: ColumnTypes, what: str) -> pa.Schema:
@@ -76,13 +89,14 @@ class ValueState(Variable):
 
 @dataclass(frozen=True)
 class MapState(Variable):
-    """A map per key, from `key` columns to `value` columns."""
+    """A map per key, from `key` columns, of which those in `nullable` may be null, to `value` columns."""
 
     key: ColumnTypes
     value: ColumnTypes
+    nullable: tuple[str, ...] = ()
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
-        subkey = schema_of(self.key, f"the map key of {name}")
+        subkey = key_of(self.key, self.nullable, f"the map key of {name}")
         if not subkey.names:
             raise UsageError(f"{name} needs at least one map key column; without one it is a ValueState")
         return {name: TableSchema(key, subkey, schema_of(self.value, f"the value of {name}"))}
@@ -98,7 +112,7 @@ class ListState(Variable):
     value: ColumnTypes
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
-        position = pa.schema([(POSITION, pa.int64())])
+        position = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
         rows = TableSchema(key, position, schema_of(self.value, f"the value of {name}"))
         return {name: rows, f"{name}.bounds": TableSchema(key, _NOTHING, _BOUNDS)}
 

@@ -40,14 +40,14 @@ def check_keys(batch: Keys, schema: TableSchema, groups: KeyGroupRange) -> None:
 
     Raises:
         UsageError: it does not.
-        BadRow: a key is null.
+        BadRow: a key is null in a column that is not nullable.
     """
     check_shape("keys", batch.columns.schema, schema.primary_key)
     if not len(batch.columns) == len(batch.hashes) == len(batch.key_groups):
         raise UsageError("keys, hashes and key groups of a batch must be equally many")
-    for name, column in zip(batch.columns.column_names, batch.columns.columns, strict=True):
-        if column.null_count:
-            raise BadRow(f"key column {name} is null in {column.null_count} rows: drop or fill them")
+    for field, column in zip(schema.primary_key, batch.columns.columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise BadRow(f"key column {field.name} is null in {column.null_count} rows: drop or fill them")
     own = batch.key_groups
     if len(own) and not (own.min() in groups and own.max() in groups):
         raise UsageError(f"a key belongs to another subtask than that of key groups {groups}")

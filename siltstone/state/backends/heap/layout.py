@@ -9,7 +9,7 @@ The fields of a record, widest first so that each is aligned:
     mark    u32   the interval of change tracking in which the row last changed; 0 before any
     group   u16   key group
     live    u8    1, or 0 if the row is deleted
-    nulls   u8[]  one bit per value column, set if it is null
+    nulls   u8[]  one bit per value column, then one per nullable key column, set if it is null
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,9 @@ class Layout:
     def __init__(self, schema: TableSchema) -> None:
         self.keys = [(f"f{i}", field) for i, field in enumerate(schema.primary_key)]
         self.values = [(f"f{i + len(self.keys)}", field) for i, field in enumerate(schema.value)]
+        nullable = [i for i, (_, field) in enumerate(self.keys) if field.nullable]
+        self._bit = {i: len(self.values) + nth for nth, i in enumerate(nullable)}
+        """of each nullable key column, the position of its bit in `nulls`"""
         self.variable_columns = sum(_is_variable(field.type) for _, field in [*self.keys, *self.values])
         fields: list[tuple[str, np.dtype]] = [(name, np.dtype(np.uint64)) for name in ("hash", "digest")]
         fields += [(name, _stored(field.type)) for name, field in [*self.keys, *self.values]]
@@ -54,7 +57,11 @@ class Layout:
             ("live", np.dtype(np.uint8)),
         ]
         fields.sort(key=lambda field: -field[1].base.itemsize)
-        fields.append(("nulls", np.dtype((np.uint8, (max(1, -(-len(self.values) // 8)),)))))
+        bits = len(self.values) + len(nullable)
+        fields.append(("nulls", np.dtype((np.uint8, (max(1, -(-bits // 8)),)))))
+        self._key_bits = np.zeros(max(1, -(-bits // 8)), np.uint8)
+        for bit in self._bit.values():
+            self._key_bits[bit // 8] |= np.uint8(1 << (bit % 8))
         width = sum(dtype.itemsize for _, dtype in fields)
         width = -(-width // 8) * 8
         offsets = np.cumsum([0, *(dtype.itemsize for _, dtype in fields[:-1])])
@@ -69,13 +76,24 @@ class Layout:
         self.opaque = np.dtype((np.void, width))
 
     def encode_keys(self, keys: pa.Table) -> list[pa.Array | np.ndarray]:
-        """Encode normalised key columns for `equal` and `write_keys`: as stored bits, or the array itself."""
-        return [_bits(one_array(keys.column(i)), field.type) for i, (_, field) in enumerate(self.keys)]
+        """Encode normalised key columns for `equal` and `write_keys`: as stored bits, or the array itself; if columns
+        are nullable, also which are null (uint8[n, width of `nulls`])."""
+        columns = [one_array(keys.column(i)) for i in range(len(self.keys))]
+        encoded = [_key_bits(column, field.type) for column, (_, field) in zip(columns, self.keys, strict=True)]
+        if self._bit:
+            nulls = np.zeros((len(keys), len(self._key_bits)), np.uint8)
+            for i, bit in self._bit.items():
+                if columns[i].null_count:
+                    nulls[:, bit // 8] |= null_mask(columns[i]).astype(np.uint8) << np.uint8(bit % 8)
+            encoded.append(nulls)
+        return encoded
 
     def equal(self, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena) -> np.ndarray:
         """Return bool[n]: whether each record has the primary key of the same row of `keys`."""
         result = np.ones(len(block), np.bool_)
-        for (name, _), key in zip(self.keys, keys, strict=True):
+        for byte in np.flatnonzero(self._key_bits).tolist():
+            result &= block["nulls"][:, byte] & self._key_bits[byte] == keys[-1][:, byte]
+        for (name, _), key in zip(self.keys, keys, strict=False):
             if isinstance(key, np.ndarray):
                 same = block[name] == key
                 result &= same.all(axis=1) if same.ndim == 2 else same
@@ -89,7 +107,9 @@ class Layout:
         self, block: np.ndarray, rows: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena
     ) -> None:
         """Set the key fields of records `rows` of the block from the same rows of `keys`."""
-        for (name, _), key in zip(self.keys, keys, strict=True):
+        if self._bit:
+            block["nulls"][rows] = keys[-1][rows]
+        for (name, _), key in zip(self.keys, keys, strict=False):
             if isinstance(key, np.ndarray):
                 block[name][rows] = key[rows]
             else:
@@ -97,7 +117,7 @@ class Layout:
 
     def write_values(self, block: np.ndarray, values: pa.Table, arena: Arena) -> None:
         """Set the value fields and null bits of a block of records."""
-        block["nulls"] = 0
+        block["nulls"] &= self._key_bits
         for i, (name, field) in enumerate(self.values):
             column = one_array(values.column(i))
             bits = _bits(column, field.type)
@@ -107,7 +127,7 @@ class Layout:
 
     def clear_values(self, block: np.ndarray) -> None:
         """Make every value null, as in a deleted row."""
-        block["nulls"] = 0xFF
+        block["nulls"] |= ~self._key_bits
         for name, field in self.values:
             block[name] = EMPTY if _is_variable(field.type) else 0
 
@@ -127,7 +147,11 @@ class Layout:
 
     def read_keys(self, block: np.ndarray, arena: Arena) -> list[pa.Array]:
         """Return the primary-key columns of a block of records."""
-        return [_array(block[name], field.type, None, arena) for name, field in self.keys]
+        columns = []
+        for i, (name, field) in enumerate(self.keys):
+            valid = _not_set(block["nulls"], self._bit[i]) if i in self._bit else None
+            columns.append(_array(block[name], field.type, None if valid is None or valid.all() else valid, arena))
+        return columns
 
     def read_values(self, block: np.ndarray, arena: Arena, present: np.ndarray | None = None) -> list[pa.Array]:
         """Return the value columns of a block of records; all null where `present` (bool[n]) is False."""
@@ -136,10 +160,26 @@ class Layout:
         for i, (name, field) in enumerate(self.values):
             valid = present
             if nulls is not None:
-                set_here = nulls[:, i // 8] & np.uint8(1 << (i % 8)) == 0
+                set_here = _not_set(nulls, i)
                 valid = set_here if present is None else set_here & present
             columns.append(_array(block[name], field.type, valid, arena))
         return columns
+
+
+def _not_set(nulls: np.ndarray, bit: int) -> np.ndarray:
+    """Return bool[n]: where a bit is not set."""
+    return nulls[:, bit // 8] & np.uint8(1 << (bit % 8)) == 0
+
+
+def _key_bits(column: pa.Array, kind: pa.DataType) -> pa.Array | np.ndarray:
+    """Return a key column as `_bits` does, nulls as zeros or empty strings, so that equal keys are equally stored."""
+    if not column.null_count:
+        return _bits(column, kind)
+    if _is_variable(kind):
+        return column.fill_null(b"" if pa.types.is_binary(kind) else "")
+    bits = np.array(_bits(column, kind))
+    bits[null_mask(column)] = 0
+    return bits
 
 
 def _bits(column: pa.Array, kind: pa.DataType) -> pa.Array | np.ndarray:

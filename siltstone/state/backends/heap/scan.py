@@ -77,7 +77,7 @@ def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:
         columns = [pa.array(block["group"]), *records.layout.read_keys(block, records.arena)]
         parts.append(pa.Table.from_arrays(columns, names=[str(i) for i in range(len(columns))]))
     keys = pa.concat_tables(parts)
-    if keys.num_columns == 2 and pa.types.is_integer(keys.column(1).type):
+    if keys.num_columns == 2 and pa.types.is_integer(keys.column(1).type) and not keys.column(1).null_count:
         group, key = (one_array(column).to_numpy() for column in keys.columns)
         return ids[np.lexsort((key, group))]
     order = [(name, "ascending") for name in keys.column_names]
