@@ -164,7 +164,7 @@ def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
 @settings(max_examples=examples(75))
 @given(st.lists(st.tuples(st.none() | st.integers(0, 2), st.sampled_from([1, -1, MOST, -MOST])), max_size=10))
 def test_sums_that_overflow_leave_out_the_rows_of_their_key(pairs: list[tuple[int | None, int]]) -> None:
-    operator = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "n", pa.int64()), Count("count")])
+    operator = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "n", pa.int64()), Count("count")], nullable=())
     rows = [{"k": k, "n": n, "m": None} for k, n in pairs]
     digests, changed, _, letters = outcome(operator, batches_of(rows, 3), sorts_out=True)
     sums = {

@@ -39,11 +39,14 @@ seeds = st.integers(0, 2**32).map(Random)
 
 
 def random_schema(random: Random) -> TableSchema:
-    """One or two key columns, perhaps a subkey, up to nine values, of any types."""
+    """One or two key columns, perhaps a subkey, some of them nullable, up to nine values, of any types."""
     sizes = {"k": random.randint(1, 2), "s": random.randint(0, 1), "v": random.choice([0, 1, 2, 9])}
-    return TableSchema(
-        *(pa.schema([(f"{name}{i}", random.choice(TYPES)) for i in range(n)]) for name, n in sizes.items())
-    )
+
+    def columns(name: str, count: int) -> pa.Schema:
+        nullable = [name == "v" or random.random() < 0.5 for _ in range(count)]
+        return pa.schema([pa.field(f"{name}{i}", random.choice(TYPES), may) for i, may in enumerate(nullable)])
+
+    return TableSchema(*(columns(name, count) for name, count in sizes.items()))
 
 
 def random_table(random: Random, schema: pa.Schema, size: int) -> pa.Table:
@@ -56,8 +59,10 @@ def random_table(random: Random, schema: pa.Schema, size: int) -> pa.Table:
 def random_keys(random: Random, schema: TableSchema) -> pa.Table:
     """At most `KEYS` distinct keys, normalised."""
     loose = pa.schema([f.with_nullable(True) for f in schema.primary_key])
-    keys = random_table(random, loose, KEYS * 2).drop_null().cast(schema.primary_key)
-    keys = normalise_keys(keys)
+    keys = random_table(random, loose, KEYS * 2)
+    for each in schema.primary_key:
+        keys = keys if each.nullable else keys.filter(keys.column(each.name).is_valid())
+    keys = normalise_keys(keys.cast(schema.primary_key))
     first = {row: i for i, row in reversed(list(enumerate(texts(keys.columns))))}
     return keys.take(pa.array(sorted(first.values())[:KEYS], pa.int64()))
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,15 +22,22 @@ SCHEMA = TableSchema(
 )
 NUMBERED = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), SCHEMA.value)
 GROUPS = 8
-NAMES = ["", "a", "b", "c", "d", "e", "ü"]
+NAMES = [None, "", "a", "b", "c", "d", "ü"]
 KEYS = st.tuples(st.sampled_from(NAMES), st.integers(-2, 2))
 VALUES = st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text(max_size=3))
-Rows = dict[tuple[str, int], tuple[int | None, str | None] | None]
+Key = tuple[str | None, int]
+Rows = dict[Key, tuple[int | None, str | None] | None]
 
 
-def _k(key: tuple[str, int], schema: TableSchema) -> str | int:
-    """The first key column; where it is the only one, a number for both."""
-    return key[0] if schema is SCHEMA else 5 * NAMES.index(key[0]) + key[1]
+def _k(key: Key, schema: TableSchema) -> str | int | None:
+    """The first key column; where it is the only one, a number for both, and null for one of them."""
+    if schema is SCHEMA:
+        return key[0]
+    return None if key == ("a", 1) else 5 * NAMES.index(key[0]) + key[1]
+
+
+def _owners(keys: list[Any], schema: TableSchema) -> np.ndarray:
+    return key_groups(xxhash64([pa.array(keys, schema.key.field("k").type)]), GROUPS)
 
 
 def _table(rows: Rows, table: TableSchema, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
@@ -72,9 +80,7 @@ def test_the_newest_change_wins_and_deletes_drop(
 ) -> None:
     groups = KeyGroupRange(*bounds)
     inside = lambda rows: {  # noqa: E731
-        key: value
-        for key, value in rows.items()
-        if key_groups(xxhash64([pa.array([_k(key, schema)])]), GROUPS)[0] in groups
+        key: value for key, value in rows.items() if _owners([_k(key, schema)], schema)[0] in groups
     }
     expected: Rows = inside(base)
     changes = Changes(schema, GROUPS, Path(tempfile.gettempdir()) if spilled else None)
@@ -89,7 +95,7 @@ def test_the_newest_change_wins_and_deletes_drop(
         merged = list(changes.merged(batches, groups))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in merged)])
     assert (np.diff(seen.astype(int)) >= 0).all()
-    found: dict[tuple[str | int, int | None], tuple[int | None, str | None]] = {}
+    found: dict[tuple[str | int | None, int | None], tuple[int | None, str | None]] = {}
     for table, owner in merged:
         assert table.schema == schema.rows
         assert (key_groups(xxhash64([table.column("k")]), GROUPS) == owner).all() if len(owner) else True

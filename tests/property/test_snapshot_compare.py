@@ -13,7 +13,7 @@ SCHEMA = TableSchema(
     pa.schema([("p", pa.int64())]),
     pa.schema([("n", pa.int64()), ("x", pa.float64())]),
 )
-KEYS = st.tuples(st.sampled_from("abc"), st.integers(0, 5))
+KEYS = st.tuples(st.sampled_from([None, "a", "b", "c"]), st.none() | st.integers(0, 5))
 VALUES = st.tuples(st.none() | st.integers(0, 2), st.sampled_from([None, 0.0, -0.0, 1.5, float("nan")]))
 
 
@@ -40,7 +40,14 @@ def test_exactly_the_differing_keys_are_found(left: dict, right: dict, chance) -
         ]
     )
     expected = {k for k in left.keys() | right.keys() if k not in left or k not in right or not same(left[k], right[k])}
-    assert sorted(map(tuple, (row.values() for row in named.to_pylist()))) == sorted(expected)
+    assert sorted(map(repr, (tuple(row.values()) for row in named.to_pylist()))) == sorted(map(repr, expected))
+
+
+def test_keys_that_differ_in_which_column_is_null_are_told_apart() -> None:
+    schema = TableSchema(pa.schema([("k", pa.string())]), pa.schema([("p", pa.string())]), pa.schema([]))
+    rows = pa.table([["a", None], [None, "a"]], schema=schema.rows)
+    found = differences(schema, rows, rows.slice(1))
+    assert (found.only_left.tolist(), found.only_right.tolist(), found.unequal.tolist()) == ([0], [], [])
 
 
 def test_a_key_that_is_there_twice_is_a_difference() -> None:

@@ -174,8 +174,17 @@ def test_rows_aggregated_before_the_shuffle_make_the_same_state(kind):
     }
 
 
-def test_a_null_key_is_refused_on_either_way():
+def test_null_is_a_key_on_either_way():
     operator = Aggregate("a", key=KEY, aggregates=[Count("n")], map_side=True)
+    source = pa.table({"k": pa.array(["x", None, None])})
+    for table in (source, operator.combine(source)):
+        with subtask(operator) as task:
+            assert by_key(task.process(table)) == {"x": (1,), None: (2,)}
+            assert by_key(task.process(table)) == {"x": (2,), None: (4,)}
+
+
+def test_a_null_key_is_refused_on_either_way_where_it_must_not_be():
+    operator = Aggregate("a", key=KEY, aggregates=[Count("n")], map_side=True, nullable=())
     source = pa.table({"k": pa.array(["x", None, None])})
     with subtask(operator) as task:
         for table in (source, operator.combine(source)):

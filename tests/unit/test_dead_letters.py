@@ -123,7 +123,7 @@ def test_several_steps_are_one_delivery(place: OpenWarehouse) -> None:
 
 
 def test_each_operator_tells_of_its_own(place: OpenWarehouse) -> None:
-    sums = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "sum", pa.int64())], reads=SINK)
+    sums = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "sum", pa.int64())], reads=SINK, nullable=())
     both = replace(PUTS_ASIDE, operators=[Tallies(name=SINK), sums], max_parallelism=4)
     heard, letters = Heard(), Heard()
     run = Outboxed(place, heard, stream=both, letters=letters)
@@ -263,13 +263,19 @@ def letters_of(place: OpenWarehouse, operator: Operator, rows: pa.Table) -> list
 
 def test_a_key_that_its_type_cannot_hold_is_a_dead_letter(place: OpenWarehouse) -> None:
     """Spark holds an unsigned key in a wider type, so no cast of its own finds it."""
-    sums = Aggregate("sums", {"k": pa.uint8()}, [Sum("total", "n", pa.int64())])
+    sums = Aggregate("sums", {"k": pa.uint8()}, [Sum("total", "n", pa.int64())], nullable=())
     rows = pa.table({"k": pa.array([1, 300, -1, None, 255], pa.int16()), "n": pa.array([1, 2, 3, 4, 5])})
     assert letters_of(place, sums, rows) == [
         ("operator sums: key column k is no uint8", {"k": -1, "n": 3}),
         ("operator sums: key column k is no uint8", {"k": 300, "n": 2}),
         ("operator sums: key column k is null", {"k": None, "n": 4}),
     ]
+
+
+def test_a_null_key_is_no_dead_letter_where_it_may_be(place: OpenWarehouse) -> None:
+    sums = Aggregate("sums", {"k": pa.uint8()}, [Sum("total", "n", pa.int64())])
+    rows = pa.table({"k": pa.array([1, 300, None], pa.int16()), "n": pa.array([1, 2, 4])})
+    assert letters_of(place, sums, rows) == [("operator sums: key column k is no uint8", {"k": 300, "n": 2})]
 
 
 def test_a_value_that_an_aggregate_cannot_hold_is_a_dead_letter(place: OpenWarehouse) -> None:

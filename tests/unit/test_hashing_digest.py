@@ -153,7 +153,7 @@ VECTORS = {
     "y": 0xFE702B311417C9DE,
     "t": 0x1537945BAB5D8AAA,
     "z": 0x1702FE079549FBDD,
-    "n": 0x0000000000000000,
+    "n": 0xB1A348E47D24CBC1,
 }
 ALL = 0x43D2130625CD2B52
 OPAQUE = 0xFACA9911FE99EDCF
@@ -163,6 +163,12 @@ CHECKPOINT = "9a4587db8823d24193e87797aeb5b7b3"
 def test_vectors_of_the_row_digest():
     assert {name: int(row_digests(ROW.select([name]))[0]) for name in ROW.column_names} == VECTORS
     assert int(row_digests(ROW)[0]) == ALL
+
+
+def test_a_row_of_nulls_alone_counts():
+    rows = pa.table({"k": pa.array([None, None, 1], pa.int64()), "v": pa.array([None, 1, None], pa.int64())})
+    digests = row_digests(rows).tolist()
+    assert digests[0] == VECTORS["n"] and len({0, *digests}) == 4
 
 
 def test_vectors_of_the_other_digests():

@@ -37,7 +37,9 @@ from siltstone.store.filesystem import FilesystemStore
 
 ROWS_OF_1_GB = 1 << 26
 GROUPS = KeyGroupRange(0, 2)
-TOTALS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("s", pa.string())]))
+TOTALS = TableSchema(
+    pa.schema([pa.field("k", pa.int64(), nullable=False)]), pa.schema([]), pa.schema([("s", pa.string())])
+)
 BAD_NAMES = ["../../x", "/tmp/x", "..", "", "A", "a/b", "a\0", "a" * 65]
 
 
