@@ -71,8 +71,7 @@ def test_null_keys_live_as_others_do(spark: SparkSession, tmp_path: Path) -> Non
     assert found == expected
     keyed = read.options(keys='[{"k": null, "s": null}, {"k": 1, "s": null}]').load()
     assert {(r.k, r.s): (r.n, r.v) for r in keyed.collect()} == {k: expected[k] for k in ((None, None), (1, None))}
-    with st.open(settings.warehouse) as client:
-        table = client.stream("nulls").table("sums", "totals").to_table()
+    table = st.open(settings.warehouse).stream("nulls").table("sums", "totals").to_table()
     assert {(r["k"], r["s"]): (r["n"], r["v"]) for r in table.to_pylist()} == expected
 
 
