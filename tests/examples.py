@@ -24,6 +24,11 @@ def examples(count: int) -> int:
     return max(min(count, 5), count * settings.default.max_examples // FULL)
 
 
+def few_examples(count: int) -> int:
+    """Half of `examples`, but 5 at least, for laws whose examples take tenths of a second each."""
+    return count if is_thorough() else max(min(count, 5), examples(count) // 2)
+
+
 def is_thorough() -> bool:
     """Whether this is `make test-thorough`."""
     return settings.default.max_examples >= FULL

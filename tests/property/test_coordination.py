@@ -8,16 +8,17 @@ import pytest
 
 from siltstone.run import protocol_rules as rules
 from siltstone.run.protocol_rules import Region
+from tests.examples import examples
 from tests.simulation.coordination import run_schedules
 
-SCHEDULES = 2000
+SCHEDULES = examples(2000)
 
 
 @pytest.mark.slow
 def test_no_schedule_breaks_a_promise() -> None:
     happened = run_schedules(1, SCHEDULES)
     rare = {"kill", "fail", "resets", "overdue", "Fenced", "Unreachable", "swept", "rolled forward"}
-    assert all(happened[what] > 50 for what in rare), happened
+    assert all(happened[what] > SCHEDULES // 40 for what in rare), happened
 
 
 def assume_committed(region: Region, checkpoint: int) -> Region:
@@ -33,14 +34,16 @@ def forget_logged(region: Region, *, ends: bool, begin: Callable[..., Region] = 
 
 
 @pytest.mark.parametrize(
-    ("rule", "broken"),
+    ("rule", "broken", "first"),
     [
-        ("note_in_doubt", assume_committed),
-        ("note_in_doubt", assume_failed),
-        ("begin_step", forget_logged),
+        ("note_in_doubt", assume_committed, 1),
+        ("note_in_doubt", assume_failed, 975),  # one schedule in some hundreds notices, the first is 983
+        ("begin_step", forget_logged, 1),
     ],
 )
-def test_the_schedules_notice_a_broken_rule(rule: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedules_notice_a_broken_rule(
+    rule: str, broken: Any, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rules, rule, broken)
     with pytest.raises(AssertionError, match="seed"):
-        run_schedules(1, 1000)
+        run_schedules(first, 1000)

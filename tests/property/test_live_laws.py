@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.catalog.commits import CheckpointCommit
@@ -26,6 +26,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import plan_restore, replaces
 from siltstone.store.paths import CheckpointPath
+from tests.examples import few_examples
 
 GROUPS = 8
 VARIABLES = {("a", "x"): Kind.INCREMENTAL, ("a", "note"): Kind.OPAQUE, ("b", "y"): Kind.INCREMENTAL}
@@ -231,6 +232,7 @@ def merged(chain):
     return [(at, manifest) for at, manifest in sorted(out.items())]
 
 
+@settings(max_examples=few_examples(100))
 @given(st.data())
 def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
     with new_catalog() as catalog:

@@ -69,20 +69,23 @@ def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materializati
 ) -> None:
     """Seen: keep_last = 50, bases every 45 steps, so no materialization due: after eight minutes 506 of 506 were kept.
 
-    Here with 20 and 15."""
-    run = RegionRun(place, STREAM, OFTEN)
-    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=20))
+    Here with 10 and 8."""
+    each_8th = policy_by_name(
+        "adjust-d", PolicyOptions(d0=7, d_max=7, size_ratio_max=None, space_amplification_max=None)
+    )
+    run = RegionRun(place, STREAM, each_8th)
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=10))
     most, objects = 0, []
-    for n in range(1, 181):
+    for n in range(1, 91):
         clock.move(seconds=1)
         run.step(rows(n))
         keeper.work(n)
-        if n > 60:
+        if n > 30:
             most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
             objects.append(stored(place))
-    assert len(checkpoints(place)) <= 20 + (20 + 15) // 20 + 1
-    assert most <= 20 + 15 + 3, "what is kept, and the chain that the oldest of it builds on"
-    assert max(objects[-60:]) <= max(objects[:60]), "and it does not grow"
+    assert len(checkpoints(place)) <= 10 + (10 + 8) // 20 + 1
+    assert most <= 10 + 8 + 3, "what is kept, and the chain that the oldest of it builds on"
+    assert max(objects[-30:]) <= max(objects[:30]), "and it does not grow"
     assert not failures(place, NAME)
 
 
@@ -91,17 +94,17 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
 ) -> None:
     run = RegionRun(place, STREAM, NEVER)
     options = BackgroundOptions(
-        MaterializationOptions(interval_s=30), PolicyOptions(size_ratio_max=None), RetentionOptions(keep_last=10)
+        MaterializationOptions(interval_s=15), PolicyOptions(size_ratio_max=None), RetentionOptions(keep_last=5)
     )
     background = Background(place, NAME, run.region.epoch, options, in_order)
     most = 0
-    for n in range(1, 141):
+    for n in range(1, 71):
         clock.move(seconds=1)
         run.step(rows(n))
         background.completed()
         assert background.look()
         most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
-    assert most <= 2 * 30 + 10 + 5
+    assert most <= 2 * 15 + 5 + 5
     assert not failures(place, NAME)
 
 
@@ -109,12 +112,12 @@ def test_the_default_keeps_the_newest_and_hours_and_days(place: OpenWarehouse, c
     run = RegionRun(place, STREAM, OFTEN)
     assert place.catalog.streams.get(NAME).retention == NEW_STREAM.to_record()
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
-    for n in range(1, 241):
-        clock.move(minutes=30)
+    for n in range(1, 161):
+        clock.move(minutes=45)
         run.step(rows(n))
-        keeper.work(n, ended=n == 240)
+        keeper.work(n, ended=n == 160)
     *_, newest = records = place.catalog.checkpoints.list(NAME)
-    assert {r.id for r in records} >= set(range(141, 241))
+    assert {r.id for r in records} >= set(range(61, 161))
     assert len({r.committed_at.strftime("%d%H") for r in records}) >= 48
     days = {r.committed_at.date() for r in records}
     assert days == {newest.committed_at.date() - timedelta(days=n) for n in range(len(days))} and len(days) >= 4

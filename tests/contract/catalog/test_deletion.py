@@ -111,12 +111,18 @@ def test_only_the_marked_is_forgotten_and_only_without_objects(flights: Catalog)
 
 
 @pytest.mark.slow
-def test_many_are_marked_and_forgotten_in_one_transaction(flights: Catalog) -> None:
-    for id in range(1, 604):
+@pytest.mark.parametrize("at_once", [50, pytest.param(500, marks=pytest.mark.thorough)])
+def test_many_are_marked_and_forgotten_in_one_transaction(
+    flights: Catalog, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a statement names."""
+    monkeypatch.setattr("siltstone.catalog.limits._AT_ONCE", at_once)
+    last = at_once * 6 // 5 + 3
+    for id in range(1, last + 1):
         flights.commits.add("flights", 1, commit_of(id))
-    flights.deletions.mark("flights", 1, range(1, 603))
-    flights.deletions.forget("flights", 1, range(1, 603), names(flights, *range(1, 603)))
-    assert [r.id for r in flights.checkpoints.list_retained("flights")] == [603]
+    flights.deletions.mark("flights", 1, range(1, last))
+    flights.deletions.forget("flights", 1, range(1, last), names(flights, *range(1, last)))
+    assert [r.id for r in flights.checkpoints.list_retained("flights")] == [last]
     assert len(flights.objects.list("flights")) == 1
 
 
