@@ -89,6 +89,7 @@ def plan_materialization(
 
     Raises:
         StateError: the chain has a gap.
+        UsageError: there is nothing to consolidate.
     """
     manifest = manifests[checkpoint]
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
@@ -107,6 +108,8 @@ def plan_materialization(
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
+    if not filled:
+        raise UsageError(f"checkpoint {checkpoint} of {manifest.stream} holds all of operator {operator} whole already")
     return [MaterializeTask(id, part, unit, own, path, upload) for part, unit in enumerate(filled)]
 
 
@@ -215,8 +218,6 @@ def materialize(
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload)
-            if not tasks:
-                raise UsageError(f"checkpoint {checkpoint} of {stream} holds all of operator {operator} whole already")
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)

@@ -55,6 +55,9 @@ def client_of(warehouse: str | None, catalog: str | None, **options: object) -> 
     return Client(given_settings(warehouse, catalog, **options))
 
 
+BackendName = Annotated[str | None, typer.Option(help="Backend of the working state: heap or rocksdb. [heap]")]
+
+
 def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> "StreamClient":
     """Make the client of one stream (`client_of`)."""
     return client_of(warehouse, catalog, **options).stream(stream)

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, parse_labels, stream_client
+from siltstone.cli.options import (
+    AsJson,
+    At,
+    BackendName,
+    CatalogUrl,
+    StreamName,
+    WarehouseUrl,
+    parse_labels,
+    stream_client,
+)
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
@@ -92,11 +101,15 @@ def verify(
 
 @app.command(rich_help_panel=GROUP)
 def snapshot(
-    stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
+    stream: StreamName,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    backend: BackendName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Copy the newest state in full, for siltstone verify --deep to compare with."""
     with progress(f"taking a snapshot of {stream}"):
-        result = stream_client(stream, warehouse, catalog).snapshot()
+        result = stream_client(stream, warehouse, catalog, backend=backend).snapshot()
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
     print_result(result, as_json, line)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, parse_pairs, stream_client
+from siltstone.cli.options import AsJson, BackendName, CatalogUrl, StreamName, WarehouseUrl, parse_pairs, stream_client
 from siltstone.cli.output import (
     checkpoint_line,
     dead_letters,
@@ -43,7 +43,7 @@ def run(
     catalog: CatalogUrl = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
     parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backend of the working state: heap or rocksdb. [heap]")] = None,
+    backend: BackendName = None,
     checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches per checkpoint. [1]")] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead of steps.")] = None,
     policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
