@@ -175,7 +175,7 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
         weights, known = dict.fromkeys(states, 1.0), len(states)
     rest, fits = max(0.0, budget - total), min(1.0, budget / total) if total else 1.0
     shares = {table: bases[table] * fits + rest * weights[table] / known for table in states}
-    # A share of nothing is no valid option; no delta fits into the least one either.
+    # Options refuse a budget of 0 s, so a table without a share gets one that no delta fits into.
     return {table: options.model_copy(update={"restore_budget_s": share or 1e-9}) for table, share in shares.items()}
 
 
