@@ -72,9 +72,14 @@ def _tells(a: Acknowledgement, most: int) -> bool:
     return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
 
 
+def _forms(received: Sequence[Acknowledgement]) -> list[dict[str, Form]]:
+    """Return per subtask table -> the form that it wrote it in last."""
+    return [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+
+
 def written_form(received: Sequence[Acknowledgement]) -> Form:
     """Return the form of an operator's part: a base only if every subtask wrote one of each table."""
-    tables = [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    tables = _forms(received)
     if any(form is Form.DELTA for of in tables for form in of.values()):
         return Form.DELTA
     # A table of which nothing was written did not change.
@@ -87,7 +92,7 @@ def written_forms(received: Sequence[Acknowledgement]) -> dict[str, Form]:
 
     It did not change in subtasks that wrote nothing of it; tables that no subtask wrote are left out.
     """
-    forms = [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    forms = _forms(received)
     tables = sorted({table for of in forms for table in of})
     deltas = {table for of in forms for table, form in of.items() if form is Form.DELTA}
     return {table: Form.DELTA if table in deltas else Form.BASE for table in tables}

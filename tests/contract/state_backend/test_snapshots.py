@@ -172,6 +172,16 @@ def test_slides_worked_example_of_versions_of_map_entry_and_state(reopen: Open):
     assert now(state.tables["t"]) == {1: 13, 2: 22, 3: 30}
 
 
+def rewrite(state: SubtaskState, keys: np.ndarray) -> int:
+    """A step that puts other values to some keys; its number."""
+    number = state.version + 1
+    state.begin(number, tracking=True)
+    state.tables["t"].put(longs(*keys.tolist()), values(*([-number] * len(keys))))
+    state.commit()
+    state.release(number - 1)
+    return number
+
+
 def heap(reopen: Open) -> HeapState:
     state = reopen()
     assert isinstance(state, HeapState)
@@ -214,12 +224,7 @@ def test_a_reader_sees_its_version_while_writers_are_killed_at_any_time(reopen: 
         if child == 0:
             state = heap(reopen)
             while True:
-                number = state.version + 1
-                state.begin(number, tracking=True)
-                keys = draw.permutation(2 * count)[:5_000].tolist()
-                state.tables["t"].put(longs(*keys), values(*([-number] * len(keys))))
-                state.commit()
-                state.release(number - 1)
+                rewrite(state, draw.permutation(2 * count)[:5_000])
         until = time.monotonic() + 0.3
         while time.monotonic() < until:
             assert rows(held.tables["t"]) == {i: i for i in range(count)}
@@ -240,13 +245,7 @@ def write_on(directory: Path, told: Connection) -> None:
     state = open_rocksdb(directory)
     draw = np.random.default_rng(os.getpid())
     while True:
-        number = state.version + 1
-        state.begin(number, tracking=True)
-        keys = draw.permutation(2 * COUNT)[:5_000].tolist()
-        state.tables["t"].put(longs(*keys), values(*([-number] * len(keys))))
-        state.commit()
-        state.release(number - 1)
-        told.send(number)
+        told.send(rewrite(state, draw.permutation(2 * COUNT)[:5_000]))
 
 
 def hold(directory: Path, told: Connection) -> None:

@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from siltstone.errors import StateError
-from siltstone.model import KeyGroupRange
-from siltstone.state.backends.heap.table import Counts
 
 DISTRUST = "delete this working state and restore it"
 
@@ -30,13 +27,3 @@ def parse(data: bytes, path: Path) -> dict[str, Any]:
     if checksum.decode("ascii", "replace") != xxhash.xxh3_64_hexdigest(text):
         raise StateError(f"{path} is damaged: {DISTRUST}")
     return json.loads(text)
-
-
-def recorded(header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
-    """Return the counts and digests (uint64[max_parallelism]) of a table."""
-    fields = dict(header["tables"][name])
-    digests = np.zeros(header["max_parallelism"], np.uint64)
-    if text := fields.pop("digests"):
-        groups = KeyGroupRange(*header["groups"])
-        digests[groups.start : groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
-    return Counts(**fields), digests

@@ -16,7 +16,7 @@ import pyarrow as pa
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateSnapshot, TableSnapshot
 from siltstone.state.backends.heap.arena import Arena
-from siltstone.state.backends.heap.header import parse, recorded
+from siltstone.state.backends.heap.header import parse
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.opaque import read_opaque
@@ -26,6 +26,7 @@ from siltstone.state.backends.heap.scan import scan_records
 from siltstone.state.backends.heap.table import Counts
 from siltstone.state.backends.heap.undo import HEADER, read_frames
 from siltstone.state.backends.pins import gone, remove_pin
+from siltstone.state.backends.recorded import recorded
 from siltstone.state.digest import group_sums
 from siltstone.state.schema import TableSchema
 
@@ -68,7 +69,7 @@ class HeapTableSnapshot:
 
     def __init__(self, pin: Path, header: dict[str, Any], ordinal: int, name: str) -> None:
         self.schema = TableSchema.from_json(header["schemas"][name])
-        counts, self.digests = recorded(header, name)
+        counts, self.digests = recorded(header, name, Counts)
         self.rows = counts.live
         self._name, self._pin = name, pin
         layout = Layout(self.schema)

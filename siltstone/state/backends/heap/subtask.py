@@ -14,7 +14,6 @@ machine may have lost pages that were never synced, so its state is not trusted.
 import os
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
-from siltstone.state.backends.heap.header import DISTRUST, parse, recorded, render
+from siltstone.state.backends.heap.header import DISTRUST, parse, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
 from siltstone.state.backends.heap.pins import drop_pins, fill_pin, link_undo
@@ -31,6 +30,7 @@ from siltstone.state.backends.heap.snapshot import HeapSnapshot
 from siltstone.state.backends.heap.table import Counts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.backends.pins import make_pin
+from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.schema import TableSchema
 
 FORMAT = 2
@@ -89,7 +89,7 @@ class HeapState:
         self._tables: dict[str, HeapTable] = {}
         self.tables: Mapping[str, StateTable] = self._tables
         for name, schema in sorted(schemas.items()):
-            counts, digests = recorded(self._header, name)
+            counts, digests = recorded(self._header, name, Counts)
             self._tables[name] = HeapTable(
                 schema, groups, max_parallelism, directory / "tables" / name, counts, digests
             )
@@ -170,7 +170,7 @@ class HeapState:
             drop_pins(self.directory, above=before["version"])
             for ordinal, (name, table) in enumerate(self._tables.items()):
                 images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
-                table.restore(images, *recorded(before, name))
+                table.restore(images, *recorded(before, name, Counts))
             self._replace(self.directory / "header", frames[0].records.tobytes())
             self._header = before
             self.version = before["version"]
@@ -226,7 +226,7 @@ class HeapState:
                 raise StateError(f"{path} is missing: {DISTRUST}")
             for part in ("undo", "opaque"):
                 (self.directory / part).mkdir(parents=True, exist_ok=True)
-            empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
+            empty = record_empty(self._shape["schemas"], Counts())
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
             self._replace(path, render(header))
             (self.directory / "tables").mkdir(exist_ok=True)
@@ -245,17 +245,10 @@ class HeapState:
         return header
 
     def _write_header(self, version: int) -> None:
-        tables = {
-            name: asdict(table.counts) | {"digests": table.digests[self._own].tobytes().hex()}
-            for name, table in self._tables.items()
-        }
+        tables = record_tables(self._tables, self.groups)
         saved = self._header["opaque_steps"] | dict.fromkeys(self._changed, self._step)
         self._header = self._shape | {"version": version, "tables": tables, "opaque_steps": saved}
         self._replace(self.directory / "header", render(self._header))
-
-    @property
-    def _own(self) -> slice:
-        return slice(self.groups.start, self.groups.end)
 
     @staticmethod
     def _replace(path: Path, data: bytes) -> None:

@@ -4,11 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from siltstone.model import KeyGroupRange
 from siltstone.state.backends.rocksdb.database import Database
-from siltstone.state.backends.rocksdb.table import Counts, RocksDBTable, Write
+from siltstone.state.backends.rocksdb.table import RocksDBTable, Write
 from siltstone.state.schema import TableSchema
 
 HEADER = b"h"
@@ -23,16 +21,6 @@ def after(prefix: bytes) -> bytes:
 def render(header: dict[str, Any]) -> bytes:
     """Return the bytes of a header."""
     return json.dumps(header).encode()
-
-
-def recorded(header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
-    """Return the counts and digests (uint64[max_parallelism]) of a table."""
-    fields = dict(header["tables"][name])
-    digests = np.zeros(header["max_parallelism"], np.uint64)
-    if text := fields.pop("digests"):
-        groups = KeyGroupRange(*header["groups"])
-        digests[groups.start : groups.end] = np.frombuffer(bytes.fromhex(text), np.uint64)
-    return Counts(**fields), digests
 
 
 def open_tables(

@@ -13,8 +13,10 @@ from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateSnapshot, TableSnapshot
 from siltstone.state.backends.pins import gone, remove_pin
+from siltstone.state.backends.recorded import recorded
 from siltstone.state.backends.rocksdb.database import DATABASE, Changes, Database
-from siltstone.state.backends.rocksdb.header import HEADER, open_tables, read_opaque, recorded
+from siltstone.state.backends.rocksdb.header import HEADER, open_tables, read_opaque
+from siltstone.state.backends.rocksdb.table import Counts
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
 
@@ -43,7 +45,7 @@ class RocksDBSnapshot(StateSnapshot):
         schemas = {name: TableSchema.from_json(schema) for name, schema in header["schemas"].items()}
         tables = open_tables(self._database, schemas, self.groups, header["max_parallelism"], _refuse)
         for name, table in tables.items():
-            table.reset(*recorded(header, name))
+            table.reset(*recorded(header, name, Counts))
         self.tables: Mapping[str, TableSnapshot] = tables
 
     def release(self) -> None:

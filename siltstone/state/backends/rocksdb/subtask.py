@@ -15,7 +15,6 @@ that what is left is an earlier version, complete, or an interrupted step after 
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
+from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
 from siltstone.state.backends.rocksdb.header import (
     HEADER,
@@ -32,7 +32,6 @@ from siltstone.state.backends.rocksdb.header import (
     after,
     open_tables,
     read_opaque,
-    recorded,
     render,
 )
 from siltstone.state.backends.rocksdb.packing import from_list
@@ -159,7 +158,7 @@ class RocksDBState:
         """Complete the step: it becomes `version`."""
         if self._step is None:
             raise StateError("there is no open step to commit: call begin first")
-        header = self._shape | {"version": self._step, "tables": self._recorded()}
+        header = self._shape | {"version": self._step, "tables": record_tables(self._tables, self.groups)}
         changes = Changes()
         changes.put([HEADER], [render(header)])
         self._database.write(changes)
@@ -251,7 +250,7 @@ class RocksDBState:
             return self._check_header(json.loads(data))
         if self._database.keys(b"", b"\xff"):
             raise StateError(f"{self.directory} has no header: {DISTRUST}")
-        empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
+        empty = record_empty(self._shape["schemas"], Counts())
         header = self._shape | {"version": 0, "tables": empty}
         changes = Changes()
         changes.put([HEADER], [render(header)])
@@ -272,16 +271,9 @@ class RocksDBState:
             raise StateError(f"the header before step {step} is missing: {DISTRUST}")
         return json.loads(data)
 
-    def _recorded(self) -> dict[str, Any]:
-        own = slice(self.groups.start, self.groups.end)
-        return {
-            name: asdict(table.counts) | {"digests": table.digests[own].tobytes().hex()}
-            for name, table in self._tables.items()
-        }
-
     def _reset_tables(self) -> None:
         for name, table in self._tables.items():
-            table.reset(*recorded(self._header, name))
+            table.reset(*recorded(self._header, name, Counts))
 
     # Opaque values
 
