@@ -13,6 +13,8 @@ is stored as differences, which costs almost nothing.
 """
 
 import json
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +79,11 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool
     return Block(seal(out.finish(), MAGIC), first, offsets)
 
 
-def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) -> tuple[pa.Table, np.ndarray]:
-    """Decode the changes, with their original types and nullability, and their key groups (uint16[rows], ascending).
+class OpenBlock:
+    """An encoded block whose columns are decoded when they are asked for: the keys of a change tell whether its values
+    are needed.
+
+    `fields` are the original fields, and `key_groups` (uint16[rows], ascending) are the changes' key groups.
 
     Args:
         rows: the recorded number of changes; None does not compare.
@@ -87,29 +92,61 @@ def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) ->
         CorruptObject: cut, altered, not a block, or with another number of changes; the message contains `name`.
         NewerFormat: a newer Siltstone wrote it.
     """
-    with translate_decode_errors(name, "a block of changes"):
-        read = Decoder(unseal(data, MAGIC, name), name)
-        count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
-        if rows is not None and count != rows:
-            raise read.fail(f"it has {count} changes, but {rows} are recorded")
-        if first + spread > KEY_GROUPS_MAX:
-            raise read.fail(f"it has key groups up to {first + spread}")
-        read.claim(8 * count)
-        fields = _fields(bytes(read.blob()))
-        counts = read.integers(spread)
-        if counts.sum() != count or (spread and counts.max() > count):
-            raise read.fail("its key groups do not add up")
-        groups = np.repeat(np.arange(first, first + spread, dtype=np.uint16), counts.astype(np.int64))
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32)
-        columns = []
-        for i, field in enumerate(fields):
-            valid = read.integers(count).astype(bool)
-            columns.append(_decode_column(read, field.type, valid, offsets if ordered and i == 0 else None))
-        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
-        table.validate(full=True)
-        if fields and len(table) != count:
-            raise read.fail(f"its columns have {len(table)} values instead of {count}")
-        return table, groups
+
+    def __init__(self, data: Bytes, name: str = "a block", rows: int | None = None) -> None:
+        self._name = name
+        with self._translate():
+            read = self._read = Decoder(unseal(data, MAGIC, name), name)
+            count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
+            if rows is not None and count != rows:
+                raise read.fail(f"it has {count} changes, but {rows} are recorded")
+            if first + spread > KEY_GROUPS_MAX:
+                raise read.fail(f"it has key groups up to {first + spread}")
+            read.claim(8 * count)
+            fields = _fields(bytes(read.blob()))
+            counts = read.integers(spread)
+            if counts.sum() != count or (spread and counts.max() > count):
+                raise read.fail("its key groups do not add up")
+            self.fields = pa.schema(fields)
+            self.key_groups = np.repeat(np.arange(first, first + spread, dtype=np.uint16), counts.astype(np.int64))
+            self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32) if ordered else None
+            self._starts = []
+            for field in fields:
+                self._starts.append(read.position)
+                read.skip_integers()
+                _skip_column(read, field.type)
+
+    def decode(self, names: Collection[str]) -> pa.Table:
+        """Decode the columns that are among `names`, with their original types and nullability.
+
+        Raises:
+            CorruptObject: a column is damaged, or together they take more memory than the block's length pays for.
+        """
+        with self._translate():
+            read, count, columns = self._read, len(self.key_groups), []
+            fields = [(i, field) for i, field in enumerate(self.fields) if field.name in names]
+            for i, field in fields:
+                read.position = self._starts[i]
+                valid = read.integers(count).astype(bool)
+                columns.append(_decode_column(read, field.type, valid, self._offsets if i == 0 else None))
+            table = pa.Table.from_arrays(columns, schema=pa.schema([field for _, field in fields]))
+            table.validate(full=True)
+            if fields and len(table) != count:
+                raise read.fail(f"its columns have {len(table)} values instead of {count}")
+            return table
+
+    def _translate(self) -> AbstractContextManager[None]:
+        return translate_decode_errors(self._name, "a block of changes")
+
+
+def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) -> tuple[pa.Table, np.ndarray]:
+    """Decode all changes and their key groups (uint16[rows], ascending).
+
+    Raises:
+        CorruptObject, NewerFormat: see `OpenBlock`.
+    """
+    block = OpenBlock(data, name, rows)
+    return block.decode(block.fields.names), block.key_groups
 
 
 def _fields(text: bytes) -> list[pa.Field]:
@@ -197,6 +234,16 @@ def _encode_column(out: Encoder, column: pa.Array, valid: np.ndarray | None, sta
             steps[heads] = shifted[heads]
             shifted = steps
         out.planes(shifted, int(least))
+
+
+def _skip_column(read: Decoder, kind: pa.DataType) -> None:
+    """Step over what `_decode_column` reads."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        read.skip_integers()
+        read.skip_blob()
+        return
+    for _ in range(2 if pa.types.is_decimal128(kind) else 1):
+        read.skip_integers()
 
 
 def _decode_column(read: Decoder, kind: pa.DataType, valid: np.ndarray, starts: np.ndarray | None) -> pa.Array:

@@ -263,15 +263,23 @@ class Decoder:
     def planes(self, count: int) -> tuple[np.ndarray, int]:
         """Read what `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
         self.claim(8 * count)
-        folded, width = self.varint(), self.varint()
-        least = ((folded >> 1) ^ -(folded & 1)) & _WORD
-        if width > 8:
-            raise self.fail(f"a number of {width} bytes")
+        least, width = self._planes_head()
         narrow = _narrowest(width)
         octets = np.zeros((count, narrow.itemsize), dtype=np.uint8)
         for i in range(width):
             octets[:, i] = np.frombuffer(self._decompressed(count), dtype=np.uint8)
         return octets.view(narrow).reshape(count).astype(np.uint64, copy=False), least
+
+    def skip_integers(self) -> None:
+        """Step over what `integers` or `planes` would read, without decompressing it."""
+        _, width = self._planes_head()
+        for _ in range(width):
+            self.raw(self.count())
+
+    def skip_blob(self) -> None:
+        """Step over what `blob` would read, without decompressing it."""
+        self.count()
+        self.raw(self.count())
 
     def texts(self, count: int) -> list[str]:
         """Read strings that `Encoder.texts` wrote."""
@@ -286,6 +294,13 @@ class Decoder:
             return [data[a:b].decode() for a, b in zip([0, *ends], ends, strict=False)]
         except UnicodeDecodeError:
             raise self.fail("a string is not UTF-8") from None
+
+    def _planes_head(self) -> tuple[int, int]:
+        """Read what planes begin with: the least number, and the number of planes."""
+        folded, width = self.varint(), self.varint()
+        if width > 8:
+            raise self.fail(f"a number of {width} bytes")
+        return ((folded >> 1) ^ -(folded & 1)) & _WORD, width
 
     def _decompressed(self, size: int) -> memoryview:
         stored = self.raw(self.count())

@@ -6,7 +6,8 @@ found of each key wins. Restores, materializations and comparisons all use this.
 
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,20 +85,6 @@ class Changes:
         for part in self._parts(upto, groups.end):
             yield from self._merge(*nothing, part, upto)
 
-    def newest(self, groups: KeyGroupRange) -> Iterator[Batch]:
-        """Yield the newest change of each key of `groups` (`schema.changes`), key groups ascending."""
-        # Deltas are by key group already: of keys that change in each of them, few rows are copied.
-        self._runs += [_Run(rows, owners, self._max_parallelism) for rows, owners in self._waiting]
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        for part in self._parts(groups.start, groups.end):
-            found = [run.of(part) for run in self._runs]
-            owners = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in found)])
-            if len(owners):
-                tables = [change for change, _ in found]
-                keys = pa.concat_tables([table.select(self.schema.primary_key.names) for table in tables])
-                chosen = self._newest(keys.combine_chunks(), owners)
-                yield take_from(tables, chosen), owners[chosen]
-
     def _put_in_order(self, scratch: Path | None) -> None:
         """Make one run of the waiting changes: sorted by key group, the newest of each key group first."""
         waiting, self._waiting = self._waiting, []
@@ -114,10 +101,7 @@ class Changes:
         self._runs.append(_Run(rows, owners, self._max_parallelism))
 
     def _parts(self, start: int, end: int) -> Iterator[KeyGroupRange]:
-        """Split key groups start to end - 1 into ranges of about `MERGED_ROWS` changes."""
-        before = sum((run.starts for run in self._runs), np.zeros(self._max_parallelism + 1, np.int64))
-        inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
-        return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
+        return _split(self._runs, self._max_parallelism, start, end)
 
     def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Iterator[Batch]:
         """Yield the live rows of some key groups, in one batch unless they are large; for key groups before `upto` only
@@ -145,7 +129,7 @@ class Changes:
         # If rows are large, only those that stay are copied: a key may have a value in each of many deltas.
         rows = pa.concat_tables([table.select(self.schema.primary_key.names) if large else table for table in tables])
         rows = rows.combine_chunks()
-        chosen = self._newest(rows, owners)
+        chosen = _newest(self.schema, rows, owners, self._max_parallelism)
         chosen = chosen[live[chosen]]
         if not large:
             yield pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
@@ -154,17 +138,61 @@ class Changes:
             own = chosen[part_of]
             yield pa.table(take_from(tables, own).columns, schema=self.schema.rows), owners[own]
 
-    def _newest(self, rows: pa.Table, owners: np.ndarray) -> np.ndarray:
-        """Return the position of each primary key's first row, by key group."""
-        keys = self.schema.primary_key.names
-        rank = ranks(owners, rows.column(keys[0])) if len(keys) == 1 else None
-        if rank is not None:
-            return first_of_each(rank)
-        batch = key_batch(self.schema, rows, self._max_parallelism, owners)
-        newest = np.zeros(len(owners), bool)
-        newest[first_rows(batch.hashes, batch.columns.columns)] = True
-        chosen = np.flatnonzero(newest)
-        return chosen[np.argsort(owners[chosen], kind="stable")]
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """A delta whose values are decoded if one of them is wanted.
+
+    `keys` are the primary keys, one row per key, `key_groups` (uint16, ascending) theirs, and `rows()` returns the
+    changes (`TableSchema.changes`), or raises CorruptObject.
+    """
+
+    keys: pa.Table
+    key_groups: np.ndarray
+    rows: Callable[[], pa.Table]
+
+
+def newest_changes(
+    deltas: Sequence[Delta], schema: TableSchema, groups: KeyGroupRange, max_parallelism: int
+) -> Iterator[Batch]:
+    """Yield the newest change of each key of `groups` (`schema.changes`), key groups ascending.
+
+    Args:
+        deltas: newest first. One all of whose keys newer ones have is not decoded.
+
+    Raises:
+        CorruptObject: the values of a delta are damaged, one of which was wanted.
+    """
+    runs = [_Run(delta.keys, delta.key_groups, max_parallelism) for delta in deltas]
+    for part in _split(runs, max_parallelism, groups.start, groups.end):
+        found = [run.of(part) for run in runs]
+        owners = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in found)])
+        if not len(owners):
+            continue
+        chosen = _newest(
+            schema, pa.concat_tables([keys for keys, _ in found]).combine_chunks(), owners, max_parallelism
+        )
+        starts = np.cumsum([0, *(len(keys) for keys, _ in found)])
+        which = np.searchsorted(starts, chosen, side="right") - 1
+        # Positions among the chosen keys' deltas, which alone are decoded.
+        wanted, nth = np.unique(which, return_inverse=True)
+        tables = [deltas[i].rows() for i in wanted]
+        firsts = [run.starts[part.start] for run in runs] - starts[:-1]
+        begins = np.cumsum([0, *map(len, tables)])
+        yield take_from(tables, begins[nth] + firsts[which] + chosen), owners[chosen]
+
+
+def _newest(schema: TableSchema, rows: pa.Table, owners: np.ndarray, max_parallelism: int) -> np.ndarray:
+    """Return the position of each primary key's first row, by key group."""
+    keys = schema.primary_key.names
+    rank = ranks(owners, rows.column(keys[0])) if len(keys) == 1 else None
+    if rank is not None:
+        return first_of_each(rank)
+    batch = key_batch(schema, rows, max_parallelism, owners)
+    newest = np.zeros(len(owners), bool)
+    newest[first_rows(batch.hashes, batch.columns.columns)] = True
+    chosen = np.flatnonzero(newest)
+    return chosen[np.argsort(owners[chosen], kind="stable")]
 
 
 class _Run:
@@ -178,6 +206,13 @@ class _Run:
         """Return the changes of some key groups."""
         first, last = self.starts[[part.start, part.end]].tolist()
         return self._rows.slice(first, last - first), self._owners[first:last]
+
+
+def _split(runs: Sequence[_Run], max_parallelism: int, start: int, end: int) -> Iterator[KeyGroupRange]:
+    """Split key groups start to end - 1 into ranges of about `MERGED_ROWS` changes."""
+    before = sum((run.starts for run in runs), np.zeros(max_parallelism + 1, np.int64))
+    inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
+    return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
 
 
 def _spill(rows: pa.Table, directory: Path) -> pa.Table:

@@ -1,6 +1,7 @@
 """Read the tables of a chain: their rows after the last of its deltas, in order of key group."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import pyarrow as pa
 
 from siltstone.errors import CorruptObject
 from siltstone.format.base import read_base
-from siltstone.format.block import decode_block
+from siltstone.format.block import OpenBlock
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.restore.merge import Batch, Changes
+from siltstone.restore.merge import Batch, Changes, Delta
 from siltstone.restore.plan_rules import Read
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.schema import DELETED, TableSchema
@@ -88,17 +89,39 @@ def decode_changes(
     Raises:
         CorruptObject: it is not a block of changes, or not of as many as recorded.
     """
-    changes, key_groups = decode_block(block, f"{handle.variable} in object {handle.object}", handle.rows)
-    _check_shape(changes, schema, handle)
-    wanted = np.zeros(len(key_groups), bool)
+    delta = open_changes(handle, schema, groups, block)
+    return delta.rows(), delta.key_groups
+
+
+def open_changes(handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> Delta:
+    """Decode the keys of a delta's changes of some key groups, and the rest once it is asked for.
+
+    Raises:
+        CorruptObject: it is not a block of changes, or not of as many as recorded.
+    """
+    opened = OpenBlock(block, f"{handle.variable} in object {handle.object}", handle.rows)
+    _check_shape(opened.fields, schema, handle)
+    key_groups, wanted = opened.key_groups, np.zeros(len(opened.key_groups), bool)
     for part in groups:
         wanted |= (key_groups >= part.start) & (key_groups < part.end)
-    if not wanted.all():
-        changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
-    return _widened(changes, schema.changes), key_groups
+    some = None if wanted.all() else pa.array(wanted)
+
+    def decode(names: Sequence[str]) -> pa.Table:
+        found = opened.decode(names)
+        _check_nulls(found, schema, handle)
+        return found if some is None else found.filter(some)
+
+    keys = decode(schema.primary_key.names)
+    rest = [name for name in schema.changes.names if name not in keys.column_names]
+
+    @cache
+    def rows() -> pa.Table:
+        return _assembled({**_columns(keys), **_columns(decode(rest))}, schema.changes, len(keys))
+
+    return Delta(keys.select(schema.primary_key.names), key_groups if some is None else key_groups[wanted], rows)
 
 
-def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
+def _check_shape(fields: pa.Schema, schema: TableSchema, handle: Handle) -> None:
     """Refuse changes of another table; a value column may be missing, or not be wanted.
 
     Raises:
@@ -106,23 +129,35 @@ def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None
     """
     needed = {DELETED, *schema.primary_key.names}
     for field in schema.changes:
-        at = changes.schema.get_field_index(field.name)
-        if at < 0 and field.name not in needed:
-            continue
-        column = changes.column(at) if at >= 0 else None
-        refused = field.name in needed and not field.nullable
-        if column is None or column.type != field.type or (column.null_count and refused):
-            what = "no such column" if column is None else f"{column.type} with {column.null_count} nulls"
-            raise CorruptObject(
-                f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "
-                f"where {field.type} is recorded"
-            )
+        at = fields.get_field_index(field.name)
+        if (at >= 0 or field.name in needed) and (at < 0 or fields.field(at).type != field.type):
+            raise _misfit(handle, field, "no such column" if at < 0 else f"{fields.field(at).type}")
 
 
-def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
+def _check_nulls(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
+    """Refuse a null in a key column that is not nullable, or instead of whether a change deletes.
+
+    Raises:
+        CorruptObject: there is one.
+    """
+    for field in [*schema.primary_key, schema.changes.field(DELETED)]:
+        nulls = changes.column(field.name).null_count if field.name in changes.column_names else 0
+        if nulls and not field.nullable:
+            raise _misfit(handle, field, f"{field.type} with {nulls} nulls")
+
+
+def _misfit(handle: Handle, field: pa.Field, what: str) -> CorruptObject:
+    return CorruptObject(
+        f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "
+        f"where {field.type} is recorded"
+    )
+
+
+def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _assembled(columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int) -> pa.Table:
     """Return the columns of `schema`, null where an older definition did not have them."""
-    if changes.schema.names == schema.names:
-        return changes
-    have = set(changes.column_names)
-    columns = [changes.column(f.name) if f.name in have else pa.nulls(len(changes), f.type) for f in schema]
-    return pa.table(columns, schema=schema)
+    made = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in schema]
+    return pa.table(made, schema=schema)

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind, StoredObject
-from siltstone.restore.merge import Changes
+from siltstone.restore.merge import Delta, newest_changes
 from siltstone.restore.restore import Block, apply_handle, read_manifest
-from siltstone.restore.tables import decode_changes
+from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.protocol import apply_delta
@@ -63,7 +63,7 @@ def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader
     """Apply changes, given oldest first: of each key only the newest, since a key may change in each step."""
     newest_first = blocks[::-1]
     fetched = reader.blocks([Wanted(handle) for handle, block in newest_first if block is None])
-    changes = {name: Changes(table.schema, task.max_parallelism) for name, table in state.tables.items()}
+    deltas: dict[str, list[Delta]] = {name: [] for name in state.tables}
     opaque: list[tuple[Handle, Block]] = []
     for handle, block in newest_first:
         block_or_file, groups = next(fetched) if block is None else block, handle.key_groups.intersect(state.groups)
@@ -72,11 +72,11 @@ def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader
         else:
             assert isinstance(block_or_file, pa.Buffer), "only bases are read in parts"
             schema = state.tables[handle.variable].schema
-            changes[handle.variable].add(*decode_changes(handle, schema, [groups], block_or_file))
+            deltas[handle.variable].append(open_changes(handle, schema, [groups], block_or_file))
     for handle, block in opaque[::-1]:
         apply_handle(state, handle, [handle.key_groups.intersect(state.groups)], block)
-    for name, of in changes.items():
-        for rows, owners in of.newest(state.groups):
+    for name, of in deltas.items():
+        for rows, owners in newest_changes(of, state.tables[name].schema, state.groups, task.max_parallelism):
             apply_delta(state, name, rows, owners)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from siltstone.model import KeyGroupRange
 from siltstone.restore import merge
-from siltstone.restore.merge import Changes
+from siltstone.restore.merge import Changes, Delta, newest_changes
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
 from tests.examples import examples
@@ -111,24 +111,34 @@ def test_the_newest_change_wins_and_deletes_drop(
 @given(
     st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=12), max_size=4),
     st.tuples(st.integers(0, GROUPS), st.integers(0, GROUPS)).map(sorted),
-    st.sampled_from([1, 10, merge.TOGETHER_ROWS]),
     st.sampled_from([1, 3, merge.MERGED_ROWS]),
     st.sampled_from([SCHEMA, NUMBERED]),
 )
 def test_of_many_deltas_each_key_has_its_newest_change(
-    deltas: list[Rows], bounds: list[int], together: int, at_once: int, schema: TableSchema
+    deltas: list[Rows], bounds: list[int], at_once: int, schema: TableSchema
 ) -> None:
-    groups, expected, changes = KeyGroupRange(*bounds), Rows(), Changes(schema, GROUPS)
-    with patch.object(merge, "TOGETHER_ROWS", together), patch.object(merge, "MERGED_ROWS", at_once):
-        for delta in reversed(deltas):
-            changes.add(*_table(delta, schema, schema.changes))
-        newest = list(changes.newest(groups))
+    groups, expected = KeyGroupRange(*bounds), Rows()
+    decoded: set[int] = set()
+    keys = schema.primary_key.names
+
+    def delta(i: int) -> Delta:
+        table, owners = _table(deltas[i], schema, schema.changes)
+        return Delta(table.select(keys), owners, lambda: decoded.add(i) or table)
+
+    with patch.object(merge, "MERGED_ROWS", at_once):
+        newest = list(newest_changes([*map(delta, reversed(range(len(deltas))))], schema, groups, GROUPS))
+    inside = lambda rows: {key for key in rows if _owners([_k(key, schema)], schema)[0] in groups}  # noqa: E731
+    newer: set[Key] = set()
+    for i in reversed(range(len(deltas))):
+        own = inside(deltas[i])
+        assert (i in decoded) == bool(own - newer), "a delta is decoded exactly if one of its changes is the newest"
+        newer |= own
     for delta in deltas:
         expected |= delta
     whole, owners = _table(expected, schema, schema.changes)
-    inside = pa.array([owner in groups for owner in owners.tolist()], pa.bool_())
+    mine = pa.array([owner in groups for owner in owners.tolist()], pa.bool_())
     found = pa.concat_tables([schema.changes.empty_table(), *(table for table, _ in newest)])
-    keys = [(name, "ascending") for name in schema.primary_key.names]
-    assert found.sort_by(keys).equals(whole.filter(inside).sort_by(keys))
+    order = [(name, "ascending") for name in keys]
+    assert found.sort_by(order).equals(whole.filter(mine).sort_by(order))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in newest)])
     assert (np.diff(seen.astype(int)) >= 0).all() and all(len(table) == len(owner) for table, owner in newest)

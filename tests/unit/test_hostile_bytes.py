@@ -29,9 +29,11 @@ from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.format.output import OutputWriter, read_output
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.merge import Delta, newest_changes
 from siltstone.restore.plan_rules import Read
 from siltstone.restore.restore import MemoryState, apply_reads
-from siltstone.state.schema import TableSchema
+from siltstone.restore.tables import open_changes
+from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader
 from siltstone.store.filesystem import FilesystemStore
 
@@ -279,6 +281,25 @@ def test_strings_of_a_block_that_are_no_utf_8_are_corrupt() -> None:
     altered = bytes(data[8:-8])
     with pytest.raises(CorruptObject, match="s/1/x"):
         decode_block(seal(altered, block.MAGIC), "s/1/x")
+
+
+def test_damaged_values_are_refused_exactly_if_one_of_them_is_wanted() -> None:
+    """Values of a delta are decoded only if one of its changes is a key's newest."""
+    schema = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("t", pa.string())]))
+
+    def delta(keys: list[int], text: bytes) -> Delta:
+        changes = pa.table({"k": keys, "t": ["abc"] * len(keys), DELETED: [False] * len(keys)}).cast(schema.changes)
+        data = encode_block(changes, np.zeros(len(keys), np.uint16), compression=False).data
+        assert data.count(b"abc") == len(keys)
+        data = seal(data[8:-8].replace(b"abc", text), block.MAGIC)
+        handle = Handle("o", "t", Kind.INCREMENTAL, Form.DELTA, "s/1/x", 0, len(data), "", GROUPS, len(keys), 1)
+        return open_changes(handle, schema, [GROUPS], pa.py_buffer(data))
+
+    damaged = delta([1, 2], b"a\xffc")
+    [(rows, _)] = newest_changes([delta([1, 2, 3], b"new"), damaged], schema, GROUPS, 2)
+    assert rows.column("t").to_pylist() == ["new"] * 3
+    with pytest.raises(CorruptObject, match="s/1/x"):
+        list(newest_changes([delta([1, 3], b"new"), damaged], schema, GROUPS, 2))
 
 
 def test_an_index_whose_names_or_numbers_lead_elsewhere_is_corrupt() -> None:
