@@ -42,7 +42,7 @@ _ID_MAX = 10**12 - 1
 def encode_extract(extract: Extract) -> bytes:
     """Encode an extract."""
     beginning = extract.beginning
-    return _seal(
+    return seal_values(
         {
             "format": FORMAT,
             "stream": extract.stream,
@@ -71,7 +71,7 @@ def decode_extract(data: bytes, name: str) -> Extract:
         NewerFormat: a newer Siltstone wrote it.
     """
     with translate_decode_errors(name, "an extract of the catalog"):
-        values = _unseal(data, name)
+        values = unseal(data, name)
         stream = check_name("stream", values["stream"])
         rows = {
             table: [_row_from_json(TABLES[table], check_object(row, table)) for row in values["rows"][table]]
@@ -99,7 +99,7 @@ def decode_extract(data: bytes, name: str) -> Extract:
 
 def encode_steps_part(steps: Sequence[StepRecord]) -> bytes:
     """Encode steps with their checkpoints."""
-    return _seal({"format": FORMAT, **_records_to_json(steps)})
+    return seal_values({"format": FORMAT, **_records_to_json(steps)})
 
 
 def decode_steps_part(data: bytes, name: str) -> tuple[StepRecord, ...]:
@@ -109,12 +109,12 @@ def decode_steps_part(data: bytes, name: str) -> tuple[StepRecord, ...]:
         CorruptObject, NewerFormat: as `decode_extract`.
     """
     with translate_decode_errors(name, "a part of the input log"):
-        return _records_from_json(_unseal(data, name))
+        return _records_from_json(unseal(data, name))
 
 
 def encode_beginning(beginning: Step) -> bytes:
     """Encode step 0; equal steps have equal bytes."""
-    return _seal({"format": FORMAT, **encode_steps([beginning])})
+    return seal_values({"format": FORMAT, **encode_steps([beginning])})
 
 
 def decode_beginning(data: bytes, name: str) -> Step:
@@ -124,7 +124,7 @@ def decode_beginning(data: bytes, name: str) -> Step:
         CorruptObject, NewerFormat: as `decode_extract`.
     """
     with translate_decode_errors(name, "the beginning of the input log"):
-        [step] = decode_steps(_unseal(data, name))
+        [step] = decode_steps(unseal(data, name))
         return step
 
 
@@ -135,7 +135,7 @@ def seal(text: str) -> bytes:
     return body + xxhash.xxh3_64_digest(body)
 
 
-def _seal(values: Mapping[str, Any]) -> bytes:
+def seal_values(values: Mapping[str, Any]) -> bytes:
     return seal(json.dumps(values, separators=(",", ":"), allow_nan=False))
 
 
@@ -148,7 +148,14 @@ def text_of(data: bytes) -> str:
     return unpack_parts([base64.b64decode(part, validate=True) for part in parse_json(data[:-_SEAL_BYTES])])
 
 
-def _unseal(data: bytes, name: str) -> Mapping[str, Any]:
+def unseal(data: bytes, name: str) -> Mapping[str, Any]:
+    """Return the values that were sealed as the object `name`, with their `format`; call it where decode errors are
+    translated.
+
+    Raises:
+        CorruptObject: it was cut or altered.
+        NewerFormat: a newer Siltstone wrote it.
+    """
     if xxhash.xxh3_64_digest(data[:-_SEAL_BYTES]) != data[-_SEAL_BYTES:]:
         raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
     values = check_object(parse_json(text_of(data)), "it")

@@ -12,6 +12,7 @@ from siltstone.catalog.deletions import Deletions
 from siltstone.catalog.edits import Edits
 from siltstone.catalog.extracts import Extracts
 from siltstone.catalog.forks import Forks
+from siltstone.catalog.imports import Imports
 from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations
@@ -78,6 +79,8 @@ class Catalog:
         """checkpoints that were given up"""
         self.forks = Forks(transactions)
         """streams that began at a checkpoint of another"""
+        self.imports = Imports(transactions)
+        """streams that began with a savepoint of another warehouse"""
         self.extracts = Extracts(transactions)
         """what the store holds of the catalog, besides manifests"""
 

@@ -1,4 +1,4 @@
-"""Commands that change a stream: fork it, rescale it, edit its state."""
+"""Commands that change a stream: fork it, rescale it, edit its state, take it to another warehouse."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, stream_client
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, client_of, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
@@ -86,3 +86,49 @@ def edit(
     print_result(done, as_json, line)
     if done.proven is False:
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=GROUP)
+def export_savepoint(
+    stream: StreamName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a savepoint made with --full.")],
+    to: Annotated[
+        str,
+        typer.Option(metavar="URL", help="An empty place: a path, s3://, redis://, cassandra:// or rocksdb:// URL."),
+    ],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a full savepoint out of the warehouse, for another one to import.
+
+    The stream may run meanwhile. If the export is interrupted, run it again: it goes on with what is missing.
+    """
+    with progress(f"exporting savepoint {name} of {stream}"):
+        done = stream_client(stream, warehouse, catalog).export_savepoint(name, to)
+    line = (
+        f"{stream}: savepoint {name} (checkpoint {done.checkpoint}) exported to {done.url}: {done.objects:,} objects, "
+    )
+    line += f"{size(done.bytes)}, {done.seconds:.2f} s, digest {done.digest}"
+    print_result(done, as_json, line)
+
+
+@app.command(rich_help_panel=GROUP)
+def import_savepoint(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where siltstone export-savepoint wrote it.")],
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="STREAM", help="Name of the stream here. [the one that it had]")
+    ] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a stream with an exported savepoint, after proving its state.
+
+    `siltstone run STREAM` continues from it. If the import is interrupted, run it again.
+    """
+    with progress("importing the savepoint"):
+        done = client_of(warehouse, catalog).import_savepoint(url, name)
+    line = f"{done.stream}: begins with savepoint {done.savepoint} (checkpoint {done.exported_checkpoint} of "
+    line += f"{done.exported_stream}): {done.rows:,} rows, {size(done.bytes)}, {done.seconds:.2f} s, proven, "
+    print_result(done, as_json, f"{line}digest {done.digest}")

@@ -144,19 +144,23 @@ def savepoint(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Keep it only this long: 12h, 30d or 4w. [until dropped]")
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Materialize the checkpoint first: read without deltas, it can be exported.")
+    ] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the savepoint; its checkpoint stays.")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a checkpoint a name, which protects it from deletion."""
-    if drop and (at != LATEST or expires):
-        raise UsageError("--drop takes only the name: leave out --at and --expires")
+    if drop and (at != LATEST or expires or full):
+        raise UsageError("--drop takes only the name: leave out --at, --expires and --full")
     client = stream_client(stream, warehouse, catalog)
     if drop:
         print_result(client.drop_savepoint(name), as_json, f"{stream}: savepoint {name} dropped")
         return
-    made = client.savepoint(name, at=at, expires=expires)
+    with progress(f"making savepoint {name}"):
+        made = client.savepoint(name, at=at, expires=expires, full=full)
     until = f"until {made.expires_at}" if made.expires_at else "until it is dropped"
     print_result(made, as_json, f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}")
 

@@ -18,6 +18,7 @@ from siltstone.settings import Settings
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from siltstone.change.export_savepoint import SavepointExport
     from siltstone.retention.deletion import DeletionResult
     from siltstone.retention.sweep import SweepResult
     from siltstone.retention.truncate import Truncation
@@ -183,11 +184,12 @@ class StreamStorage:
 
     # Savepoints
 
-    def savepoint(self, name: str, *, at: str = LATEST, expires: str | None = None) -> Savepoint:
+    def savepoint(self, name: str, *, at: str = LATEST, expires: str | None = None, full: bool = False) -> Savepoint:
         """Give a checkpoint a name, which protects it from deletion.
 
         Args:
             expires: how long it is protected, such as 12h, 30d or 4w; None until the savepoint is dropped.
+            full: materialize the checkpoint first, so that it is read without any delta and can be exported.
 
         Raises:
             UsageError: the name is not valid, or the stream has a savepoint of that name.
@@ -198,7 +200,12 @@ class StreamStorage:
 
         expires_in = None if expires is None else parse_duration(expires)
         with open_warehouse(self.settings) as warehouse:
-            made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
+            if full:
+                from siltstone.spark import operations
+
+                made = operations.full_savepoint(self.settings, self.name, name, at=at, expires_in=expires_in)
+            else:
+                made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
             try_write_extract(warehouse, self.name)
             return Savepoint(self.name, **savepoints.describe_savepoint(warehouse.catalog, made))
 
@@ -222,3 +229,20 @@ class StreamStorage:
 
         with open_warehouse(self.settings) as warehouse:
             return SavepointList(self.name, list_savepoints(warehouse.catalog, self.name))
+
+    def export_savepoint(self, name: str, to: str) -> "SavepointExport":
+        """Copy a full savepoint to a place of its own, from where `Client.import_savepoint` takes it.
+
+        If it fails or is killed, repeat it: it goes on with what is missing. The stream may run meanwhile.
+
+        Args:
+            to: an empty place for it: a path, or an s3://, redis://, cassandra:// or rocksdb:// URL.
+
+        Raises:
+            UsageError: there is no such savepoint, or it is not full, or the place holds something else.
+            CorruptObject: an object is damaged.
+        """
+        from siltstone.change.export_savepoint import export_savepoint
+
+        with open_warehouse(self.settings) as warehouse:
+            return export_savepoint(warehouse, self.name, name, to)

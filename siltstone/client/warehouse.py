@@ -10,6 +10,7 @@ from siltstone.listings import (
     Diagnosis,
     StreamList,
 )
+from siltstone.model import check_name
 from siltstone.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from siltstone.catalog.backup import Backup
     from siltstone.catalog.identity import Reidentified
     from siltstone.catalog.upgrading import Upgraded
+    from siltstone.change.import_savepoint import SavepointImport
     from siltstone.change.rebuild import Rebuild
     from siltstone.spark.operations import (
         StreamRun,
@@ -149,6 +151,28 @@ class Client:
         from siltstone.catalog.warehouse import OpenWarehouse
 
         return OpenWarehouse.reidentify(self.settings.warehouse, self.settings.catalog)
+
+    def import_savepoint(self, url: str, stream: str | None = None) -> "SavepointImport":
+        """Begin a stream of this warehouse with an exported savepoint, whose state is proven first.
+
+        The warehouse is made if there is none. If it fails or is killed, the stream has no checkpoint: repeat it.
+
+        Args:
+            url: where `StreamClient.export_savepoint` wrote it.
+            stream: the stream's name here; None for the name that it had.
+
+        Raises:
+            UsageError: there is no whole savepoint at `url`, or a stream of that name has begun here.
+            CorruptObject, ProofFailed: the savepoint is damaged; nothing changed.
+        """
+        from siltstone.catalog.warehouse import OpenWarehouse
+        from siltstone.change.import_savepoint import import_savepoint, prove_export
+
+        if stream is not None:
+            check_name("stream", stream)
+        proven = prove_export(url)
+        with OpenWarehouse.writable(self.settings.warehouse, self.settings.catalog) as warehouse:
+            return import_savepoint(warehouse, proven, stream)
 
     def _catalog(self) -> tuple[str, Path]:
         """Return the catalog's URL and the warehouse's directory on this machine."""

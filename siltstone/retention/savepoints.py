@@ -5,7 +5,21 @@ from typing import Any
 
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.savepoints import SavepointRecord
-from siltstone.model import LATEST
+from siltstone.errors import UsageError
+from siltstone.model import LATEST, check_name
+
+
+def check_savepoint(catalog: Catalog, stream: str, name: str) -> None:
+    """Check that a stream can get a savepoint of this name, before it takes long.
+
+    Raises:
+        UnknownStream: the stream does not exist.
+        UsageError: the name is not valid or is taken.
+    """
+    if check_name("savepoint", name) in {each.name for each in catalog.savepoints.list(stream)}:
+        raise UsageError(
+            f"stream {stream} has a savepoint {name} already: drop it first (--drop), or choose another name"
+        )
 
 
 def set_savepoint(

@@ -18,7 +18,7 @@ DIGEST = r"[0-9a-f]{32}"
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series", "verify"]
 COMMANDS += ["snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
-COMMANDS += ["sweep", "optimize", "fork", "rescale", "edit"]
+COMMANDS += ["sweep", "optimize", "fork", "rescale", "edit", "export-savepoint", "import-savepoint"]
 COMMANDS += [
     "recover",
     "reidentify",

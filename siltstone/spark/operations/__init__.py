@@ -2,7 +2,7 @@
 
 from siltstone.spark.operations.editing import EditResult, edit
 from siltstone.spark.operations.holding import RunRequest, open_region
-from siltstone.spark.operations.materializing import MaterializeResult, materialize
+from siltstone.spark.operations.materializing import MaterializeResult, full_savepoint, materialize
 from siltstone.spark.operations.proving import SnapshotComparison, VerifyResult, compare_snapshot, verify
 from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
@@ -29,6 +29,7 @@ __all__ = [
     "VerifyResult",
     "compare_snapshot",
     "edit",
+    "full_savepoint",
     "materialize",
     "open_region",
     "recover",

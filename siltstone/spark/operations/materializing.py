@@ -4,8 +4,10 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 
+from siltstone.catalog.savepoints import SavepointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import find_beginnings, materialization_health
 from siltstone.chains.materialize import Materialized
@@ -13,6 +15,7 @@ from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
+from siltstone.retention.savepoints import check_savepoint, set_savepoint
 from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -96,3 +99,19 @@ def materialize(
     return MaterializeResult(
         stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept, triggers
     )
+
+
+def full_savepoint(
+    settings: Settings, stream: str, name: str, *, at: str = "latest", expires_in: timedelta | None = None
+) -> SavepointRecord:
+    """Materialize a checkpoint, and name it: a savepoint that is read without any delta.
+
+    If it is killed in between, there is no savepoint; repeated, it finds what was materialized. Arguments and errors
+    are those of `materialize` and `set_savepoint`.
+    """
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        check_savepoint(warehouse.catalog, stream, name)
+        checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
+        with hold_lease(warehouse.catalog, stream, [checkpoint], what=f"makes savepoint {name}"):
+            materialize(settings, stream, at=str(checkpoint))
+            return set_savepoint(warehouse.catalog, stream, name, at=str(checkpoint), expires_in=expires_in)

@@ -1,0 +1,126 @@
+"""An exported savepoint: a checkpoint in a place of its own, which needs no warehouse, no catalog and no chain.
+
+    <URL>/
+    |- <stream>/00000001/000000000001/     its objects, under the names of the first checkpoint of a warehouse
+    |  |- manifest.arrow                       names all of them, with their checksums and the digests of the state
+    |  '- ...
+    '- _savepoint/export                       names the manifest, and where input and sinks continue; written last
+
+Without the last object there is no savepoint: an export that was killed is not taken for a whole one. The place is a
+store of any kind, and holds nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from siltstone.catalog.commit_details import check_stored, check_text, decode_steps, encode_steps
+from siltstone.catalog.extract_coding import seal_values, unseal
+from siltstone.catalog.imports import Continuation
+from siltstone.decoding import check_integer, check_object, translate_decode_errors
+from siltstone.errors import CorruptObject, UsageError
+from siltstone.format.manifest import Manifest
+from siltstone.model import MAX_EPOCH, StoredObject, check_name
+from siltstone.restore.restore import read_manifest
+from siltstone.store.base import Store
+from siltstone.store.paths import EXPORT, CheckpointPath, is_built_here
+
+FORMAT = 1
+_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What the last object of an export says.
+
+    Attributes:
+        stream, savepoint, checkpoint: what was exported; `checkpoint` is its id in the warehouse that it comes from.
+        origin: the stream below whose directory the sources keep files, if they keep any in the warehouse.
+        manifest: the manifest, with the digest of the state.
+    """
+
+    stream: str
+    savepoint: str
+    checkpoint: int
+    origin: str
+    manifest: StoredObject
+    digest: str
+    continuation: Continuation
+
+
+def encode_exported(exported: Exported) -> bytes:
+    """Encode the last object of an export; the same savepoint has the same bytes."""
+    goes_on, manifest = exported.continuation, exported.manifest
+    return seal_values(
+        {
+            "format": FORMAT,
+            "stream": exported.stream,
+            "savepoint": exported.savepoint,
+            "checkpoint": exported.checkpoint,
+            "origin": exported.origin,
+            "manifest": [manifest.name, manifest.bytes, manifest.checksum],
+            "digest": exported.digest,
+            "beginning": None if goes_on.beginning is None else encode_steps([goes_on.beginning]),
+            "sink_offset": goes_on.sink_offset,
+            "default_sink": goes_on.default_sink,
+        }
+    )
+
+
+def read_exported(store: Store) -> Exported:
+    """Read the last object of an export.
+
+    Raises:
+        UsageError: there is no savepoint, or its export did not finish.
+        CorruptObject, NewerFormat: it is damaged, or a newer Siltstone wrote it.
+        Unreachable: the store failed.
+    """
+    found = {name: size for name, size in store.list(EXPORT) if name == EXPORT}
+    if not found:
+        raise UsageError(
+            f"there is no exported savepoint at {store.label}: check the URL, and repeat an export that did not finish"
+        )
+    what = f"object {EXPORT} in {store.label}"
+    data = store.read_range(EXPORT, 0, found[EXPORT]).to_pybytes()
+    with translate_decode_errors(what, "an exported savepoint"):
+        return _decode(unseal(data, what))
+
+
+def _decode(values: Mapping[str, Any]) -> Exported:
+    stream, beginning = check_name("stream", values["stream"]), values["beginning"]
+    manifest = check_stored(*values["manifest"])
+    if manifest.name != CheckpointPath(stream, 1, 1).manifest():
+        raise ValueError(f"{manifest.name} is not the manifest of an export")
+    if beginning is not None:
+        [beginning] = decode_steps(check_object(beginning, "the beginning"))
+    sink = values["default_sink"]
+    return Exported(
+        stream=stream,
+        savepoint=check_name("savepoint", values["savepoint"]),
+        checkpoint=check_integer(values["checkpoint"], 1, _MAX, "a checkpoint"),
+        origin=check_name("stream", values["origin"]),
+        manifest=manifest,
+        digest=check_text(values["digest"], "a digest"),
+        continuation=Continuation(
+            beginning=beginning,
+            sink_offset=check_integer(values["sink_offset"], 0, _MAX - MAX_EPOCH, "sink_offset"),
+            default_sink=None if sink is None else check_text(sink, "the kind of a sink")[:16],
+        ),
+    )
+
+
+def read_exported_manifest(store: Store, exported: Exported) -> Manifest:
+    """Read the manifest of an export, and check that it names nothing outside its own place.
+
+    Raises:
+        CorruptObject, NewerFormat: it is damaged, or a newer Siltstone wrote it.
+        Unreachable: the store failed.
+    """
+    manifest = read_manifest(store, exported.manifest)
+    own = CheckpointPath(exported.stream, 1, 1)
+    for stored in manifest.objects:
+        if CheckpointPath.of(stored.name) != own or not is_built_here(stored.name):
+            raise CorruptObject(f"object {exported.manifest.name} was altered: it names an object {stored.name!r}")
+    if manifest.digest != exported.digest or manifest.materialization:
+        raise CorruptObject(f"object {exported.manifest.name} was altered: it is not of the exported state")
+    return manifest

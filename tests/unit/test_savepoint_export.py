@@ -1,0 +1,239 @@
+"""Exports and imports of savepoints: killed at any moment, refused for good reasons, moved to other names."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from siltstone.catalog.outbox import Outbox
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_savepoint, prove_export
+from siltstone.change.rebuild import rebuild_catalog
+from siltstone.errors import Fenced, UsageError, WrongWarehouse
+from siltstone.retention.savepoints import set_savepoint
+from siltstone.retention.sweep import sweep
+from siltstone.store.open import Warehouse, open_store
+from siltstone.store.paths import EXPORT
+from tests.killed_child import killed_at
+from tests.orphans import check_whole, filesystem
+from tests.proofs import failures, in_order, restored_digest
+from tests.region_run import RegionRun
+from tests.savepoint_cases import AT, SAVED, write_saved
+from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
+
+FEW = settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with a full savepoint, and its export."""
+    root = tmp_path_factory.mktemp("saved")
+    with filesystem(root) as place:
+        write_saved(place)
+        export_savepoint(place, NAME, SAVED, str(root / "export"))
+    return root
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    """An empty warehouse."""
+    with filesystem(tmp_path) as place:
+        yield place
+
+
+def export_again(root: Path, to: Path) -> None:
+    with OpenWarehouse.existing(str(root / "w")) as source:
+        export_savepoint(source, NAME, SAVED, str(to))
+
+
+def objects_in(url: Path) -> dict[str, bytes]:
+    store = open_store(str(url))
+    return {name: store.read_range(name, 0, size).to_pybytes() for name, size in store.list("")}
+
+
+@pytest.fixture(scope="module")
+def moments(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
+    """How many moments an export and an import have."""
+    root = tmp_path_factory.mktemp("moments")
+    exports = killed_at(lambda: export_again(saved, root / "export"), 0)
+    filesystem(root).catalog.close()
+    return exports, killed_at(lambda: import_again(saved, root), 0)
+
+
+def import_again(saved: Path, root: Path) -> None:
+    with OpenWarehouse.existing(str(root / "w")) as target:
+        import_savepoint(target, prove_export(str(saved / "export")))
+
+
+@FEW
+@given(data=st.data())
+def test_an_export_that_was_killed_is_none_and_is_repeated(
+    saved: Path, moments: tuple[int, int], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    to = tmp_path_factory.mktemp("export") / "x"
+    assert killed_at(lambda: export_again(saved, to), data.draw(st.integers(1, moments[0]))) < 0
+    there, whole = objects_in(to), objects_in(saved / "export")
+    assert there.items() <= whole.items(), "what it has copied is whole"
+    if EXPORT not in there:
+        with pytest.raises(UsageError, match="repeat an export that did not finish"):
+            prove_export(str(to))
+    export_again(saved, to)
+    assert objects_in(to) == whole and prove_export(str(to)).rows == 100
+
+
+@FEW
+@given(data=st.data())
+def test_an_import_that_was_killed_has_no_checkpoint_and_is_repeated(
+    saved: Path, moments: tuple[int, int], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("import")
+    filesystem(root).catalog.close()
+    assert killed_at(lambda: import_again(saved, root), data.draw(st.integers(1, moments[1]))) < 0
+    with filesystem(root) as place:
+        streams = [each.name for each in place.catalog.streams.list()]
+        if not streams or not place.catalog.checkpoints.last_id(NAME):
+            import_again(saved, root)
+        else:
+            with pytest.raises(UsageError, match="exists here already"):
+                import_again(saved, root)
+        assert place.catalog.checkpoints.get(NAME, 1).digest == restored_digest(place, NAME, 1)
+        assert [(s.name, s.checkpoint) for s in place.catalog.savepoints.list(NAME)] == [(SAVED, 1)]
+        run = RegionRun(place, STREAM, POLICY)
+        assert run.step(rows(5)) and not failures(place, NAME)
+        sweep(place, NAME)
+        check_whole(place)
+
+
+def test_an_import_that_wakes_up_late_commits_nothing(
+    saved: Path, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another import has taken the stream over when the first is about to commit."""
+    from siltstone.catalog.imports import Imports
+
+    proven, add = prove_export(str(saved / "export")), Imports.add
+
+    def wake_up_late(*args: object) -> None:
+        monkeypatch.setattr(Imports, "add", add)
+        import_savepoint(place, proven)
+        add(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Imports, "add", wake_up_late)
+    with pytest.raises(Fenced):
+        import_savepoint(place, proven)
+    assert [run.outcome for run in place.catalog.runs.list(NAME)] == ["superseded by epoch 2", IMPORTED]
+    assert restored_digest(place, NAME, 1) == proven.manifest.digest
+    sweep(place, NAME)
+    check_whole(place)
+
+
+def test_an_imported_stream_survives_the_loss_of_its_catalog(saved: Path, tmp_path: Path) -> None:
+    with filesystem(tmp_path) as place:
+        import_savepoint(place, prove_export(str(saved / "export")))
+        record = place.catalog.streams.get(NAME)
+    (tmp_path / "w" / "catalog.db").unlink()
+    warehouse = Warehouse.at(str(tmp_path / "w"))
+    rebuild_catalog(warehouse, warehouse.catalog_url)
+    with filesystem(tmp_path) as place:
+        again = place.catalog.streams.get(NAME)
+        assert (again.sink_offset, again.definition) == (record.sink_offset, record.definition)
+        assert [s.name for s in place.catalog.savepoints.list(NAME)] == [SAVED]
+        run = RegionRun(place, STREAM, POLICY)
+        assert run.region.input_position().next_batch == AT
+        assert run.step(rows(5)) and not failures(place, NAME)
+
+
+def test_a_savepoint_is_imported_under_another_name(saved: Path) -> None:
+    """Also beside the stream that it is of; what is there is never touched."""
+    proven = prove_export(str(saved / "export"))
+    with OpenWarehouse.existing(str(saved / "w")) as place:
+        before = place.catalog.checkpoints.list(NAME)
+        with pytest.raises(UsageError, match="exists here already: import the savepoint under another name"):
+            import_savepoint(place, proven)
+        for bad in ("../x", "Sums", ""):
+            with pytest.raises(UsageError, match="is not a stream name"):
+                import_savepoint(place, proven, bad)
+        made = import_savepoint(place, proven, "moved")
+        run = RegionRun(place, replace(STREAM, name="moved"), POLICY)
+        done = run.step(rows(5))
+        assert done and done.digest == place.catalog.checkpoints.get(NAME, 5).digest
+        assert (made.stream, made.exported_stream) == ("moved", NAME)
+        assert not failures(place, NAME) and not failures(place, "moved")
+        assert place.catalog.checkpoints.list(NAME) == before
+
+
+def test_an_unknown_stream_in_the_store_is_not_taken_over(saved: Path, place: OpenWarehouse) -> None:
+    place.warehouse.store.put(f"{NAME}/00000001/000000000001/manifest.arrow", b"of a lost catalog")
+    with pytest.raises(WrongWarehouse, match="does not know"):
+        import_savepoint(place, prove_export(str(saved / "export")))
+    assert not place.catalog.streams.list()
+
+
+def test_what_cannot_be_exported_is_refused(place: OpenWarehouse, tmp_path: Path) -> None:
+    write_saved(place)
+    to = str(tmp_path / "export")
+    for name in ("nosuch", "../x"):
+        with pytest.raises(UsageError, match=name):
+            export_savepoint(place, NAME, name, to)
+    set_savepoint(place.catalog, NAME, "thin", at="3")
+    with pytest.raises(UsageError, match=r"still reads deltas of by_key: .*siltstone materialize sums --at 3"):
+        export_savepoint(place, NAME, "thin", to)
+    assert not Path(to).exists(), "nothing was written"
+    with pytest.raises(UsageError, match=r"holds something else than this savepoint: it holds .*; name an empty place"):
+        export_savepoint(place, NAME, SAVED, place.warehouse.store_url)
+    export_savepoint(place, NAME, SAVED, to)
+    materialize(place, NAME, "by_key", 5, id="m5", parallelism=2, run=in_order)
+    set_savepoint(place.catalog, NAME, "later", at="5")
+    with pytest.raises(UsageError, match="holds something else than this savepoint"):
+        export_savepoint(place, NAME, "later", to)
+
+
+def test_outputs_that_sinks_lack_are_delivered_first(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waiting:
+        checkpoint, name = AT, "by_key"
+
+    monkeypatch.setattr(Outbox, "list", lambda *_, **__: [Waiting()])
+    refused = pytest.raises(UsageError, match=f"output by_key of checkpoint {AT} has not reached its sink; run")
+    with OpenWarehouse.existing(str(saved / "w")) as place, refused:
+        export_savepoint(place, NAME, SAVED, str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("opaque_at", [2, 5])
+def test_opaque_variables_and_several_operators_travel(tmp_path: Path, opaque_at: int) -> None:
+    """Values that earlier checkpoints hold whole are taken along as they are."""
+    stream = stream_of(Counted(name="by_key"), Counted(name="others"), max_parallelism=8)
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    tmp_path.mkdir()
+    with filesystem(tmp_path) as place:
+        run = RegionRun(place, stream, POLICY, parallelism=2)
+        for n in range(1, opaque_at + 1):
+            run.step(rows(n, keys=40, changed=3))
+        for name in ("by_key", "others"):
+            materialize(place, NAME, name, opaque_at, id=f"m-{name}", parallelism=3, run=in_order)
+        set_savepoint(place.catalog, NAME, SAVED)
+        export_savepoint(place, NAME, SAVED, str(tmp_path / "export"))
+        import_savepoint(place, prove_export(str(tmp_path / "export")), "copy")
+        digest = place.catalog.checkpoints.get(NAME, opaque_at).digest
+        assert restored_digest(place, "copy", 1) == digest
+        there = RegionRun(place, replace(stream, name="copy"), POLICY, parallelism=3)
+        ours, theirs = (each.step(rows(9, keys=40)) for each in (run, there))
+        assert ours and theirs and ours.digest == theirs.digest and not failures(place, "copy")
+
+
+def test_files_below_the_old_streams_directory_are_those_below_the_new_ones() -> None:
+    entry = 'v1\\n{\\"path\\":\\"file://{warehouse}/source/flights/a.parquet\\",\\"timestamp\\":1,\\"batchId\\":0}'
+    outside = entry.replace("{warehouse}/", "/data/")
+    for text, moved in ((entry, entry.replace("/flights/", "/copy/")), (outside, outside)):
+        assert _sources_below(f'{{"0": {{"0": "{text}"}}}}', "flights", "copy") == f'{{"0": {{"0": "{moved}"}}}}'
