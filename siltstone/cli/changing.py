@@ -68,7 +68,7 @@ def edit(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Insert, replace or delete rows of a variable's table, in a new proven checkpoint.
+    """Insert, replace or delete rows of a table of state, in a new proven checkpoint.
 
     The file has the key columns (for a map, also its own key columns) and the value columns. A row whose __deleted is
     true deletes its key. Everything is checked before anything changes. A run in progress is fenced: it ends with exit
