@@ -2,8 +2,9 @@
 
     log.append(path, operator, received)    a step's changes, as its subtasks handed them over
     log.since(operator)                     the steps so far, for a subtask whose state is of an older one
-    log.persist(path, last)                 all of it is durable: what a checkpoint of these steps names
-    log.truncate(kept)                      the checkpoint exists, and the next interval begins
+    interval = log.cut(path)                a checkpoint of these steps is prepared, and the next interval begins
+    interval.persist()                      all of them are durable
+    log.truncate(kept)                      the checkpoint is complete
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
 here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
@@ -19,13 +20,15 @@ from dataclasses import dataclass, field, replace
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.changelog.uploader import Placed, uploader_of
+from siltstone.changelog.uploader import Placed, Sharers, uploader_of
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
 """bytes of small segments above which those that wait are sent to the store"""
+NOWHERE = "a segment of the log"
+"""stands for the object of what is not stored yet"""
 _SEPARATOR = b"\n"
 """between acknowledgements, whose JSON has none"""
 _LOGGING = ("delta", "persist", "track")
@@ -71,8 +74,8 @@ class _Sent:
 
 
 @dataclass
-class Changelog:
-    """The log of one run. Not safe for use by two threads at a time.
+class LoggedInterval:
+    """The steps of one checkpoint. One thread adds them; once it is `cut`, one thread makes it durable.
 
     Attributes:
         store_url: where small segments are stored.
@@ -80,85 +83,28 @@ class Changelog:
 
     store_url: str = field(repr=False)
     options: UploadOptions
-    _steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
+    steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
     """operator -> step -> what its subtasks logged"""
     _waiting_bytes: int = 0
     _sent: list[_Sent] = field(default_factory=list)
     _uploads: UploadStatistics = field(default_factory=UploadStatistics)
 
     def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Add one operator's acknowledgements of step `path.step`.
-
-        Raises:
-            Unreachable: the store failed on small segments of an earlier step.
-            CorruptObject: a segment was damaged on its way.
-        """
+        """Add one operator's acknowledgements of step `path.step` (`Changelog.append`)."""
         if self._sent and all(future.done() for sent in self._sent for future in sent.futures):
             self._settle()
         kept = [_changes_of(a) for a in sorted(received, key=lambda a: a.subtask)]
-        self._steps.setdefault(operator, {})[path.step] = _Step(path.step, kept)
+        self.steps.setdefault(operator, {})[path.step] = _Step(path.step, kept)
         self._waiting_bytes += sum(len(segment) for a in kept for segment in a.inline)
         if self._waiting_bytes > INLINE_BYTES:
             self._settle()
-            self._send(path)
+            self.send(path)
 
-    def since(self, operator: str) -> tuple[LoggedStep, ...]:
-        """Return the steps since the checkpoint in which an operator's changes were logged, ascending."""
-        return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
-
-    def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
-        """Return how many more bytes of each table's deltas each subtask may write in the interval; below 0 if it has
-        written too many.
-
-        Args:
-            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
-        """
-        left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
-        for step in self._steps.get(operator, {}).values() if left else ():
-            for a in step.received:
-                for table, size in _table_bytes(a).items():
-                    if table in left:
-                        left[table][a.subtask] -= size
-        return left
-
-    def persist(
-        self, path: StepPath, last: Mapping[str, Sequence[Acknowledgement]]
-    ) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
-        """Wait until all of it is durable.
-
-        Args:
-            path: names what is stored now.
-            last: operator -> the acknowledgements of the newest step.
-
-        Returns:
-            `last` with the changes of all steps that a restore needs, and statistics of the driver's uploads.
-
-        Raises:
-            Unreachable: the store failed.
-            CorruptObject: a segment was damaged on its way.
-        """
-        self._send(path)
-        self._settle()
-        uploads, self._uploads = self._uploads, UploadStatistics()
-        merged = {
-            operator: [_merged(a, [step.received[a.subtask] for step in self._steps[operator].values()]) for a in of]
-            for operator, of in last.items()
-        }
-        return merged, uploads
-
-    def truncate(self, kept: Collection[str]) -> list[str]:
-        """Begin the next interval; return the names of stored objects that are not `kept`: bases replace them."""
-        objects = {
-            o.name for steps in self._steps.values() for s in steps.values() for a in s.received for o in a.objects
-        }
-        self._steps.clear()
-        return sorted(objects - set(kept))
-
-    def _send(self, path: StepPath) -> None:
-        """Send the small segments that wait to the store, together."""
+    def send(self, path: StepPath) -> None:
+        """Begin to store the small segments that wait, together."""
         sent = [
             (step, at, [Segment.unpack(segment) for segment in a.inline])
-            for steps in self._steps.values()
+            for steps in self.steps.values()
             for step in steps.values()
             for at, a in enumerate(step.received)
             if a.inline and not any(each.step is step for each in self._sent)
@@ -171,6 +117,35 @@ class Changelog:
         self._sent += [_Sent(step, at, [next(futures) for _ in segments]) for step, at, segments in sent]
         self._waiting_bytes = 0
 
+    def merge(self, last: Mapping[str, Sequence[Acknowledgement]]) -> dict[str, list[Acknowledgement]]:
+        """Return `last` (operator -> the acknowledgements of the newest step) with the changes of all steps that a
+        restore needs. Until the interval is durable, handles of small segments name no object."""
+        return {
+            operator: [
+                _merged(a, [_with_handles(s.received[a.subtask], s.number) for s in self.steps[operator].values()])
+                for a in of
+            ]
+            for operator, of in last.items()
+        }
+
+    def persist(self) -> UploadStatistics:
+        """Wait until all of it is durable; return statistics of the driver's uploads.
+
+        Raises:
+            Unreachable: the store failed.
+            CorruptObject: a segment was damaged on its way.
+        """
+        self._settle()
+        uploads, self._uploads = self._uploads, UploadStatistics()
+        return uploads
+
+    def replaced(self, kept: Collection[str]) -> list[str]:
+        """Return the names of stored objects that are not `kept`: bases replace them."""
+        stored = {
+            o.name for steps in self.steps.values() for s in steps.values() for a in s.received for o in a.objects
+        }
+        return sorted(stored - set(kept))
+
     def _settle(self) -> None:
         """Wait until what was sent is stored; if some of it failed, all of it stays here."""
         placed = [[future.result() for future in sent.futures] for sent in self._sent]
@@ -180,6 +155,64 @@ class Changelog:
         if self._sent:
             self._uploads = self._uploads.merge(uploader_of(self.store_url, self.options).metrics.take())
         self._sent = []
+
+
+class Changelog:
+    """The log of one run. Its intervals may be made durable by another thread than the one that adds steps."""
+
+    def __init__(self, store_url: str, options: UploadOptions) -> None:
+        self._store_url, self._options = store_url, options
+        self._open = LoggedInterval(store_url, options)
+        self._cut: tuple[LoggedInterval, ...] = ()
+        """those of pending checkpoints, oldest first"""
+
+    def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """Add one operator's acknowledgements of step `path.step`.
+
+        Raises:
+            Unreachable: the store failed on small segments of an earlier step.
+            CorruptObject: a segment was damaged on its way.
+        """
+        self._open.append(path, operator, received)
+
+    def since(self, operator: str) -> tuple[LoggedStep, ...]:
+        """Return the steps since the newest complete checkpoint in which an operator's changes were logged,
+        ascending."""
+        every = (interval.steps.get(operator, {}) for interval in (*self._cut, self._open))
+        return tuple(_packed(step) for steps in every for step in steps.values() if step.logged)
+
+    def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
+        """Return how many more bytes of each table's deltas each subtask may write in the interval; below 0 if it has
+        written too many.
+
+        Args:
+            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
+        """
+        left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
+        for step in self._open.steps.get(operator, {}).values() if left else ():
+            for a in step.received:
+                for table, size in _table_bytes(a).items():
+                    if table in left:
+                        left[table][a.subtask] -= size
+        return left
+
+    def cut(self, path: StepPath) -> LoggedInterval:
+        """End the interval with a checkpoint, and begin to store what waits.
+
+        Args:
+            path: names what is stored now.
+        """
+        interval = self._open
+        interval.send(path)
+        self._open, self._cut = LoggedInterval(self._store_url, self._options), (*self._cut, interval)
+        return interval
+
+    def truncate(self, kept: Collection[str]) -> list[str]:
+        """Forget the oldest interval, whose checkpoint is complete; return the names of its stored objects that are not
+        `kept`."""
+        interval, *rest = self._cut
+        self._cut = tuple(rest)
+        return interval.replaced(kept)
 
 
 def _packed(step: _Step) -> LoggedStep:
@@ -214,6 +247,14 @@ def _table_bytes(a: Acknowledgement) -> Counter[str]:
         for entry in Segment.unpack(packed).entries():
             sizes[entry.variable] += entry.length
     return sizes
+
+
+def _with_handles(a: Acknowledgement, step: int) -> Acknowledgement:
+    """What was logged, with handles of the segments that are not stored yet."""
+    if not a.inline:
+        return a
+    waiting = [Placed((), tuple(s.handles(s.places(NOWHERE))), ((), Sharers(1))) for s in map(Segment.unpack, a.inline)]
+    return _placed(a, step, waiting)
 
 
 def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowledgement:

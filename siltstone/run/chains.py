@@ -1,7 +1,7 @@
 """The chains of one run: per table, where its chain begins, what a restore reads, and the state of its policy.
 
 Each state table has a chain of its own, whether a variable has one table or several: US 9471438 decides base or delta
-per data structure. A chain grows with each checkpoint of the run that changes the table (`preview`, `advance`). It gets
+per data structure. A chain grows with each checkpoint of the run that changes the table (`prepare`). It gets
 shorter when it is materialized, by this run or by another process, which the run learns from the catalog (`follow`).
 The policy decides the form of each table in the next checkpoint from what earlier ones cost (`decide`).
 """
@@ -27,7 +27,7 @@ from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.model import Form, Kind, StoredObject
 from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
@@ -54,6 +54,8 @@ class NextChains:
         chains: operator -> table -> where its chain begins and the state of its policy (`Manifest.chains`).
         bounds: operator -> what a restore of its tables reads, in bytes and seconds: the sum of theirs.
         statistics: operator -> table -> what the catalog keeps of it (`costs.table_statistics`).
+        costs: what it writes of each table.
+        versions: where the newest version of each variable is then (`format.versions`).
     """
 
     forms: Mapping[str, Form]
@@ -62,6 +64,8 @@ class NextChains:
     chains: Mapping[str, Mapping[str, Mapping[str, Any]]]
     bounds: Mapping[str, RestoreBound]
     statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    costs: Mapping[Table, CheckpointCost]
+    versions: Versions
 
 
 class RunChains:
@@ -80,7 +84,9 @@ class RunChains:
         self.manifests: Sequence[StoredObject] = ()
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
         self.versions: Versions = {}
-        """as of the newest checkpoint"""
+        """as of the newest checkpoint that is prepared"""
+        self._pending: dict[int, NextChains] = {}
+        """of checkpoints that are prepared and not complete"""
         self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
@@ -127,22 +133,23 @@ class RunChains:
             for op in operators
             if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
         }
-        self._adopt(manifest)
+        self._adopt({op.name: chains_of(manifest, op.name) for op in operators}, versions_of(manifest))
+        self._operators = manifest.operators.keys()
+        self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self.follow()
         self._learn_restores()
         self.decide(changed)
         return manifest
 
-    def _adopt(self, manifest: Manifest) -> None:
-        """Take over what a manifest says of the chains."""
+    def _adopt(self, chains: Mapping[str, Mapping[str, Mapping[str, Any]]], versions: Versions) -> None:
+        """Take over what a checkpoint says of the chains (`Manifest.chains`)."""
         self._first = {}
-        for op in self._stream.operators:
-            for table, of in chains_of(manifest, op.name).items():
-                if (op.name, table) in self._policies:  # others were dropped
-                    self._first[op.name, table] = of["first"]
-                    self._policies[op.name, table] = PolicyState.from_json(of)
-        self._operators = manifest.operators.keys()
-        self._checkpoint, self._step, self.versions = manifest.checkpoint, manifest.step, versions_of(manifest)
+        for operator, tables in chains.items():
+            for table, of in tables.items():
+                if (operator, table) in self._policies:  # others were dropped
+                    self._first[operator, table] = of["first"]
+                    self._policies[operator, table] = PolicyState.from_json(of)
+        self.versions = versions
 
     def follow(self) -> None:
         """Look up in the catalog what a restore of the newest checkpoint reads, after materializations."""
@@ -171,15 +178,25 @@ class RunChains:
             return RestorePoint()
         known = operator in self._operators
         manifests = tuple(self.manifests) if known else ()
-        return RestorePoint(self._checkpoint, self._step, manifests, self.versions.get(operator, {}) if known else {})
+        return RestorePoint(self._checkpoint, self._step, manifests)
 
-    def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
-        """Compute what the chains become with the next checkpoint; `advance` changes them.
+    def prepare(self, checkpoint: int, gathered: StepReports) -> NextChains:
+        """Take the chains as the next checkpoint makes them, though it is not complete, and decide on the one after it.
+
+        If it fails, so does the run.
 
         Args:
             checkpoint: its id.
-            gathered: the acknowledgements of its subtasks.
+            gathered: the acknowledgements of its subtasks, with handles of all that it writes.
         """
+        made = self._preview(checkpoint, gathered)
+        self._pending[checkpoint] = made
+        self._adopt(made.chains, made.versions)
+        self.decide()
+        return made
+
+    def _preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
+        written: dict[Table, CheckpointCost] = {}
         chains: dict[str, dict[str, dict[str, Any]]] = {}
         statistics: dict[str, dict[str, dict[str, Any]]] = {}
         bounds = {}
@@ -196,6 +213,7 @@ class RunChains:
                 cost, state = costs.get(table), before
                 first = self._first.get((operator, table), checkpoint)
                 if cost is not None:
+                    written[operator, table] = cost
                     state = self._policy_of(states, table).observe(before, cost)
                     first = checkpoint if cost.form is Form.BASE else first
                 bound = self._policy_of({**states, table: state}, table).restore_bound(state)
@@ -213,16 +231,20 @@ class RunChains:
             chains=chains,
             bounds=bounds,
             statistics=statistics,
+            costs=written,
+            versions=self._next_versions(checkpoint, gathered),
         )
 
-    def next_versions(self, checkpoint: int, handles: Sequence[Handle]) -> Versions:
-        """Return where the newest version of each variable is, once the checkpoint that writes `handles` exists."""
+    def _next_versions(self, checkpoint: int, gathered: StepReports) -> Versions:
+        handles = [handle for received in gathered.last.values() for a in received for handle in a.handles]
         variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
         return next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism)
 
-    def advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
-        """Record that the checkpoint exists and a restore of it reads `manifests`; decide the next interval."""
-        self._adopt(manifest)
+    def advance(self, checkpoint: int, step: int, manifests: Sequence[StoredObject]) -> None:
+        """Record that the oldest pending checkpoint is complete, and that a restore of it reads `manifests`."""
+        del self._pending[checkpoint]
+        self._operators = [op.name for op in self._stream.operators]
+        self._checkpoint, self._step = checkpoint, step
         self._note(manifests)
         self._learn_restores()
         self.decide()
@@ -294,6 +316,9 @@ class RunChains:
             size, rows = sum(h.length for h in own), sum(h.rows for h in own)
             base = CheckpointCost(form=Form.BASE, bytes=size, seconds=0.0, rows=rows)
             deltas = [cost for record in since if (cost := recorded_cost(record, operator, table)).bytes]
+            deltas += [
+                next.costs[operator, table] for next in self._pending.values() if (operator, table) in next.costs
+            ]
             policy = self._policy_of(self.policies[operator], table)
             self._policies[operator, table] = policy.observe_materialization(
                 self._policies[operator, table], base, deltas

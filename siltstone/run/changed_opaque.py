@@ -20,7 +20,7 @@ CHAIN_MANIFESTS = 16
 
 def version_of(task: StepTask, variable: str) -> np.ndarray:
     """Return per key group (int64[max_parallelism]) the checkpoint that wrote a variable last; 0 if none did."""
-    return expand_runs(task.restore.versions.get(variable, ()), task.max_parallelism)
+    return expand_runs(task.versions.get(variable, ()), task.max_parallelism)
 
 
 def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[str, Collection[int] | None]:
@@ -52,9 +52,9 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
 
 def _logged(task: StepTask, subtask: int) -> set[str] | None:
     """The opaque variables that earlier steps of the interval changed; None if that is not known."""
-    if not is_logged(task, task.restore.step):
+    if not is_logged(task, task.begins_after):
         return None
-    parts = [step.part(subtask) for step in task.log if step.step > task.restore.step]
+    parts = [step.part(subtask) for step in task.log if step.step > task.begins_after]
     stored = {h.variable for part in parts for h in part.handles if h.kind is Kind.OPAQUE}
     return stored | {name for part in parts for each in part.inline for name, _ in Segment.unpack(each).opaque}
 

@@ -4,16 +4,23 @@ It holds one `protocol_rules.Region` and does no I/O of its own. `ConsistentRegi
 store and commit a checkpoint, so both run this code.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 from siltstone.errors import Fenced, SiltstoneError, Unreachable
 from siltstone.run import protocol_rules as rules
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, RunningStep
 
+P = ParamSpec("P")
+
 
 class Coordinator:
-    """Takes the steps and checkpoints of one epoch in turn. Not safe for use by two threads at a time.
+    """Takes the steps and checkpoints of one epoch in turn.
+
+    One thread takes steps. Others may `store` and `deliver` meanwhile, each of them by one thread at a time; `commit`
+    comes between two steps.
 
     Args:
         region: where the epoch begins (`protocol_rules.open_region`).
@@ -25,6 +32,7 @@ class Coordinator:
         self.region = region
         """the region as the protocol has it"""
         self._interval, self._now_s = interval, now_s
+        self._lock = threading.Lock()
         self._checkpoint_s = self._step_s = now_s()
 
     def begin_step(self, *, ends: bool | None = None) -> RunningStep:
@@ -35,7 +43,7 @@ class Coordinator:
         """
         if ends is None:
             ends = rules.ends_interval(self.region, self._interval, self._now_s() - self._checkpoint_s)
-        self.region = rules.begin_step(self.region, ends=ends)
+        self._move(rules.begin_step, ends=ends)
         self._step_s = self._now_s()
         running = self.region.running
         assert running is not None, "it has just begun"
@@ -47,57 +55,71 @@ class Coordinator:
         Raises:
             StateError: the operator is not awaited.
         """
-        self.region = rules.acknowledge(self.region, operator)
+        self._move(rules.acknowledge, operator)
 
-    def complete(self, store: Callable[[Checkpoint], None], commit: Callable[[Checkpoint], None]) -> Checkpoint:
-        """Have the oldest prepared checkpoint stored and committed.
+    def store(self, store: Callable[[Checkpoint], None]) -> Checkpoint:
+        """Have the oldest prepared checkpoint stored, while further steps may be taken.
+
+        Args:
+            store: stores everything that the manifest names, the outputs, and last the manifest.
+
+        Raises:
+            StateError: no checkpoint is prepared, or the region has failed meanwhile.
+            Exception: what `store` raised; the region is `resetting`, and the checkpoint failed.
+        """
+        self._move(rules.begin_storing)
+        checkpoint = next(c for c in reversed(self.region.pending) if c.state is rules.CheckpointState.PENDING)
+        try:
+            store(checkpoint)
+            self._move(rules.note_durable, checkpoint.id)
+        except BaseException:
+            self.fail()
+            raise
+        return checkpoint
+
+    def commit(self, commit: Callable[[Checkpoint], None]) -> Checkpoint:
+        """Have the oldest pending checkpoint committed; it is durable, and no step is running.
 
         A failure leaves the region `resetting`, with the checkpoint failed, or in doubt if the catalog did not answer
         its commit. A fenced commit leaves it `ended`.
 
         Args:
-            store: stores everything that the manifest names, the outputs, and last the manifest.
             commit: commits the checkpoint to the catalog, in one transaction guarded by the writer epoch.
 
         Raises:
-            StateError: no checkpoint is prepared.
-            Exception: what `store` or `commit` raised.
+            StateError: the protocol does not allow the commit.
+            Exception: what `commit` raised.
         """
-        self.region = rules.begin_storing(self.region)
-        checkpoint = next(c for c in self.region.pending if c.state is rules.CheckpointState.PENDING)
-        try:
-            store(checkpoint)
-            self.region = rules.note_durable(self.region, checkpoint.id)
-        except BaseException:
-            self.fail()
-            raise
+        checkpoint = rules.next_to_commit(self.region)
         try:
             commit(checkpoint)
         except Fenced:
-            self.region = rules.note_fenced(self.region)
+            self._move(rules.note_fenced)
             raise
         except SiltstoneError as error:
-            doubted = isinstance(error, Unreachable)
-            self.region = rules.note_in_doubt(self.region, checkpoint.id) if doubted else rules.note_failed(self.region)
+            if isinstance(error, Unreachable):
+                self._move(rules.note_in_doubt, checkpoint.id)
+            self.fail()
             raise
         except BaseException:
-            self.region = rules.note_in_doubt(self.region, checkpoint.id)
+            self._move(rules.note_in_doubt, checkpoint.id)
             raise
-        self.region = rules.note_committed(self.region, checkpoint.id)
+        self._move(rules.note_committed, checkpoint.id)
         self._checkpoint_s = self._now_s()
         return checkpoint
 
     def deliver(self, give: Callable[[], bool]) -> None:
-        """Have all outputs of complete checkpoints delivered.
+        """Have all outputs of complete checkpoints delivered, while further steps may be taken.
 
         Args:
             give: delivers them; returns False if some must wait for a checkpoint that is to be made again.
         """
+        completed = self.region.completed
         try:
             if give():
-                self.region = rules.note_delivered(self.region)
+                self._move(rules.note_delivered, completed)
         except Fenced:
-            self.region = rules.note_fenced(self.region)
+            self._move(rules.note_fenced)
             raise
         except BaseException:
             self.fail()
@@ -110,8 +132,12 @@ class Coordinator:
 
     def fail(self) -> None:
         """Note that a step or a checkpoint failed: only a new epoch may go on."""
-        self.region = rules.note_failed(self.region)
+        self._move(rules.note_failed)
 
     def end(self) -> None:
         """Note that the run has ended under this epoch."""
-        self.region = rules.end_region(self.region)
+        self._move(rules.end_region)
+
+    def _move(self, rule: Callable[Concatenate[Region, P], Region], *args: P.args, **kwargs: P.kwargs) -> None:
+        with self._lock:
+            self.region = rule(self.region, *args, **kwargs)

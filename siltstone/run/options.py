@@ -17,6 +17,7 @@ class RegionOptions:
         checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
         checkpoint_s: seconds between checkpoints.
         checkpoint_idle_s: seconds without a step after which an interval of fewer than `checkpoint_steps` ends.
+        max_pending: most checkpoints on their way to the store while the stream goes on; 0: it waits for each.
         options: the source options, recorded by the first run and fixed from then on.
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
@@ -30,6 +31,7 @@ class RegionOptions:
     checkpoint_steps: int = 1
     checkpoint_s: float | None = None
     checkpoint_idle_s: float = Interval().idle_s
+    max_pending: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)

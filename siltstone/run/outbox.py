@@ -80,13 +80,14 @@ class Outbox:
         self.tables = frozenset(tables)
         self._upload = upload or UploadOptions()
         self._lost: set[tuple[int, str]] = set()
-        self._gathered: dict[str, _OutputOfCheckpoint] = {}
+        self._gathered: dict[int, dict[str, _OutputOfCheckpoint]] = {}
+        """checkpoint that is not complete -> output -> what is staged of it"""
         self._delivered = 0
-        self._outstanding: set[tuple[int, str]] | None = None
+        self._outstanding: frozenset[tuple[int, str]] | None = None
 
     @property
     def outstanding(self) -> list[tuple[int, str]] | None:
-        """(checkpoint, output) of all that sinks do not have yet, as of the newest `deliver`; None before the first."""
+        """(checkpoint, output) of all that sinks do not have yet; None before the first `deliver`."""
         return None if self._outstanding is None else sorted(self._outstanding)
 
     def repeats(self, checkpoint: int) -> bool:
@@ -113,7 +114,7 @@ class Outbox:
         """
         for acknowledgement in sorted(received, key=lambda a: a.subtask):
             for name, staged in acknowledgement.outputs.items():
-                of = self._gathered.setdefault(name, _OutputOfCheckpoint())
+                of = self._gathered.setdefault(checkpoint, {}).setdefault(name, _OutputOfCheckpoint())
                 of.rows += staged.rows
                 of.inline += [staged.inline] if staged.inline else []
                 if staged.objects or sum(map(len, of.inline)) > INLINE_BYTES:
@@ -131,10 +132,10 @@ class Outbox:
         Raises:
             Unreachable: the store failed.
         """
-        outputs = []
+        outputs, gathered = [], self._gathered.pop(checkpoint, {})
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
-            of = self._gathered.setdefault(name, _OutputOfCheckpoint())
+            of = gathered.get(name, _OutputOfCheckpoint())
             if not (had_input and self.stages(name, checkpoint)):
                 continue
             if name == DEAD_LETTERS and not of.rows and (checkpoint, name) not in self._lost:
@@ -144,9 +145,10 @@ class Outbox:
             outputs.append(Output(name, schema, of.rows, tuple(of.objects), statistics=tuple(of.statistics)))
         return outputs
 
-    def committed(self) -> None:
-        """Record that the checkpoint exists, and begin the next interval."""
-        self._gathered = {}
+    def committed(self, checkpoint: int, outputs: Sequence[Output]) -> None:
+        """Record that a checkpoint exists, so that its outputs are outstanding."""
+        if self._outstanding is not None:
+            self._outstanding |= {(checkpoint, output.name) for output in outputs}
 
     def deliver(self, completed: int, sinks: Mapping[str, Give], *, checked: bool = False) -> bool:
         """Deliver outstanding outputs in order of checkpoints, and mark them as delivered.
@@ -169,7 +171,8 @@ class Outbox:
         if checked and not sinks:
             return True  # nothing is staged; what an earlier run left was looked for when this one began
         outstanding = self._catalog.outbox.list(self._stream.name, outstanding=True)
-        self._outstanding = {(output.checkpoint, output.name) for output in outstanding}
+        if self._outstanding is None:
+            self._outstanding = frozenset((output.checkpoint, output.name) for output in outstanding)
         for output in outstanding:
             if output.name not in sinks:
                 raise UsageError(
@@ -186,7 +189,7 @@ class Outbox:
             self._catalog.runs.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
             self._catalog.outbox.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
-            self._outstanding.discard((output.checkpoint, output.name))
+            self._outstanding -= {(output.checkpoint, output.name)}
             self._delivered += 1
         if self._delivered >= CLEAN_AFTER:
             self.clean()

@@ -134,7 +134,7 @@ class _Part:
                         objects.append(self._append_base(writer, part, name))
                     if name not in counts:
                         continue
-                    previous = int(versions[name][part.start]) or task.restore.checkpoint
+                    previous = int(versions[name][part.start]) or task.interval - 1
                     change = self._change(part, name, previous, ordinal)
                     sizes[name] += change.size_bytes
                     if sizes[name] <= limits.get(name, sizes[name]):

@@ -95,6 +95,7 @@ class Region:
         pending: checkpoints that are not complete, oldest first.
         completed: the newest complete checkpoint, 0 before the first; `completed_step` is its last step.
         delivered: the newest checkpoint up to which this run has delivered all outputs, 0 if it has delivered none.
+        max_pending: how many checkpoints may be on their way at a time; further ones wait (back-pressure).
     """
 
     epoch: int
@@ -120,13 +121,22 @@ class Region:
         return len(self.pending) < self.max_pending
 
 
-def open_region(epoch: int, operators: Collection[str], completed: int = 0, step: int = 0) -> Region:
+def open_region(
+    epoch: int, operators: Collection[str], completed: int = 0, step: int = 0, max_pending: int = 1
+) -> Region:
     """Begin an epoch at the newest checkpoint that the catalog has, and its last step.
 
     The first epoch of a run and each reset begin so. Under a newer epoch the catalog's answer is final: an older epoch
     can complete nothing any more. So a commit that was in doubt is settled by it.
     """
-    return Region(epoch, frozenset(operators), step=step, completed=completed, completed_step=step)
+    return Region(
+        epoch,
+        frozenset(operators),
+        step=step,
+        completed=completed,
+        completed_step=step,
+        max_pending=max_pending,
+    )
 
 
 def begin_step(region: Region, *, ends: bool) -> Region:
@@ -172,6 +182,17 @@ def may_commit(region: Region, checkpoint: int) -> bool:
     return region.phase is Phase.OPEN and bool(region.pending) and _is_next(region, checkpoint)
 
 
+def next_to_commit(region: Region) -> Checkpoint:
+    """Return the checkpoint that is to be committed next, between two steps.
+
+    Raises:
+        StateError: it may not be committed now.
+    """
+    _check(region, region.running is None, "a step is running")
+    _check(region, bool(region.pending) and may_commit(region, region.completed + 1), "no checkpoint is durable")
+    return region.pending[0]
+
+
 def note_committed(region: Region, checkpoint: int) -> Region:
     """Note the catalog's answer that it has the checkpoint: pending -> complete."""
     _check(region, may_commit(region, checkpoint), f"checkpoint {checkpoint} may not complete")
@@ -198,9 +219,9 @@ def note_failed(region: Region) -> Region:
     return replace(region, phase=Phase.RESETTING, pending=pending)
 
 
-def note_delivered(region: Region) -> Region:
-    """Note that the outputs of all complete checkpoints have left."""
-    return replace(region, delivered=region.completed)
+def note_delivered(region: Region, checkpoint: int) -> Region:
+    """Note that the outputs of all checkpoints up to a complete one have left."""
+    return replace(region, delivered=max(checkpoint, region.delivered))
 
 
 def end_region(region: Region) -> Region:
@@ -214,8 +235,6 @@ def ends_interval(region: Region, interval: Interval, waited_s: float) -> bool:
     Args:
         waited_s: seconds since the newest checkpoint, or since the region was opened.
     """
-    if not region.has_room:
-        return False
     if interval.seconds is not None:
         return waited_s >= interval.seconds
     return len(region.logged) + 1 >= interval.steps

@@ -9,11 +9,13 @@ after it everything is.
     open             register, fence older writers, continue from the newest completed checkpoint
       begin_step     -> a task per operator
       acknowledge    <- the acknowledgements of its subtasks
-      complete       outputs, manifest, commit
-      deliver        outputs to sinks, after the commit
+      prepare        a checkpoint: what it holds is settled
+      store          outputs, segments, manifest, while further steps may be taken
+      commit         between two steps
+      deliver        outputs to sinks, while further steps may be taken
 """
 
-import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.commit_details import PreviousCheckpoint
 from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure, begin_epoch
@@ -30,24 +32,22 @@ from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.costs import StepReports, statistics_of, uploads_of
+from siltstone.chains.costs import StepReports
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
-from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
-from siltstone.format.manifest import Manifest
-from siltstone.model import StoredObject
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import RunChains
-from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
+from siltstone.run.commit import Completed
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.options import RegionOptions
 from siltstone.run.outbox import Give, Outbox
-from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
+from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.protocol_rules import Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
@@ -56,7 +56,10 @@ from siltstone.stream import Stream
 
 
 class ConsistentRegion:
-    """One run of one stream. Use `ConsistentRegion.open`; not safe for use by two threads."""
+    """One run of one stream. Use `ConsistentRegion.open`.
+
+    One thread takes steps; others may `store` and `deliver` meanwhile, one each, and `commit` between two steps.
+    """
 
     def __init__(
         self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
@@ -81,6 +84,9 @@ class ConsistentRegion:
         """whose state it gives up"""
         self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
+        self._begins_after = 0
+        """the last step of the newest prepared checkpoint"""
+        self._pending = deque[PendingCheckpoint]()
         self._gathered = StepReports()
         self._log = Changelog(warehouse.store_url, options.upload)
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
@@ -137,7 +143,8 @@ class ConsistentRegion:
 
     def _coordinate(self, completed: int, step: int) -> Coordinator:
         operators = [operator.name for operator in self.stream.operators]
-        return Coordinator(open_region(self.epoch, operators, completed, step), self._interval)
+        pending = max(1, self.options.max_pending)
+        return Coordinator(open_region(self.epoch, operators, completed, step, pending), self._interval)
 
     @property
     def protocol(self) -> Region:
@@ -161,14 +168,14 @@ class ConsistentRegion:
 
     @property
     def checkpoint(self) -> int:
-        """Id of the next checkpoint."""
-        return self.completed + 1
+        """Id of the checkpoint that is to be prepared next."""
+        return self.completed + len(self._pending) + 1
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the newest step ends in a checkpoint that is not complete."""
+        """Whether the newest step ends in a checkpoint that is not prepared."""
         running = self.protocol.running
-        return bool(self.protocol.pending) or (running is not None and running.ends)
+        return len(self.protocol.pending) > len(self._pending) or (running is not None and running.ends)
 
     @property
     def is_overdue(self) -> bool:
@@ -187,6 +194,7 @@ class ConsistentRegion:
             self._references.resume(manifest, record.manifest.name)
             self.completed_epoch = record.epoch
             self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
+            self._begins_after = manifest.step
             self._coordinator = self._coordinate(latest, manifest.step)
 
     def input_position(self) -> InputPosition:
@@ -264,6 +272,8 @@ class ConsistentRegion:
             checkpoint=order,
             upload=self.options.upload,
             interval=self.checkpoint,
+            begins_after=self._begins_after,
+            versions=self._chains.versions.get(operator.name, {}),
             log=self._log.since(operator.name),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
@@ -298,8 +308,8 @@ class ConsistentRegion:
         """Return operator -> table or opaque variable -> digests (uint64[max_parallelism]) after the newest step."""
         return self._gathered.digests(self.stream.max_parallelism)
 
-    def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
-        """Write the manifest and commit, which completes the checkpoint.
+    def prepare(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> None:
+        """Prepare the checkpoint that the newest step ends in: what it holds does not change any more.
 
         Args:
             steps: the input log since the previous checkpoint.
@@ -307,43 +317,57 @@ class ConsistentRegion:
             parallelism: the parallelism to record for later runs.
 
         Raises:
-            Fenced: a newer writer has taken the stream over; nothing became visible.
+            StateError: its steps are not those that it was begun with.
+        """
+        if not {step.step for step in steps} <= set(self.protocol.pending[-1].steps):
+            raise StateError(f"{self.stream.name} began checkpoint {self.checkpoint} with other steps: run it again")
+        path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
+        gathered, reasons, log = self._gathered, self._chains.reasons, self._log.cut(path)
+        chains = self._chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
+        self._event_time_max = gathered.event_time(self._event_time_max)
+        made_under = self._definition, self._dropped
+        self._pending.append(
+            PendingCheckpoint(
+                path, steps, gathered, log, chains, reasons, self._event_time_max, edit, parallelism, *made_under
+            )
+        )
+        self._gathered, self._begins_after, self._definition, self._dropped = StepReports(), self.step, None, ()
+
+    def store(self) -> None:
+        """Store the oldest prepared checkpoint; another thread may do it while steps are taken.
+
+        Raises:
             Unreachable: the store or the catalog failed; nothing became visible.
         """
-        start, reasons = time.perf_counter(), self._chains.reasons
-        made: list[tuple[Manifest, CheckpointCommit, UploadStatistics]] = []
-
-        def store(checkpoint: Checkpoint) -> None:
-            if not {step.step for step in steps} <= set(checkpoint.steps):
-                raise StateError(f"{self.stream.name} began checkpoint {checkpoint.id} with other steps: run it again")
-            path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
-            outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
-            self._gathered.last, uploads = self._log.persist(path, self._gathered.last)
-            uploads = uploads.merge(uploads_of(self._gathered))
-            details = CommitDetails(
-                steps=steps,
-                edit=edit,
-                parallelism=parallelism,
-                definition=self._definition,
-                dropped=self._dropped,
-                outputs=outputs,
-                repeats=self.outbox.repeats(self.checkpoint),
-                previous=self._previous,
-                outstanding=self.outbox.outstanding,
-            )
-            manifest = replace(self._manifest(uploads), commit=encode_details(details))
-            stored, uploads = store_manifest(self.warehouse, self.options.upload, path.manifest(), manifest, uploads)
-            oldest_needed, replaced = self._references.advance(manifest, stored.name)
-            record = commit_of(manifest, stored, details)
-            made.append((manifest, replace(record, oldest_needed=oldest_needed, replaced=replaced), uploads))
-
-        committed: list[Committed] = []
-        self._coordinator.complete(
-            store, lambda _: committed.append(self.catalog.commits.add(self.stream.name, self.epoch, made[0][1]))
+        pending = self._pending[0]
+        upload, outbox, references = self.options.upload, self.outbox, self._references
+        self._coordinator.store(
+            lambda _: pending.store(self.stream, self.warehouse, upload, outbox, references, self._previous)
         )
-        manifest, commit, uploads = made[0]
-        self._advance(manifest, commit.manifest, committed[0])
-        return completed_of(commit, uploads, time.perf_counter() - start, reasons)
+
+    def commit(self) -> Completed:
+        """Commit the oldest pending checkpoint, which is stored, and so complete it; no step is running.
+
+        Raises:
+            Fenced: a newer writer has taken the stream over; nothing became visible.
+            Unreachable: the catalog failed; it alone knows whether the checkpoint is complete.
+        """
+        pending = self._pending[0]
+        made, committed = pending.commit, list[Committed]()
+        if made is None:
+            raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
+        self._coordinator.commit(
+            lambda _: committed.append(self.catalog.commits.add(self.stream.name, self.epoch, made))
+        )
+        self._pending.popleft()
+        self._advance(pending, made, committed[0])
+        return pending.completed()
+
+    def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
+        """Prepare, store and commit the checkpoint that the newest step ends in; no other is pending."""
+        self.prepare(steps, edit=edit, parallelism=parallelism)
+        self.store()
+        return self.commit()
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
         """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""
@@ -361,39 +385,14 @@ class ConsistentRegion:
         sweep_ended(self._place, self.stream.name, self.epoch)
         try_write_extract(self._place, self.stream.name)
 
-    def _manifest(self, uploads: UploadStatistics) -> Manifest:
-        received, chains = self._gathered.last, self._chains.preview(self.checkpoint, self._gathered)
-        handles = [h for a in received.values() for ack in a for h in ack.handles]
-        return Manifest(
-            stream=self.stream.name,
-            checkpoint=self.checkpoint,
-            epoch=self.epoch,
-            step=self.step,
-            max_parallelism=self.stream.max_parallelism,
-            operators=self.stream.definition()["operators"],
-            handles=handles,
-            objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
-            digests=self.digests(),
-            forms=chains.forms,
-            d=chains.d,
-            first=chains.first,
-            chains=chains.chains,
-            event_time_max=self._gathered.event_time(self._event_time_max),
-            statistics=statistics_of(self._gathered, self.stream, uploads, chains.statistics, chains.bounds),
-            versions=self._chains.next_versions(self.checkpoint, handles),
-        )
-
-    def _advance(self, manifest: Manifest, stored: StoredObject, committed: Committed) -> None:
-        """The checkpoint exists: the next interval begins."""
-        self._chains.advance(manifest, committed.manifests)
+    def _advance(self, pending: PendingCheckpoint, made: CheckpointCommit, committed: Committed) -> None:
+        """The checkpoint exists."""
+        self._chains.advance(pending.id, pending.path.step, committed.manifests)
         self._references.follow(committed.manifests)
-        self._previous = PreviousCheckpoint(stored, committed.at)
-        self._definition, self._dropped = None, ()
-        self._event_time_max = manifest.event_time_max
-        self.digest = manifest.digest
-        self._gathered = StepReports()
+        self._previous = PreviousCheckpoint(made.manifest, committed.at)
+        self.digest = made.digest
         with suppress(SiltstoneError):  # a sweep finds what stays
-            self._store.delete(self._log.truncate({stored.name for stored in manifest.objects}))
-        self.outbox.committed()
+            self._store.delete(self._log.truncate({stored.name for stored in (*made.segments, *made.bases)}))
+        self.outbox.committed(pending.id, made.outputs)
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from siltstone.changelog.log import NOWHERE
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.merge import Delta, newest_changes
@@ -95,7 +96,7 @@ def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], l
 
 def _unpacked(packed: bytes) -> Iterator[_Block]:
     segment, data = Segment.unpack(packed), pa.py_buffer(packed)
-    for handle in segment.handles(segment.places("a segment of the log")):
+    for handle in segment.handles(segment.places(NOWHERE)):
         yield handle, data.slice(handle.offset, handle.length)
 
 

@@ -23,13 +23,11 @@ class RestorePoint:
         step: its last step.
         manifests: the manifest objects of its chain, oldest first, its own last; empty for an operator that it does not
             have.
-        versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`).
     """
 
     checkpoint: int = 0
     step: int = 0
     manifests: tuple[StoredObject, ...] = ()
-    versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,11 @@ class StepTask:
         oldest_epoch: reuse working state only from this epoch on, because older state may predate a rollback; 0 if
             there is none.
         interval: id of the checkpoint that will include the step; the names of what the step stores begin with it.
+        begins_after: the last step of the checkpoint before that; a step after `restore.step` if it is still pending.
+        versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`), pending
+            ones included.
         tracking: whether state tracks what the step changes, to log it; a base needs no tracking.
-        log: the steps of the interval before it, if their changes were logged.
+        log: the steps since the newest complete checkpoint, if their changes were logged.
         checkpoint: set if the step ends in the checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
         table: whether that sink is a table, whose files the staged rows become.
@@ -96,6 +97,8 @@ class StepTask:
     checkpoint: CheckpointOrder | None
     upload: UploadOptions
     interval: int = 0
+    begins_after: int = 0
+    versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     log: Sequence[LoggedStep] = ()
     oldest_epoch: int = 0
     event_time: str | None = None

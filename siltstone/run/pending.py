@@ -1,0 +1,132 @@
+"""A pending checkpoint: its steps are logged, and the stream goes on while its bytes are on their way to the store.
+
+The region prepares it between two steps, from what its tasks handed over (Teracloud Streams: a non-blocking checkpoint
+of a consistent region). Nothing in it changes after that, so another thread can `store` it: the outputs, the small
+segments, and last the manifest. The commit makes it complete, between two steps again.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.edits import Edit
+from siltstone.catalog.steps import Step
+from siltstone.chains.costs import StepReports, statistics_of, uploads_of
+from siltstone.changelog.log import LoggedInterval
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.format.manifest import Manifest
+from siltstone.run.chains import NextChains
+from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
+from siltstone.run.outbox import Outbox
+from siltstone.run.references import RunReferences
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import StepPath
+from siltstone.stream import Stream
+
+
+@dataclass
+class PendingCheckpoint:
+    """A checkpoint that is prepared, and not complete.
+
+    Attributes:
+        path: names what is stored for it, with its id and last step.
+        steps: the input log since the checkpoint before it.
+        gathered: its subtasks' acknowledgements.
+        log: its steps' changes.
+        chains: what the chains are with it.
+        reasons: operator -> why its tables have their forms.
+        edit: an edit by hand to record.
+        parallelism: the parallelism to record for later runs.
+        definition: the definition, if it is the first checkpoint made under it; `dropped` is given up with it.
+        commit: its record for the catalog, once it is stored.
+    """
+
+    path: StepPath
+    steps: Sequence[Step]
+    gathered: StepReports
+    log: LoggedInterval
+    chains: NextChains
+    reasons: Mapping[str, str]
+    event_time_max: datetime | None
+    edit: Edit | None
+    parallelism: int | None
+    definition: Mapping[str, Any] | None
+    dropped: Sequence[str]
+    commit: CheckpointCommit | None = None
+    uploads: UploadStatistics = field(default_factory=UploadStatistics)
+    _began_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+        return self.path.checkpoint
+
+    def store(
+        self,
+        stream: Stream,
+        warehouse: Warehouse,
+        upload: UploadOptions,
+        outbox: Outbox,
+        references: RunReferences,
+        previous: PreviousCheckpoint | None,
+    ) -> None:
+        """Store everything that its commit refers to, the manifest last.
+
+        Args:
+            previous: the checkpoint before it, which is complete.
+
+        Raises:
+            Unreachable: the store failed, or the catalog did where objects of earlier checkpoints were looked up.
+            CorruptObject: a segment was damaged on its way.
+        """
+        outputs = outbox.stage(self.id, had_input=bool(self.steps))
+        uploads = self.log.persist()
+        self.gathered.last = self.log.merge(self.gathered.last)
+        uploads = uploads.merge(uploads_of(self.gathered))
+        details = CommitDetails(
+            steps=self.steps,
+            edit=self.edit,
+            parallelism=self.parallelism,
+            definition=self.definition,
+            dropped=self.dropped,
+            outputs=outputs,
+            repeats=outbox.repeats(self.id),
+            previous=previous,
+            outstanding=outbox.outstanding,
+        )
+        manifest = replace(self._manifest(stream, uploads), commit=encode_details(details))
+        stored, self.uploads = store_manifest(warehouse, upload, self.path.manifest(), manifest, uploads)
+        oldest_needed, replaced = references.advance(manifest, stored.name)
+        record = commit_of(manifest, stored, details)
+        self.commit = replace(record, oldest_needed=oldest_needed, replaced=replaced)
+
+    def completed(self) -> Completed:
+        """Describe the checkpoint once it is complete."""
+        assert self.commit is not None, "it was stored before"
+        return completed_of(self.commit, self.uploads, time.perf_counter() - self._began_s, self.reasons)
+
+    def _manifest(self, stream: Stream, uploads: UploadStatistics) -> Manifest:
+        received, chains = self.gathered.last, self.chains
+        return Manifest(
+            stream=stream.name,
+            checkpoint=self.id,
+            epoch=self.path.epoch,
+            step=self.path.step,
+            max_parallelism=stream.max_parallelism,
+            operators=stream.definition()["operators"],
+            handles=[h for a in received.values() for ack in a for h in ack.handles],
+            objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
+            digests=self.gathered.digests(stream.max_parallelism),
+            forms=chains.forms,
+            d=chains.d,
+            first=chains.first,
+            chains=chains.chains,
+            event_time_max=self.event_time_max,
+            statistics=statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+            versions=chains.versions,
+        )
