@@ -164,6 +164,11 @@ class Settings(BaseSettings):
         gt=0,
         description="seconds without a micro-batch after which fewer than checkpoint_steps end in a checkpoint",
     )
+    max_pending: int = Field(
+        default=0,
+        ge=0,
+        description="checkpoints on their way to the store while the stream goes on; 0: the stream waits for each",
+    )
     policy: str = Field(default=DEFAULT_POLICY, description="the policy that decides when to take a base")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="options of the policy")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")

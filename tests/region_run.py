@@ -29,11 +29,18 @@ class RegionSteps:
         """taken so far; steps without rows take none"""
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""
+        self.completed: list[Completed] = []
+        """those that were pending before"""
         self._waiting: list[Step] = []
 
     def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
-        """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one."""
+        """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one.
+
+        If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
+        """
         region = self.region
+        while region.protocol.pending and not region.protocol.has_room:
+            self.complete_oldest()
         tasks = region.begin_step(ends=last or None if ends is None else ends)
         self._waiting.append(Step(region.step, self.batches, "v1\n{}\n"))
         self.batches += 1
@@ -43,7 +50,11 @@ class RegionSteps:
             output, received = self.attempt(task, shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
-        return self.complete() if region.checkpoint_due else None
+        if not (region.checkpoint_due and region.options.max_pending):
+            return self.complete() if region.checkpoint_due else None
+        region.prepare(self._waiting)
+        self._waiting = []
+        return None
 
     def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
         """One step of one operator: its output, and what its subtasks said."""
@@ -55,6 +66,16 @@ class RegionSteps:
         for name, task in self.region.begin_step(ends=True).items():
             self.region.acknowledge(name, run_tasks(task, {})[1])
         return self.complete()
+
+    def complete_oldest(self) -> None:
+        """The oldest checkpoint that is pending."""
+        self.region.store()
+        self.completed.append(self.region.commit())
+
+    def complete_pending(self) -> None:
+        """All checkpoints that are pending."""
+        while self.region.protocol.pending:
+            self.complete_oldest()
 
     def complete(self) -> Completed:
         """The checkpoint that is due."""
@@ -76,10 +97,12 @@ class RegionRun(RegionSteps):
         tables: frozenset[str] = frozenset(),
         placed: bool = True,
         backend: str = "heap",
+        max_pending: int = 0,
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
             backend=backend,
+            max_pending=max_pending,
             checkpoint_steps=checkpoint_steps,
             upload=upload or UploadOptions(),
             tables=tables,

@@ -35,15 +35,17 @@ class Coordinator:
         self._lock = threading.Lock()
         self._checkpoint_s = self._step_s = now_s()
 
+    def ends_next(self) -> bool:
+        """Whether the next step ends in a checkpoint, by the interval."""
+        return rules.ends_interval(self.region, self._interval, self._now_s() - self._checkpoint_s)
+
     def begin_step(self, *, ends: bool | None = None) -> RunningStep:
         """Begin the next step; None for `ends` decides by the interval.
 
         Raises:
             StateError: the region takes no step now.
         """
-        if ends is None:
-            ends = rules.ends_interval(self.region, self._interval, self._now_s() - self._checkpoint_s)
-        self._move(rules.begin_step, ends=ends)
+        self._move(rules.begin_step, ends=self.ends_next() if ends is None else ends)
         self._step_s = self._now_s()
         running = self.region.running
         assert running is not None, "it has just begun"

@@ -182,6 +182,11 @@ class ConsistentRegion:
         """Whether the interval is to be completed now by a step without input (`protocol_rules.is_overdue`)."""
         return self._coordinator.is_overdue()
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether the next step ends in a checkpoint, by the run's options."""
+        return self._coordinator.ends_next()
+
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
         if latest:

@@ -1,7 +1,8 @@
 """Bring working state of an older version to a newer one by the logged changes since, instead of restoring it.
 
 Another machine ran the steps between. Those of the interval are in the task (`changelog.log`), earlier ones in the
-manifests of the chain. The caller compares digests afterwards, so a change that is missing cannot go unnoticed.
+manifests of the chain. A table that a pending checkpoint has written whole is emptied and read from there. The caller
+compares digests afterwards, so a change that is missing cannot go unnoticed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from siltstone.restore.restore import Block, apply_handle, read_manifest
 from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
-from siltstone.state.protocol import apply_delta
+from siltstone.state.protocol import apply_delta, key_batch
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.paths import is_materialization_manifest
 
@@ -34,8 +35,8 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     """Bring state of an older version to version `task.base_step`, in one step.
 
     Returns:
-        Whether it could be done; if not, because a step was not logged or a base replaced its changes, the state is as
-        it was.
+        Whether it could be done; if not, because a step was not logged or a complete checkpoint has a base instead of
+        its changes, the state is as it was.
 
     Raises:
         CorruptObject: a change is damaged; nothing is committed.
@@ -50,9 +51,13 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
             return False
         blocks, objects = [*stored[0], *blocks], [*stored[1], *objects]
     mine = [each for each in blocks if each[0].variable in {*state.tables, *state.opaque}]
-    if any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle, _ in mine):
+    whole = {handle.variable: handle.sqn for handle, _ in mine if _is_base(handle)}
+    if any(_is_base(handle) and handle.sqn <= task.restore.step for handle, _ in mine):
         return False
+    mine = [each for each in mine if each[0].sqn >= whole.get(each[0].variable, 0)]
     state.begin(task.base_step, tracking=False)
+    for name in whole:
+        _empty(state, name)
     _apply(state, task, mine, BlockReader(task.warehouse.store, objects))
     for table in state.tables.values():
         table.mark()
@@ -60,21 +65,33 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     return True
 
 
+def _is_base(handle: Handle) -> bool:
+    return handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
+
+
+def _empty(state: SubtaskState, name: str) -> None:
+    table = state.tables[name]
+    keys = [(rows.select(table.schema.primary_key.names), owners) for rows, owners in table.scan(state.groups)]
+    for rows, owners in keys:
+        table.delete(key_batch(table.schema, rows, state.max_parallelism, owners))
+
+
 def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader: BlockReader) -> None:
-    """Apply changes, given oldest first: of each key only the newest, since a key may change in each step."""
+    """Apply changes, given oldest first, bases before them: of each key only the newest, since a key may change in each
+    step."""
     newest_first = blocks[::-1]
     fetched = reader.blocks([Wanted(handle) for handle, block in newest_first if block is None])
     deltas: dict[str, list[Delta]] = {name: [] for name in state.tables}
-    opaque: list[tuple[Handle, Block]] = []
+    others: list[tuple[Handle, Block]] = []
     for handle, block in newest_first:
         block_or_file, groups = next(fetched) if block is None else block, handle.key_groups.intersect(state.groups)
-        if handle.kind is Kind.OPAQUE:
-            opaque.append((handle, block_or_file))
+        if handle.kind is Kind.OPAQUE or _is_base(handle):
+            others.append((handle, block_or_file))
         else:
             assert isinstance(block_or_file, pa.Buffer), "only bases are read in parts"
             schema = state.tables[handle.variable].schema
             deltas[handle.variable].append(open_changes(handle, schema, [groups], block_or_file))
-    for handle, block in opaque[::-1]:
+    for handle, block in others[::-1]:
         apply_handle(state, handle, [handle.key_groups.intersect(state.groups)], block)
     for name, of in deltas.items():
         for rows, owners in newest_changes(of, state.tables[name].schema, state.groups, task.max_parallelism):
@@ -97,7 +114,8 @@ def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], l
 def _unpacked(packed: bytes) -> Iterator[_Block]:
     segment, data = Segment.unpack(packed), pa.py_buffer(packed)
     for handle in segment.handles(segment.places(NOWHERE)):
-        yield handle, data.slice(handle.offset, handle.length)
+        is_here = handle.object == NOWHERE  # a base is an object of its own
+        yield handle, data.slice(handle.offset, handle.length) if is_here else None
 
 
 def _stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Block], list[StoredObject]] | None:

@@ -8,38 +8,38 @@ In the user's own query:
     query.awaitTermination()
     runner.finish()
 
-or, for a stream definition with a source of its own, `sources.open_source` and `run_stream`.
+or, for a stream definition with a source of its own, `sources.open_source` and `running_query.run_stream`.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
-from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
+from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger
+from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark.delivery import deliverers
-from siltstone.spark.failures import explain
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
+from siltstone.spark.session import use_session
 from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
@@ -77,7 +77,8 @@ class StreamRunner:
         self.stopped: str | None = None
         """why the run ended before its input did, such as the name of a signal; None if it did not"""
         self._stopping = threading.Event()
-        self._busy = threading.Lock()
+        self._turn = threading.Condition(threading.Lock())
+        """held by a step, and by a commit between two steps"""
         self._context = copy_context()
         """the fields that log events carry where the run began; Spark calls the runner in a thread of its own"""
         self._steps_left = max_steps
@@ -85,6 +86,7 @@ class StreamRunner:
             self.enough.set()
         self._on_checkpoint = on_checkpoint
         self._progress = progress or RunProgress(region.stream.name)
+        self._behind = self._begin_behind()
         self._placement = placement_of(spark, region.stream.name, placement)
         self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
         """the Spark jobs of this run's steps"""
@@ -117,7 +119,7 @@ class StreamRunner:
         return self._log.url
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Run one micro-batch as a step of every operator and, if one is due, complete a checkpoint.
+        """Run one micro-batch as a step of every operator and, if one is due, complete a checkpoint, or prepare it.
 
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
@@ -125,7 +127,8 @@ class StreamRunner:
             StateError: a sink failed; the checkpoint is complete, and the next run delivers it first.
         """
         self._check_not_failed()
-        with self._busy:
+        with self._turn:
+            self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():
                 with self._noting_failure():
@@ -133,15 +136,34 @@ class StreamRunner:
                 return
         self._stopping.wait()
 
+    def _may_step(self) -> bool:
+        """Whether the next step need not wait for checkpoints that are on their way (back-pressure)."""
+        ends = self.region.ends_next or self._steps_left == 1
+        return self._behind.has_room or not ends or self.failure is not None or self.enough.is_set()
+
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
         """Note an error of a step or checkpoint: the region takes no further one, and the run must begin anew."""
         try:
             yield
         except BaseException as error:
-            self.failure = self.failure or error
-            self.region.fail()
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self.region.fail()
+
+    def _begin_behind(self) -> CheckpointsBehind:
+        def as_thread(work: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                use_session(self.spark)
+                with self.jobs.tagged():
+                    work()
+
+            return inheritable_thread_target(self.spark)(run)
+
+        return CheckpointsBehind(self.region, self._turn, self._complete, self._fail, as_thread)
 
     def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
@@ -153,7 +175,7 @@ class StreamRunner:
             Exception: an overdue checkpoint failed.
         """
         try:
-            while not self.enough.is_set():
+            while not self.enough.is_set() and self.failure is None:
                 if stop is not None and stop.is_set():
                     self.stopped = stop.reason
                     break
@@ -166,20 +188,21 @@ class StreamRunner:
 
     def _complete_overdue(self) -> None:
         """End the interval by a step without input if it is overdue and no step is in progress."""
-        if not self.region.is_overdue or not self._busy.acquire(blocking=False):
+        if not self.region.is_overdue or not self._turn.acquire(blocking=False):
             return
         try:
-            if self.failure is None and self.region.is_overdue:
+            if self.failure is None and self.region.is_overdue and self._behind.is_empty:
                 with self._noting_failure():
                     self.step_without_input()
         finally:
-            self._busy.release()
+            self._turn.release()
 
     def stop(self, query: StreamingQuery) -> None:
         """Stop the query once the step in progress, if any, is done; no further one begins."""
         self.enough.set()
-        with self._busy:
+        with self._turn:
             self._stopping.set()
+            self._turn.notify_all()
         query.stop()
 
     def _step(self, rows: DataFrame, batch: int) -> None:
@@ -225,7 +248,11 @@ class StreamRunner:
             done.unpersist()
             self._acknowledge(done)
             if region.checkpoint_due:
-                self._checkpoint()
+                self._prepare()
+                if region.options.max_pending and not self._to_follow:
+                    self._behind.add()
+                else:
+                    self._complete_now()
         if self._steps_left is not None:
             self._steps_left -= 1
 
@@ -284,7 +311,8 @@ class StreamRunner:
         with self._processing():
             done = run(self.spark, self.region.begin_step(ends=True))
             self._acknowledge(done)
-            return self._checkpoint(**changed(done))
+            self._prepare(**changed(done))
+            return self._complete_now()
 
     @contextmanager
     def _processing(self) -> Iterator[None]:
@@ -295,23 +323,31 @@ class StreamRunner:
             yield
             _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 
-    def _checkpoint(self, **changes: Any) -> Completed:
-        region = self.region
-        completed = region.complete(self._sources, **changes)
+    def _prepare(self, **changes: Any) -> None:
+        self.region.prepare(self._sources, **changes)
         self._sources = []
+
+    def _complete_now(self) -> Completed:
+        self.region.store()
+        completed = self.region.commit()
+        self._complete(completed)
+        return completed
+
+    def _complete(self, completed: Completed) -> None:
+        """Deliver the outputs of a complete checkpoint, and say that it exists."""
         _LOG.debug("checkpoint completed", bytes=completed.bytes, seconds=round(completed.seconds, 3))
         self._deliver(checked=True)
-        for operator in region.stream.operators:
+        for operator in self.region.stream.operators:
             operator.region_checkpointed(completed.id)
         self._on_checkpoint(completed)
-        return completed
 
     def _deliver(self, *, checked: bool = False) -> None:
         if isinstance(self.spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
             self.region.deliver(self._sinks, checked=checked)
 
     def finish(self) -> None:
-        """Complete the checkpoint of an unfinished interval; call it once the query has ended well.
+        """Complete the checkpoints on their way, and that of an unfinished interval; call it once the query has ended
+        well.
 
         If the query is still running, the step in progress ends first and no further step begins.
 
@@ -319,75 +355,20 @@ class StreamRunner:
             SiltstoneError: as `__call__`, or the run has failed before.
         """
         self.enough.set()
-        with self._busy:
+        with self._turn:
             self._stopping.set()
+            self._turn.wait_for(lambda: self._behind.is_empty or self.failure is not None)
             self._check_not_failed()
             if not self._sources:
                 return
             with self._noting_failure():
                 self.step_without_input()
 
+    def close(self) -> None:
+        """Wait until nothing is stored or delivered any more: what is not complete by then never will be."""
+        self._behind.close()
+
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""
         if self.failure is not None:
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
-
-
-UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}
-"""trigger of a query that processes the available input and ends"""
-ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
-"""trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
-
-
-def run_stream(
-    runner: StreamRunner,
-    rows: DataFrame,
-    trigger: Mapping[str, Any] = UNTIL_PROCESSED,
-    stop: StopRequest | None = None,
-    on_start: Callable[[StreamingQuery], None] = lambda _: None,
-) -> None:
-    """Run a streaming DataFrame through `runner` until its query ends.
-
-    Args:
-        rows: the result of `open_source`, or the user's own streaming DataFrame.
-        trigger: arguments of Spark's `DataStreamWriter.trigger`.
-        stop: once set, the run ends after the step in progress, with a checkpoint; `runner.stopped` holds the reason.
-        on_start: called with the query once it has started.
-
-    Raises:
-        SiltstoneError: the stream stopped; the message says why.
-    """
-    stop = stop or StopRequest()
-    writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
-    writer = writer.trigger(**trigger)
-    try:
-        runner.follow_log(rows, stop.is_set)
-        if stop.is_set():
-            runner.stopped = stop.reason
-        elif not runner.enough.is_set():
-            query = writer.start()
-            on_start(query)
-            runner.await_query(query, stop)
-        if runner.failure is None:
-            runner.finish()
-    except Exception as error:
-        if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
-            raise
-        reason = _reason(runner, error)
-        raise reason from (None if reason is error else error)
-    if runner.failure is not None:
-        raise _reason(runner, runner.failure)
-
-
-def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
-    """The error that stopped the stream, as a SiltstoneError of one line."""
-    cause = runner.failure or error
-    if not isinstance(cause, Fenced):
-        with suppress(Unreachable):
-            # A newer writer takes over working state and deletes the rest; whatever failed, that is the cause.
-            runner.region.check_fence()
-    if isinstance(cause, SiltstoneError | KeyboardInterrupt):
-        return cause
-    region = runner.region
-    step = max(region.step, region.completed_step + 1)
-    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause, 'run the stream')}")

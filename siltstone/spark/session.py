@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError
@@ -255,3 +255,9 @@ def is_jvm_gone() -> bool:
 
 def _is_zip(path: str) -> bool:
     return path.endswith(".zip")
+
+
+def use_session(spark: SparkSession) -> None:
+    """Make a session the active one of this thread's thread in the JVM: a sink may use that."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)

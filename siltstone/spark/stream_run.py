@@ -13,6 +13,7 @@ from pyspark import inheritable_thread_target
 from siltstone.change.recover import Recovery
 from siltstone.result import Result
 from siltstone.run.region import Completed
+from siltstone.spark.session import use_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
@@ -155,9 +156,7 @@ class StreamRun:
 
     def _follow(self) -> None:
         try:
-            jvm: Any = self._spark._jvm
-            # A sink may use the active session.
-            jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
+            use_session(self._spark)
             self.result = self._work(self)
         except BaseException as error:
             self.exception = error

@@ -21,7 +21,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, RunResult, StreamRun, run, write_stream
-from siltstone.spark.runner import UNTIL_PROCESSED
+from siltstone.spark.running_query import UNTIL_PROCESSED
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
 from tests.cluster.cluster import Cluster, find_obstacle, wait_until

@@ -103,6 +103,9 @@ def moves(draw: random.Random, steps: int, hosts: int, losses: float, again: flo
     short=st.booleans(),
     losses=st.sampled_from([0.0, 0.2]),
     again=st.sampled_from([0.0, 0.2]),
+    max_pending=st.integers(0, 3),
+    crashes=st.sampled_from([0.0, 0.0, 0.2]),
+    backend=st.sampled_from(["heap", "heap", "rocksdb"]),
 )
 @pytest.mark.slow
 def test_wherever_subtasks_run_the_checkpoints_are_the_same(
@@ -114,19 +117,38 @@ def test_wherever_subtasks_run_the_checkpoints_are_the_same(
     short: bool,
     losses: float,
     again: float,
+    max_pending: int,
+    crashes: float,
+    backend: str,
 ) -> None:
+    """However many checkpoints are pending, too, when a run ends and another one goes on."""
     draw, root = random.Random(seed), tmp_path_factory.mktemp("hosts")
     policy, upload = SHORT if short else LONG, UploadOptions(inline_bytes=inline_bytes)
     batches = [rows(n, changed=draw.choice([0, 1, 10, 60])) for n in range(1, 10)]
     with pytest.MonkeyPatch.context() as patch, OpenWarehouse.writable(str(root / "w")) as place:
         patch.setattr(log, "INLINE_BYTES", waiting_bytes)
         patch.setattr(persist, "DELTA_ROWS", 20)
-        run = OnHosts(place, STREAM, policy, parallelism=3, checkpoint_steps=per_checkpoint, upload=upload)
-        run.hosts = Hosts(root / "hosts", moves(draw, 9, 3, losses, again))
-        found = [done.digest for batch in batches if (done := run.step(batch))]
+        wandering = Hosts(root / "hosts", moves(draw, 9, 3, losses, again))
+
+        def begin() -> OnHosts:
+            options = {"checkpoint_steps": per_checkpoint, "upload": upload, "backend": backend}
+            run = OnHosts(place, STREAM, policy, parallelism=3, max_pending=max_pending, **options)
+            run.hosts = wandering
+            return run
+
+        run = begin()
+        while run.batches < len(batches):
+            if draw.random() < crashes:
+                run = begin()
+                continue
+            run.step(batches[run.batches])
+            if run.region.protocol.pending and draw.random() < 0.3:
+                run.complete_oldest()
+        run.complete_pending()
+        found = [record.digest for record in place.catalog.checkpoints.list(NAME)]
         assert not failures(place, NAME)
         assert restored_digest(place, NAME, len(found), parallelism=2) == found[-1]
-        if not again:  # an attempt that did not count leaves objects for a sweep
+        if not (again or crashes):  # what did not count leaves objects for a sweep
             stored = {name for name, _ in place.warehouse.store.list(f"{NAME}/")}
             known = {o.name for o in place.catalog.objects.list(NAME, list(range(1, len(found) + 1)))}
             begun = CheckpointPath(NAME, run.region.epoch, run.region.checkpoint).prefix

@@ -14,7 +14,8 @@ from siltstone.errors import Fenced, StateError
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, open_region, replay, restore, run, stream_runner
-from siltstone.spark.runner import StreamRunner, run_stream
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.running_query import run_stream
 from siltstone.spark.sources import open_source
 from siltstone.stream import Stream
 from tests.spark.arriving import MESSAGES, RATE, arrive, calls

@@ -11,7 +11,8 @@ from siltstone.chains.policies import PolicyOptions
 from siltstone.errors import BadRow, Fenced, StateError
 from siltstone.model import Form
 from siltstone.spark.operations import RunRequest, open_region, run
-from siltstone.spark.runner import StreamRunner, run_stream
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.running_query import run_stream
 from siltstone.spark.sources import open_source
 from tests.spark_runs import at, check_proven, recorded
 from tests.spark_streams import BREAKING, COUNTS, NOTICING, NULLS

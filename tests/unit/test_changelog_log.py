@@ -1,6 +1,6 @@
 """The log of a run, as the driver keeps it: what was logged reads back, small or stored; what is replaced goes."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,6 +82,14 @@ class Run:
             return self.small(step, subtask, *changes)
         return self.stored(step, subtask, *changes, bases=variables if ends and whole else ())
 
+    def persist(
+        self, step: int, last: Mapping[str, Sequence[Acknowledgement]]
+    ) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
+        """What a checkpoint that ends with a step names."""
+        interval = self.log.cut(self.path(step))
+        uploads = interval.persist()
+        return interval.merge(last), uploads
+
     def append(self, step: int, *received: Acknowledgement) -> None:
         self.log.append(self.path(step), received[0].operator, received)
 
@@ -125,7 +133,7 @@ def test_small_segments_are_stored_together_and_have_the_numbers_of_their_steps(
             last[operator] = both(run, step, x(step), opaque("calls", step, GROUPS), operator=operator)
             run.append(step, *last[operator])
     assert run.store.puts == []
-    merged, uploads = run.log.persist(run.path(5), last)
+    merged, uploads = run.persist(5, last)
     assert len(run.store.puts) == 1 and uploads.objects == 1
     assert run.store.names[0].startswith(f"{run.path(5).prefix}s000000000005-")
     for operator in "o", "p":
@@ -151,7 +159,7 @@ def test_small_segments_that_wait_are_bounded_in_total(run: Run, monkeypatch: py
             [(n, "x", n)] for n in range(1, step + 1)
         ]
     assert len(run.store.puts) >= 4  # before any checkpoint asks
-    merged, _ = run.log.persist(run.path(20), {"o": last})
+    merged, _ = run.persist(20, {"o": last})
     assert say(run.store, merged["o"][1]) == sorted([(n, "x", n) for n in range(1, 21)], key=str)
     assert len(run.store.puts) <= 6
 
@@ -164,12 +172,13 @@ def test_a_background_upload_that_failed_is_said_next(run: Run, monkeypatch: pyt
     run.append(1, *both(run, 1, x(1)))
     monkeypatch.setattr(changelog_log, "INLINE_BYTES", 1 << 20)
     run.uploader.close()  # what was sent has been answered
+    interval = run.log.cut(run.path(1)) if then == "persist" else None
     for _ in range(2):  # the run can do nothing but end
         with pytest.raises(Unreachable, match="the test says so"):
-            if then == "append":
+            if interval is None:
                 run.append(2, *both(run, 2, x(2)))
             else:
-                run.log.persist(run.path(1), {"o": both(run, 1, x(1))})
+                interval.persist()
     assert run.store.names == []
     assert say(run.store, run.log.since("o")[0].part(0)) == [(1, "x", 1)]  # it has not gone from here
 
@@ -180,7 +189,7 @@ def test_a_segment_that_was_damaged_on_its_way_is_never_stored(run: Run) -> None
     damaged = Acknowledgement("o", 0, GROUPS, inline=[packed[:-30] + bytes(30)], logged=True)
     run.append(1, damaged, run.small(1, 1))
     with pytest.raises(CorruptObject, match="not a segment"):
-        run.log.persist(run.path(1), {"o": [damaged, run.small(1, 1)]})
+        run.persist(1, {"o": [damaged, run.small(1, 1)]})
     assert run.store.puts == []
 
 
@@ -212,7 +221,7 @@ def test_a_limit_holds_for_the_deltas_of_all_steps_of_a_subtask(run: Run) -> Non
         "y": [25, 25],
     }
     assert run.log.limits_bytes("o", {}, SUBTASKS) == {}
-    run.log.truncate(())
+    run.log.cut(run.path(2))
     assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [2000, 2000], "y": [25, 25]}
 
 
@@ -226,7 +235,7 @@ def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) 
     answers = [answer(1), answer(2), answer(3, tracked_bytes={"x": 1000}, rows_in=5)]
     for step, received in enumerate(answers, 1):
         run.append(step, received)
-    merged, _ = run.log.persist(run.path(3), {"o": answers[-1:]})
+    merged, _ = run.persist(3, {"o": answers[-1:]})
     [found] = merged["o"]
     assert found.seconds == {"delta": 0.75, "persist": 3.0, "process": 24.0}
     assert UploadStatistics.from_json(found.uploads).requests == 6
@@ -263,7 +272,7 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
             said.append([say(run.store, a, step) for a in last])
             logged = run.log.since("o")
             assert [[say(run.store, each.part(i), each.step) for i in range(SUBTASKS)] for each in logged] == said
-        merged, _ = run.log.persist(run.path(len(steps)), {"o": last})
+        merged, _ = run.persist(len(steps), {"o": last})
         objects = [o for a in merged["o"] for o in a.objects]
         for subtask, a in enumerate(merged["o"]):
             *earlier, newest = (of[subtask] for of in said)

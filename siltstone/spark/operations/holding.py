@@ -146,6 +146,8 @@ def _run_epoch(
         background.stop()
         if runner is not None and runner.failure is not None:
             runner.jobs.cancel()
+        if runner is not None:
+            runner.close()
         # A catalog that is away must not hide the error that ended the run.
         with suppress(Unreachable):
             region.close(outcome)
@@ -193,6 +195,7 @@ def open_region(
         checkpoint_steps=settings.checkpoint_steps,
         checkpoint_s=settings.checkpoint_s,
         checkpoint_idle_s=settings.checkpoint_idle_s,
+        max_pending=settings.max_pending,
         options=options,
         upload=settings.upload,
         drop=drop,

@@ -21,7 +21,8 @@ from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.resets import Resets
-from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, run_stream
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, run_stream
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.sources import check_rows, open_source
 from siltstone.spark.stopping import StopRequest, stop_on_signals

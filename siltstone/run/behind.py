@@ -1,0 +1,101 @@
+"""Complete checkpoints behind the stream: one thread stores and commits them, another delivers their outputs.
+
+Both take them in order. A commit takes its turn between two steps, so a task never runs while the checkpoint changes
+that it would restore. The first error ends it all: the region goes back to its newest complete checkpoint.
+"""
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
+
+from siltstone.run.commit import Completed
+from siltstone.run.region import ConsistentRegion
+
+Work = Callable[[], None]
+
+
+class CheckpointsBehind:
+    """The checkpoints of one region that are on their way.
+
+    Args:
+        turn: whoever holds it takes a step or commits.
+        deliver: delivers the outputs of a complete checkpoint, and says that it exists.
+        failed: called, with `turn` held, with an error after which the region takes no further step.
+        as_thread: wraps what a thread does.
+    """
+
+    def __init__(
+        self,
+        region: ConsistentRegion,
+        turn: threading.Condition,
+        deliver: Callable[[Completed], None],
+        failed: Callable[[BaseException], None],
+        as_thread: Callable[[Work], Work] = lambda work: work,
+    ) -> None:
+        self._region, self._turn, self._deliver, self._failed = region, turn, deliver, failed
+        self._as_thread = as_thread
+        self._in_flight = 0
+        self._ended = False
+        self._queues: list[SimpleQueue[Work | None]] = []
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more checkpoint may be on its way; outputs that wait for delivery count, too."""
+        return self._in_flight < max(1, self._region.options.max_pending)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have been completed and delivered."""
+        return not self._in_flight
+
+    def add(self) -> None:
+        """Take the checkpoint that the region has just prepared; `turn` is held."""
+        if not self._threads:
+            # Daemons: a driver that ends without waiting ends its run like a crash, which loses nothing.
+            self._queues = [SimpleQueue(), SimpleQueue()]
+            for what, queue in zip(("store", "deliver"), self._queues, strict=True):
+                name = f"siltstone-{what}-{self._region.stream.name}"
+                target = self._as_thread(partial(self._follow, queue))
+                self._threads.append(threading.Thread(target=target, name=name, daemon=True))
+                self._threads[-1].start()
+        self._in_flight += 1
+        self._queues[0].put(partial(copy_context().run, self._complete))
+
+    def _complete(self) -> None:
+        self._region.store()
+        with self._turn:
+            if self._ended:
+                return
+            completed = self._region.commit()
+            self._turn.notify_all()
+        self._queues[1].put(partial(copy_context().run, partial(self._give, completed)))
+
+    def _give(self, completed: Completed) -> None:
+        self._deliver(completed)
+        with self._turn:
+            self._in_flight -= 1
+            self._turn.notify_all()
+
+    def _follow(self, queue: "SimpleQueue[Work | None]") -> None:
+        """Do what is in a queue, in order, until the end or the first error."""
+        while (work := queue.get()) is not None:
+            if self._ended:
+                continue
+            try:
+                work()
+            except BaseException as error:
+                with self._turn:
+                    self._ended = True
+                    self._failed(error)
+                    self._turn.notify_all()
+
+    def close(self) -> None:
+        """Begin nothing more, and wait until what is under way has ended; `turn` is not held."""
+        self._ended = True
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -1,0 +1,74 @@
+"""Run a streaming DataFrame through a stream runner until its query ends."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable
+from siltstone.spark.failures import explain
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.stopping import StopRequest
+
+UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}
+"""trigger of a query that processes the available input and ends"""
+ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
+"""trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
+
+
+def run_stream(
+    runner: StreamRunner,
+    rows: DataFrame,
+    trigger: Mapping[str, Any] = UNTIL_PROCESSED,
+    stop: StopRequest | None = None,
+    on_start: Callable[[StreamingQuery], None] = lambda _: None,
+) -> None:
+    """Run a streaming DataFrame through `runner` until its query ends.
+
+    Args:
+        rows: the result of `open_source`, or the user's own streaming DataFrame.
+        trigger: arguments of Spark's `DataStreamWriter.trigger`.
+        stop: once set, the run ends after the step in progress, with a checkpoint; `runner.stopped` holds the reason.
+        on_start: called with the query once it has started.
+
+    Raises:
+        SiltstoneError: the stream stopped; the message says why.
+    """
+    stop = stop or StopRequest()
+    writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+    writer = writer.trigger(**trigger)
+    try:
+        runner.follow_log(rows, stop.is_set)
+        if stop.is_set():
+            runner.stopped = stop.reason
+        elif not runner.enough.is_set():
+            query = writer.start()
+            on_start(query)
+            runner.await_query(query, stop)
+        if runner.failure is None:
+            runner.finish()
+    except Exception as error:
+        if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
+            raise
+        reason = _reason(runner, error)
+        raise reason from (None if reason is error else error)
+    if runner.failure is not None:
+        raise _reason(runner, runner.failure)
+
+
+def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
+    """The error that stopped the stream, as a SiltstoneError of one line."""
+    cause = runner.failure or error
+    if not isinstance(cause, Fenced):
+        with suppress(Unreachable):
+            # A newer writer takes over working state and deletes the rest; whatever failed, that is the cause.
+            runner.region.check_fence()
+    if isinstance(cause, SiltstoneError | KeyboardInterrupt):
+        return cause
+    region = runner.region
+    step = max(region.step, region.completed_step + 1)
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause, 'run the stream')}")
