@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.run.coordinator import Coordinator
-from siltstone.run.protocol_rules import Checkpoint, CheckpointState, Interval, Phase, open_region, state_of
+from siltstone.run.protocol_rules import Checkpoint, CheckpointState, Interval, Phase, open_region
 from tests.simulation.processes import Process
 
 OPERATORS = ("a", "b")
@@ -85,6 +85,16 @@ class Place:
         return epoch < self.epoch or checkpoint <= self.newest or self.ended
 
 
+@dataclass
+class Pending:
+    """A checkpoint that is prepared: its id, what the catalog will have of it, and what its steps have logged."""
+
+    id: int
+    record: Committed
+    logged: list[str]
+    stored: bool = False
+
+
 def state_after(before: int, batch: int) -> int:
     """What a batch of the input makes of the state."""
     return hash((before, batch))
@@ -120,9 +130,10 @@ class Writer:
             self.state = last.state if last else 0
             self.batch = max((b for c in place.checkpoints.values() for b in c.batches), default=0)
         interval = Interval(self.chance.choice((1, 1, 2, 3)), self.chance.choice((None, None, 20.0)), idle_s=10.0)
-        self.coordinator = Coordinator(
-            open_region(epoch, OPERATORS, self.completed, step), interval, lambda: self.now_s
-        )
+        self.max_pending = self.chance.choice((0, 1, 2))
+        region = open_region(epoch, OPERATORS, self.completed, step, max(1, self.max_pending))
+        self.coordinator = Coordinator(region, interval, lambda: self.now_s)
+        self.pending: list[Pending] = []
         self.batches: list[int] = []
         self.logs = self.chance.random() < 0.7
         self.logged: list[str] = []
@@ -134,8 +145,10 @@ class Writer:
                     self.world.counts["overdue"] += 1
                     self._step(ends=True)
                 self._step(takes_batch=True)
+            self._complete_pending()
             if self.batches:
                 self._step(ends=True)
+                self._complete_pending()
         except Exception:
             self.coordinator.fail()
             raise
@@ -147,6 +160,9 @@ class Writer:
     def _step(self, *, ends: bool | None = None, takes_batch: bool = False) -> None:
         coordinator = self.coordinator
         assert coordinator is not None
+        ends = coordinator.ends_next() if ends is None else ends
+        while ends and not coordinator.region.has_room:
+            self._complete_oldest()
         if coordinator.region.logged and self.world.loses_state and self.chance.random() < 0.05:
             self._roll_forward(coordinator)
         running = coordinator.begin_step(ends=ends)
@@ -158,43 +174,75 @@ class Writer:
         for operator in OPERATORS:
             if running.ends or self.logs:
                 handed += [self._put(f"segment-{operator}") for _ in range(self.chance.choice((1, 1, 2)))][-1:]
+            self._go_on_behind()
             coordinator.acknowledge(operator)
         self.logged += handed
         if running.ends:
-            base = self.chance.random() < 0.3
-            self._complete(coordinator, handed if base else list(self.logged))
+            self._prepare(handed if self.chance.random() < 0.3 else list(self.logged))
+        if not self.max_pending or self.chance.random() < 0.2:
+            self._complete_pending()
 
     def _roll_forward(self, coordinator: Coordinator) -> None:
-        """The state of the interval's steps is gone: it comes from the log, or the steps come again."""
+        """The state of the steps since the newest complete checkpoint is gone: it comes from the log, or they do."""
         if not self.logs:
             coordinator.fail()
             raise LostState("no longer on this machine")
         with self.process.call("read the log"):
-            lost = [name for name in self.logged if name not in self.place.objects]
-            assert not lost or self.process.epoch != self.place.epoch, "a sweep took what an interval has logged"
+            every = [*self.logged, *(name for pending in self.pending for name in pending.logged)]
+            lost = [name for name in every if name not in self.place.objects]
+            assert not lost or self.process.epoch != self.place.epoch, "a sweep took what was logged"
             self.world.counts["rolled forward"] += 1
         if lost:
             coordinator.fail()
             raise LostState("a newer run has swept the log")
 
-    def _complete(self, coordinator: Coordinator, objects: list[str]) -> None:
-        epoch, [prepared] = coordinator.region.epoch, coordinator.region.pending
-        self.prepared[epoch, prepared.id] = prepared.steps
-        output = str(self.batches)
+    def _prepare(self, objects: list[str]) -> None:
+        assert self.coordinator is not None
+        prepared = self.coordinator.region.pending[-1]
+        self.prepared[self.process.epoch, prepared.id] = prepared.steps
+        record = Committed(self.process.epoch, prepared.steps, tuple(self.batches), self.state, frozenset(objects))
+        self.pending.append(Pending(prepared.id, record, self.logged))
+        self.batches, self.logged = [], []
+        self.world.counts[f"{len(self.pending)} pending"] += 1
+
+    def _go_on_behind(self) -> None:
+        """What the threads behind the stream may do while a step is running."""
+        if self.pending and not self.pending[0].stored and self.chance.random() < 0.4:
+            self._store()
+        if self.coordinator and self.coordinator.region.completed and self.chance.random() < 0.1:
+            self._deliver()
+
+    def _store(self) -> None:
+        assert self.coordinator is not None
+        pending, region = self.pending[0], self.coordinator.region
 
         def store(checkpoint: Checkpoint) -> None:
-            objects.extend([self._put("output"), self._put("manifest")])
-            assert state_of(coordinator.region, checkpoint.id) is CheckpointState.PENDING
+            stored = {self._put("output", pending.id), self._put("manifest", pending.id)}
+            pending.record = replace(pending.record, objects=pending.record.objects | stored)
+            assert checkpoint.id == pending.id and checkpoint.state is CheckpointState.PENDING
+
+        assert region.pending[0].id == pending.id
+        self.coordinator.store(store)
+        pending.stored = True
+
+    def _complete_oldest(self) -> None:
+        assert self.coordinator is not None
+        pending = self.pending[0]
+        if not pending.stored:
+            self._store()
 
         def commit(checkpoint: Checkpoint) -> None:
-            record = Committed(epoch, checkpoint.steps, tuple(self.batches), self.state, frozenset(objects))
             with self.process.call("commit"):
-                self.place.commit(checkpoint.id, record, output)
+                self.place.commit(checkpoint.id, pending.record, str(list(pending.record.batches)))
 
-        self.completed = coordinator.complete(store, commit).id
-        self._truncate(set(self.logged) - set(objects))
-        self.batches, self.logged = [], []
+        self.completed = self.coordinator.commit(commit).id
+        del self.pending[0]
+        self._truncate(set(pending.logged) - pending.record.objects)
         self._deliver()
+
+    def _complete_pending(self) -> None:
+        while self.pending:
+            self._complete_oldest()
 
     def _truncate(self, names: set[str]) -> None:
         """Delete what was logged before a base, as `ConsistentRegion` does."""
@@ -203,8 +251,8 @@ class Writer:
                 with self.process.call(f"delete object {name}"):
                     self.place.objects.pop(name, None)
 
-    def _put(self, what: str) -> str:
-        epoch, checkpoint = self.process.epoch, self.completed + 1
+    def _put(self, what: str, checkpoint: int | None = None) -> str:
+        epoch, checkpoint = self.process.epoch, checkpoint or self.completed + len(self.pending) + 1
         name = f"{epoch}/{checkpoint}/{what}-{self.chance.randrange(1 << 40)}"
         with self.process.call(f"write object {name}"):
             self.place.objects[name] = epoch, checkpoint
@@ -338,7 +386,7 @@ class World:
         region = coordinator.region
         assert region.completed <= place.newest, "a checkpoint is complete for nobody else"
         if region.epoch == place.epoch and region.completed < place.newest:
-            [pending] = region.pending
+            pending = region.pending[0]
             assert place.newest == pending.id and pending.durable, "the catalog has what nobody committed"
             assert pending.in_doubt or region.phase is Phase.OPEN, "what may be complete counts as failed"
 
