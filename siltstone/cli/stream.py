@@ -46,6 +46,9 @@ def run(
     backend: BackendName = None,
     checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches per checkpoint. [1]")] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead of steps.")] = None,
+    max_pending: Annotated[
+        int | None, typer.Option(min=0, help="Checkpoints on their way while the stream goes on. [0: it waits]")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
     materialize_every: MaterializeEvery = None,
     options: Annotated[
@@ -74,6 +77,7 @@ def run(
         policy=policy,
         checkpoint_steps=checkpoint_steps,
         checkpoint_s=checkpoint_s,
+        max_pending=max_pending,
         openmetrics=openmetrics,
         metrics_port=metrics_port,
         materialization=None if materialize_every is None else _every(materialize_every),

@@ -1,7 +1,7 @@
 """Store a manifest; make the catalog's record of a checkpoint, and what the run reports of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails
@@ -17,7 +17,13 @@ from siltstone.store.paths import is_base
 
 @dataclass(frozen=True)
 class Completed:
-    """A checkpoint that has just completed."""
+    """A checkpoint that has just completed.
+
+    Attributes:
+        steps: how many steps it took, those without input, too.
+        rows_in: rows of the source; `operator_rows` are those of each operator.
+        seconds: since its last step was processed.
+    """
 
     id: int
     digest: str
@@ -31,6 +37,8 @@ class Completed:
     event_time_max: datetime | None
     reasons: Mapping[str, str]
     uploads: UploadStatistics
+    steps: int = 1
+    operator_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) -> CheckpointCommit:
@@ -58,7 +66,7 @@ def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) 
 
 
 def completed_of(
-    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str]
+    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str], steps: int
 ) -> Completed:
     """Describe a checkpoint whose commit succeeded; the arguments are fields of `Completed`."""
     return Completed(
@@ -74,6 +82,8 @@ def completed_of(
         event_time_max=commit.event_time_max,
         reasons=reasons,
         uploads=uploads,
+        steps=steps,
+        operator_rows={name: of["rows_in"] for name, of in commit.statistics["operators"].items()},
     )
 
 

@@ -43,6 +43,7 @@ class PendingCheckpoint:
         edit: an edit by hand to record.
         parallelism: the parallelism to record for later runs.
         definition: the definition, if it is the first checkpoint made under it; `dropped` is given up with it.
+        step_count: how many steps it has, those without input, too.
         commit: its record for the catalog, once it is stored.
     """
 
@@ -57,6 +58,7 @@ class PendingCheckpoint:
     parallelism: int | None
     definition: Mapping[str, Any] | None
     dropped: Sequence[str]
+    step_count: int
     commit: CheckpointCommit | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
     _began_s: float = field(default_factory=time.perf_counter)
@@ -108,7 +110,9 @@ class PendingCheckpoint:
     def completed(self) -> Completed:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
-        return completed_of(self.commit, self.uploads, time.perf_counter() - self._began_s, self.reasons)
+        return completed_of(
+            self.commit, self.uploads, time.perf_counter() - self._began_s, self.reasons, self.step_count
+        )
 
     def _manifest(self, stream: Stream, uploads: UploadStatistics) -> Manifest:
         received, chains = self.gathered.last, self.chains

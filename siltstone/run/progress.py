@@ -124,8 +124,9 @@ class RunProgress:
             self._counts["checkpoints"] += 1
             parts = completed.event_time_max, completed.bytes, completed.d, completed.forms, completed.seconds
             self._newest = _Newest(completed.id, self._now(), *parts)
-            self._waiting_steps = 0
-            self._by_operator["waiting_rows"] = dict.fromkeys(self._by_operator["waiting_rows"], 0)
+            self._waiting_steps = max(0, self._waiting_steps - completed.steps)
+            for operator, rows in completed.operator_rows.items():
+                self._add("waiting_rows", operator, -rows)
 
     def add_reset(self) -> None:
         """Count a reset: the steps since the newest checkpoint will be repeated."""

@@ -184,7 +184,7 @@ class ConsistentRegion:
 
     @property
     def ends_next(self) -> bool:
-        """Whether the next step ends in a checkpoint, by the run's options."""
+        """Whether the next step ends in a checkpoint by itself."""
         return self._coordinator.ends_next()
 
     def _resume(self, latest: int) -> None:
@@ -330,11 +330,9 @@ class ConsistentRegion:
         gathered, reasons, log = self._gathered, self._chains.reasons, self._log.cut(path)
         chains = self._chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
         self._event_time_max = gathered.event_time(self._event_time_max)
-        made_under = self._definition, self._dropped
+        further = edit, parallelism, self._definition, self._dropped, self.step - self._begins_after
         self._pending.append(
-            PendingCheckpoint(
-                path, steps, gathered, log, chains, reasons, self._event_time_max, edit, parallelism, *made_under
-            )
+            PendingCheckpoint(path, steps, gathered, log, chains, reasons, self._event_time_max, *further)
         )
         self._gathered, self._begins_after, self._definition, self._dropped = StepReports(), self.step, None, ()
 
@@ -361,9 +359,8 @@ class ConsistentRegion:
         made, committed = pending.commit, list[Committed]()
         if made is None:
             raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
-        self._coordinator.commit(
-            lambda _: committed.append(self.catalog.commits.add(self.stream.name, self.epoch, made))
-        )
+        add = self.catalog.commits.add
+        self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
         self._pending.popleft()
         self._advance(pending, made, committed[0])
         return pending.completed()

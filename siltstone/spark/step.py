@@ -13,6 +13,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import SOURCE, Operator
 from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine, internal_names, original, step_schema
+from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
@@ -104,11 +105,16 @@ def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask], placement: Pla
 
 
 def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
-    """The frame of a placement for one step. Subtasks may move if the newest checkpoint has all their state."""
+    """The frame of a placement for one step. Subtasks may move after a checkpoint, if that and the log have all their
+    state."""
     if placement is None or not tasks:
         return None
     (parallelism,) = {task.parallelism for task in tasks.values()}
-    return placement.frame(parallelism, movable=all(t.base_step == t.restore.step for t in tasks.values()))
+    return placement.frame(parallelism, movable=all(map(_may_move, tasks.values())))
+
+
+def _may_move(task: StepTask) -> bool:
+    return task.base_step == task.begins_after and is_logged(task, task.restore.step)
 
 
 def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None) -> DataFrame:

@@ -145,6 +145,7 @@ class Life:
             "parallelism": chance.choice([1, 2, 3]),
             "checkpoint_steps": chance.choice([1, 1, 3]),
             "policy": chance.choice([None, "adjust-d"]),
+            "max_pending": chance.choice([0, 1, 2]),
         }
 
     # --- kills ----------------------------------------------------------------------------------------------
