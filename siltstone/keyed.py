@@ -25,7 +25,8 @@ read together if the rows have the map key's columns; other entries are read one
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
@@ -114,13 +116,17 @@ class _View:
         self.access: Any = getattr(state, name)
         self.ordinal = 0
         self.value = pa.schema([]) if isinstance(variable, OpaqueState) else schema_of(variable.value, name)
+        self.copied: Callable[[Record], dict[str, Any]] = (
+            (lambda row: deepcopy(dict(row))) if any(is_nested(field.type) for field in self.value) else dict
+        )
+        """copies a row, so that changing what was got or put changes no state"""
 
     def flush(self) -> None:
         """Write what changed."""
 
     def checked(self, values: Record) -> dict[str, Any]:
         """Return `values` as a row of the value columns."""
-        return _check_columns(values, self.value.names, self.name)
+        return self.copied(_check_columns(values, self.value.names, self.name))
 
 
 class _Value(_View):
@@ -140,7 +146,7 @@ class _Value(_View):
                 values = lookup.values.to_pylist()
                 self._read = [row if there else None for row, there in zip(values, lookup.found, strict=True)]
             found = self._read[self.ordinal]
-        return None if found is None else dict(found)
+        return None if found is None else self.copied(found)
 
     def put(self, values: Record) -> None:
         self._changed[self.ordinal] = self.checked(values)
@@ -175,7 +181,7 @@ class _Map(_View):
         if address not in self._known:
             self._read(self._entries([(self.ordinal, subkey)]), np.array([self.ordinal]))
         found = self._known[address]
-        return None if found is None else dict(found)
+        return None if found is None else self.copied(found)
 
     def put(self, entry: Record, values: Record) -> None:
         address, subkey = self._address(entry)
@@ -236,7 +242,7 @@ class _List(_View):
         self._removed: set[int] = set()
 
     def get(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in [*self.stored(), *self._added.get(self.ordinal, ())]]
+        return [self.copied(row) for row in [*self.stored(), *self._added.get(self.ordinal, ())]]
 
     def append(self, values: Record) -> None:
         self._added.setdefault(self.ordinal, []).append(self.checked(values))

@@ -25,6 +25,7 @@ from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
 from siltstone.state.columns import fixed_values, misfits, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.types import is_nested
 from siltstone.state.variables import ColumnTypes, schema_of
 
 __all__ = ["Aggregate", "Average", "Count", "First", "Last", "Max", "Min", "Sum"]
@@ -75,6 +76,9 @@ class Aggregate(Operator):
         self.aggregates: tuple[Function, ...] = tuple(aggregates)
         self.map_side = map_side
         kept = [pair for function in self.aggregates for pair in function.columns().items()]
+        for column, kind in kept:
+            if is_nested(kind):
+                raise UsageError(f"column {column} has type {kind}: aggregates are of flat values")
         self.totals = ValueState(pa.schema(kept))
         keys = schema_of(key, f"the key of operator {name}")
         results = [(function.name, function.result_type()) for function in self.aggregates]

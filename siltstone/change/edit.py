@@ -17,8 +17,10 @@ from siltstone.operator import Operator, Rows, State
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import normalise_keys
+from siltstone.state.nested import encode_nested, stored_columns
 from siltstone.state.protocol import apply_delta
 from siltstone.state.schema import DELETED, TableSchema
+from siltstone.state.types import is_nested
 from siltstone.state.variables import ListState, Variable
 from siltstone.stream import Stream
 
@@ -62,12 +64,12 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
     Raises:
         UsageError: an unknown, missing or repeated column, or one whose type cannot be cast to the table's.
     """
-    known = ", ".join(f"{field.name} {field.type}" for field in schema.changes)
+    known = ", ".join(f"{field.name} {field.type}" for field in schema.shown_changes)
     repeated = sorted({name for name in given.names if given.names.count(name) > 1})
     if repeated:
         raise UsageError(f"{what} has column {repeated[0]} twice: leave one out; the table has {known}")
     for name in given.names:
-        if name not in schema.changes.names:
+        if name not in schema.shown_changes.names:
             raise UsageError(f"{what} has the unknown column {name!r}: use those of the table, {known}")
     for name in schema.primary_key.names:
         if name not in given.names:
@@ -75,7 +77,7 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
     lacking = _missing_columns(given, schema)
     if lacking and DELETED not in given.names:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
-    for field in schema.changes:
+    for field in schema.shown_changes:
         if field.name in given.names and not _fits(given.field(field.name).type, field.type):
             raise UsageError(
                 f"{what}: column {field.name} is {given.field(field.name).type}, not {field.type}: cast it"
@@ -83,7 +85,7 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
 
 
 def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
-    """Cast rows with checked columns to changes (`schema.changes`). Without `__deleted`, no row is a deletion.
+    """Cast rows with checked columns to changes (`schema.shown_changes`). Without `__deleted`, no row is a deletion.
 
     Args:
         what: names the source of the rows, for errors.
@@ -104,10 +106,10 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
     puts = rows.num_rows - (pc.sum(columns[DELETED]).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
     if lacking and puts:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
-    for field in schema.value:
+    for field in schema.shown_value:
         there = field.name in rows.column_names
         columns[field.name] = _cast(rows, field, what) if there else pa.nulls(rows.num_rows, field.type)
-    return pa.table([columns[name] for name in schema.changes.names], schema=schema.changes)
+    return pa.table([columns[name] for name in schema.shown_changes.names], schema=schema.shown_changes)
 
 
 def _missing_columns(given: pa.Schema, schema: TableSchema) -> list[str]:
@@ -120,6 +122,13 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
         given = given.value_type
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
         return (given.tz is None) == (wanted.tz is None)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        names = [field.name for field in given]
+        return sorted(names) == sorted(field.name for field in wanted) and all(
+            _fits(given.field(field.name).type, field.type) for field in wanted
+        )
+    if is_nested(wanted) and pa.types.is_list(given):
+        return pa.types.is_list(wanted) and _fits(given.value_type, wanted.value_type)
     return pa.types.is_null(given) or _sort(given) == _sort(wanted)
 
 
@@ -148,11 +157,19 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = str(error).splitlines()[0]
         raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}; correct it") from None
+    if is_nested(field.type) and not _same_values(column, cast):
+        raise UsageError(f"{what}: column {field.name} does not fit {field.type}: a value would change; round it")
     if pa.types.is_floating(field.type) and not _same_numbers(column, cast):
         raise UsageError(
             f"{what}: column {field.name} does not fit {field.type}: digits of {column.type} would be lost; round it"
         )
     return cast
+
+
+def _same_values(column: pa.Array, cast: pa.Array) -> bool:
+    """Whether a cast to a nested type kept every value; of floats, Arrow rounds silently."""
+    back = cast.cast(column.type)
+    return encode_nested(back).equals(encode_nested(column))
 
 
 def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
@@ -199,6 +216,7 @@ class EditOperator(Operator):
         held: SubtaskState = getattr(state, self._variable)
         table = held.tables[self._variable]
         changes = cast_changes(rows.table, table.schema, f"the edit of {self.name}.{self._variable}")
+        changes = stored_columns(changes, table.schema.nested)
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
             if field.name in table.schema.primary_key.names:
                 changes = changes.set_column(changes.column_names.index(field.name), field, column)

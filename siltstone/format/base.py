@@ -20,6 +20,7 @@ from siltstone.format.coding import KEY_GROUPS_MAX, Bytes
 from siltstone.format.parquet import UntrustedParquet, claim, padding
 from siltstone.model import KeyGroupRange
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes
+from siltstone.state.nested import nested_columns
 from siltstone.state.ranks import is_integer_like, ranks
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
@@ -51,7 +52,8 @@ def write_base(
     """Write all rows of a table and return how many there are.
 
     `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them. Without
-    `key_groups` the file has no column for them: it is then not a base, but a table for others to read.
+    `key_groups` the file has no column for them: it is then not a base, but a table for others to read, in which nested
+    columns are shown as such.
 
     Raises:
         UsageError: the key groups are not ascending.
@@ -60,11 +62,13 @@ def write_base(
     rows = 0
     pieces = _pieces(shape, batches)
     first = next(pieces, shape.empty_table())
-    written = shape if key_groups else schema.rows
+    written = shape if key_groups else schema.shown_rows
     sink, largest = pa.PythonFile(writer, mode="w"), 0
     with pq.ParquetWriter(sink, written, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
         for piece in chain([first], pieces) if len(first) else ():
             in_order = _in_order(piece, schema.primary_key).select(written.names)
+            if not key_groups:
+                in_order = nested_columns(in_order, schema.nested)
             out.write_table(in_order, row_group_size=ROW_GROUP_ROWS)
             rows += len(piece)
             groups = (in_order.slice(start, ROW_GROUP_ROWS) for start in range(0, len(piece), ROW_GROUP_ROWS))

@@ -24,7 +24,7 @@ from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
 from siltstone.state.ranks import ranks
-from siltstone.state.schema import type_of
+from siltstone.state.types import type_of
 
 MAGIC = b"SILTBLK1"
 _STRING_BYTES_MAX = (1 << 31) - 1

@@ -22,10 +22,12 @@ from siltstone.format.arrow import ipc_options
 from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state.types import is_nested_text
 from siltstone.store.checksums import is_bare, pack
 
-FORMAT = 3
-"""2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
+FORMAT = 4
+"""4: tables with nested columns; 3: variables that are left out or in parts (`_format`); 2: checksums that name their
+algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
 _HANDLE = pa.struct(
@@ -186,12 +188,21 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _format(manifest: Manifest) -> int:
     """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
+    if _has_nested(manifest):
+        return 4
     if _leaves_out(manifest) or any(
         h.kind is Kind.OPAQUE and (h.form is Form.DELTA or manifest.materialization) for h in manifest.handles
     ):
-        return FORMAT
+        return 3
     checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
     return 1 if all(map(is_bare, checksums)) else 2
+
+
+def _has_nested(manifest: Manifest) -> bool:
+    """Whether a table has a column whose type older versions cannot read."""
+    variables = (v for operator in manifest.operators.values() for v in operator["variables"].values())
+    tables = (table for variable in variables for table in variable["tables"].values())
+    return any(is_nested_text(text) for table in tables for _, text in table["value"])
 
 
 def _leaves_out(manifest: Manifest) -> bool:

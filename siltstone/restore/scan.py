@@ -17,6 +17,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, UNIT_BYTES
 from siltstone.restore.keys import rows_of_keys
+from siltstone.restore.merge import MERGED_BYTES
 from siltstone.restore.plan_rules import Read, plan_restore
 from siltstone.restore.restore import (
     MemoryState,
@@ -27,8 +28,10 @@ from siltstone.restore.restore import (
     schemas_of,
 )
 from siltstone.restore.tables import add_digests, merged_tables, wanted_block
+from siltstone.state.columns import row_bytes, split_by_bytes
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
+from siltstone.state.nested import nested_columns
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
@@ -68,8 +71,8 @@ class TableShape:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of its rows: `TableSchema.rows`, or key_group and value (binary) for an opaque variable."""
-        return OPAQUE_SCHEMA if self.schema is None else self.schema.rows
+        """The columns of its rows: `TableSchema.shown_rows`, or key_group and value (binary) for an opaque variable."""
+        return OPAQUE_SCHEMA if self.schema is None else self.schema.shown_rows
 
     def select(self, names: Sequence[str]) -> pa.Schema:
         """Return some of the columns, in the order of `names`.
@@ -178,7 +181,12 @@ def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
     else:
         batches = _scan_bases(reader, task, schema, needed, whole)
     for rows in batches:
-        yield (rows if task.keys is None else rows_of_keys(rows, task.keys)).select(task.columns)
+        found = (rows if task.keys is None else rows_of_keys(rows, task.keys)).select(task.columns)
+        if schema.nested:
+            for part in split_by_bytes(row_bytes(found), MERGED_BYTES):
+                yield nested_columns(found.slice(part.start, part.stop - part.start), schema.nested)
+        else:
+            yield found
 
 
 def _wanted_groups(selection: Selection, max_parallelism: int) -> np.ndarray:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Rows, State
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, Taken, call, calls, original, rows_of, users_code
+from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original, rows_of, users_code
 from siltstone.run.row_json import json_rows
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
@@ -180,7 +180,7 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
         given = ~null_mask(table.column(source)) if source in table.column_names else ~null
         misfit = (null & given) | misfits(column, field.type)
         missing = null & ~given & (not field.nullable)
-        for rows, reason in ((missing, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
+        for rows, reason in ((missing, f"{what} is null"), (misfit, misfit_reason(task.operator, field.name))):
             if (fresh := rows & ~found).any():
                 found |= fresh
                 yield fresh, reason

@@ -30,6 +30,11 @@ def original(key: str) -> str:
     return f"__original_{key}"
 
 
+def misfit_reason(operator: Operator, key: str) -> str:
+    """Say why rows are refused whose value of a key column cannot be cast to the column's type."""
+    return f"operator {operator.name}: key column {key} cannot be cast to {operator.key.field(key).type}"
+
+
 def internal_names(operator: Operator) -> list[str]:
     """List the column names that the engine itself uses in the rows of a subtask."""
     return [HASH, *(original(name) for name in operator.key.names)]

@@ -12,7 +12,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import SOURCE, Operator
-from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine, internal_names, original, step_schema
+from siltstone.run.processing import (
+    ACKNOWLEDGEMENT,
+    HASH,
+    combine,
+    internal_names,
+    misfit_reason,
+    original,
+    step_schema,
+)
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
@@ -287,7 +295,7 @@ def _cast_key(rows: DataFrame, operator: Operator, name: str) -> Column:
     column, kind = F.col(_quote(name)), operator.key.field(name).type
     cast = column.cast(spark_type(kind))
     if operator.key.field(name).nullable and rows.schema[name].dataType != spark_type(kind):
-        failed = F.raise_error(F.lit(f"operator {operator.name}: key column {name} is no {kind}"))
+        failed = F.raise_error(F.lit(misfit_reason(operator, name)))
         cast = F.coalesce(cast, F.when(column.isNotNull(), failed.cast(spark_type(kind))))
     return cast.alias(name)
 

@@ -18,4 +18,8 @@ def spark_type(kind: pa.DataType) -> T.DataType:
     It is the type that Spark gives a Parquet column: an unsigned integer becomes the next wider signed type (uint64:
     decimal(20, 0)), a timestamp without zone becomes TIMESTAMP_NTZ.
     """
+    if pa.types.is_struct(kind):
+        return T.StructType([T.StructField(field.name, spark_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return T.ArrayType(spark_type(kind.value_type))
     return _UNSIGNED.get(kind) or from_arrow_type(kind, prefer_timestamp_ntz=True)

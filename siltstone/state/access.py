@@ -20,7 +20,10 @@ from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import Keys, Lookup, StateTable, SubtaskState
 from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
+from siltstone.state.schema import TableSchema
+from siltstone.state.types import check_fields
 
 POSITION, HEAD, TAIL = "position", "head", "tail"
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
@@ -42,11 +45,22 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
             raise UsageError(f"{what}: column {field.name} is missing (given: {', '.join(table.column_names)})")
         column = table.column(field.name)
         try:
+            check_fields(column.type, field.type)
             arrays.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             why = str(error).splitlines()[0]
             raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}") from None
     return pa.table(arrays, schema=schema)
+
+
+def _stored(columns: Columns, schema: TableSchema, rows: int, what: str) -> pa.Table:
+    """Convert values as users give them to `schema.value`; see `conform`."""
+    return stored_columns(conform(columns, schema.shown_value, rows, what), schema.nested)
+
+
+def _shown(found: Lookup, schema: TableSchema) -> Lookup:
+    """Return a lookup with its values as users see them."""
+    return Lookup(found.found, nested_columns(found.values, schema.nested)) if schema.nested else found
 
 
 class ValueAccess:
@@ -57,7 +71,7 @@ class ValueAccess:
 
     def lookup(self, keys: Keys) -> Lookup:
         """Return the results of `get` and `found` from one search."""
-        return self._table.get(keys)
+        return _shown(self._table.get(keys), self._table.schema)
 
     def get(self, keys: Keys) -> pa.Table:
         """Return the values, one row per key, all null for a key without a row."""
@@ -73,7 +87,7 @@ class ValueAccess:
         Raises:
             UsageError: the columns do not fit the declared ones.
         """
-        self._table.put(keys, conform(values, self._table.schema.value, len(keys), self._name))
+        self._table.put(keys, _stored(values, self._table.schema, len(keys), self._name))
 
     def delete(self, keys: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
@@ -89,7 +103,7 @@ class MapAccess:
     def lookup(self, entries: Columns) -> Lookup:
         """Return the results of `get` and `found` from one search."""
         batch, _, entry = self._address(_as_table(entries))
-        found = self._table.get(batch)
+        found = _shown(self._table.get(batch), self._table.schema)
         if entry is None:
             return found
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
@@ -111,7 +125,7 @@ class MapAccess:
         """
         table = _as_table(entries)
         batch, newest, _ = self._address(table)
-        values = conform(table, self._table.schema.value, table.num_rows, self._name)
+        values = _stored(table, self._table.schema, table.num_rows, self._name)
         self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
 
     def delete(self, entries: Columns) -> None:
@@ -153,7 +167,7 @@ class ListAccess:
         Raises:
             UsageError: the columns do not fit the declared ones.
         """
-        table = conform(rows, self._table.schema.value, len(at), self._name)
+        table = _stored(rows, self._table.schema, len(at), self._name)
         if not len(at):
             return
         counts = np.bincount(at, minlength=len(keys))
@@ -173,7 +187,7 @@ class ListAccess:
     def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
         """Return (at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
         at, _, rows = self._read(keys)
-        return at, rows
+        return at, nested_columns(rows, self._table.schema.nested)
 
     def delete(self, keys: Keys) -> None:
         """Delete these keys' lists."""
@@ -216,7 +230,7 @@ class WindowAccess(ListAccess):
             UsageError: the columns do not fit the declared ones.
             BadRow: the order column of a row is null.
         """
-        table = conform(rows, self._table.schema.value, len(at), self._name)
+        table = conform(rows, self._table.schema.shown_value, len(at), self._name)
         if table.column(self._order).null_count:
             what = f"{self._name}: column {self._order} orders the window and"
             raise _null(what, table.column(self._order), keys.hashes[at], at)
@@ -229,7 +243,7 @@ class WindowAccess(ListAccess):
         if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
             order = np.lexsort((moments, at))
             at, rows = at[order], rows.take(pa.array(order))
-        return at, rows
+        return at, nested_columns(rows, self._table.schema.nested)
 
     def evict(self, keys: Keys, before: Any) -> None:
         """Delete the rows whose order column is less than `before`, a scalar or one value per key (null: keep all).

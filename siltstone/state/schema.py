@@ -1,68 +1,19 @@
 """The schema of a state table, and which changes of it recorded state can follow."""
 
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pyarrow as pa
 
 from siltstone.errors import SchemaConflict, UsageError
+from siltstone.state.types import checked_type, is_nested, type_of, type_text, value_type_of
 
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
 RESERVED_PREFIX = "__"
-_DECIMAL = re.compile(r"decimal128\(([0-9]{1,2}), (-?[0-9]{1,4})\)")
-_TIMESTAMP = re.compile(r"timestamp\[us(?:, tz=([A-Za-z0-9_+:/-]{1,64}))?\]")
 _WIDE_SUM = "decimal128(38, 0)"
 _NULLABLE = "nullable"
-_SUPPORTED = "an integer, float, decimal128, bool, string, binary, date32 or timestamp[us]"
-
-
-def _supported(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_integer(kind)
-        or pa.types.is_float32(kind)
-        or pa.types.is_float64(kind)
-        or pa.types.is_decimal128(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_date32(kind)
-        or (pa.types.is_timestamp(kind) and kind.unit == "us")
-    )
-
-
-def _advice(kind: pa.DataType) -> str:
-    """Say which supported type holds the values of one that is not supported."""
-    types = pa.types
-    if types.is_decimal(kind):
-        if kind.precision <= 38:
-            return f"use decimal128({kind.precision}, {kind.scale})"
-        return "use decimal128, which has up to 38 digits as Spark's decimals do, or a string"
-    if types.is_dictionary(kind):
-        return f"use its values' type: {kind.value_type if _supported(kind.value_type) else _SUPPORTED}"
-    for matches, advice in (
-        (types.is_struct, "use one column per field"),
-        (types.is_map, "use a MapState, with one row per entry"),
-        (types.is_list, "use a ListState, with one row per element"),
-        (types.is_large_list, "use a ListState, with one row per element"),
-        (types.is_fixed_size_list, "use one column per element, or a ListState"),
-        (types.is_large_string, "use string"),
-        (types.is_string_view, "use string"),
-        (types.is_large_binary, "use binary"),
-        (types.is_binary_view, "use binary"),
-        (types.is_fixed_size_binary, "use binary"),
-        (types.is_float16, "use float32"),
-        (types.is_date64, "use date32, or timestamp[us] if it has a time of day"),
-        (types.is_timestamp, "use timestamp[us]"),
-        (types.is_time, "use int64, such as microseconds since midnight"),
-        (types.is_duration, "use int64, such as microseconds"),
-    ):
-        if matches(kind):
-            return advice
-    return f"use {_SUPPORTED}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +23,11 @@ class TableSchema:
     `key` is the operator's key, which alone determines the key group. `subkey` is the rest of the primary key (a map's
     key, a list's position) and may be empty. A column of either holds nulls only if its field is nullable; null is then
     one more value, as in Spark's `groupBy`, and comes last. Value columns may be null.
-    Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone).
+    Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone);
+    of value columns also structs and lists of them.
+
+    A table stores a nested value as bytes (`state.nested`). So `value`, `rows` and `changes` have such a column as
+    binary; `nested` has its type, and `shown_value`, `shown_rows` and `shown_changes` have it as users see it.
 
     Raises:
         UsageError: a type is not supported, a name is used twice or starts with two underscores, or there is no key.
@@ -81,6 +36,7 @@ class TableSchema:
     key: pa.Schema
     subkey: pa.Schema
     value: pa.Schema
+    nested: tuple[tuple[str, pa.DataType], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         names = [*self.key.names, *self.subkey.names, *self.value.names]
@@ -88,11 +44,16 @@ class TableSchema:
             raise UsageError("a state table needs at least one key column")
         if len(set(names)) != len(names):
             raise UsageError(f"column names must be distinct: {', '.join(names)}")
-        for field in [*self.key, *self.subkey, *self.value]:
-            if field.name.startswith(RESERVED_PREFIX) or not field.name:
-                raise UsageError(f"column name {field.name!r} is reserved")
-            if not _supported(field.type):
-                raise UsageError(f"column {field.name} has type {field.type}: {_advice(field.type)}")
+        for name in names:
+            if name.startswith(RESERVED_PREFIX) or not name:
+                raise UsageError(f"column name {name!r} is reserved")
+        for column in [*self.key, *self.subkey]:
+            checked_type(column.type, column.name, nested=False)
+        kinds = [(column.name, checked_type(column.type, column.name, nested=True)) for column in self.value]
+        nested = tuple((name, kind) for name, kind in kinds if is_nested(kind))
+        object.__setattr__(self, "nested", nested)
+        stored = [column.with_type(pa.binary()) if column.name in dict(nested) else column for column in self.value]
+        object.__setattr__(self, "value", pa.schema(stored))
 
     @property
     def primary_key(self) -> pa.Schema:
@@ -109,16 +70,32 @@ class TableSchema:
         """`rows` plus the boolean column `__deleted`: the shape of a delta (a delete has null values)."""
         return self.rows.append(pa.field(DELETED, pa.bool_(), nullable=False))
 
+    @property
+    def shown_value(self) -> pa.Schema:
+        """The value columns, as users see them."""
+        kinds = dict(self.nested)
+        return pa.schema([each.with_type(kinds.get(each.name, each.type)) for each in self.value])
+
+    @property
+    def shown_rows(self) -> pa.Schema:
+        """`rows`, as users see them."""
+        return pa.schema([*self.primary_key, *self.shown_value])
+
+    @property
+    def shown_changes(self) -> pa.Schema:
+        """`changes`, as users see and give them."""
+        return self.shown_rows.append(pa.field(DELETED, pa.bool_(), nullable=False))
+
     def to_json(self) -> dict[str, Any]:
         """Return a plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}; of a nullable column
         of the key or subkey it is [name, type, "nullable"]."""
-        value = [[f.name, str(f.type)] for f in self.value]
+        value = [[f.name, type_text(f.type)] for f in self.shown_value]
         return {"key": describe_key(self.key), "subkey": describe_key(self.subkey), "value": value}
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> Self:
         """Make a schema from the result of `to_json`."""
-        value = pa.schema([(name, type_of(kind)) for name, kind in text["value"]])
+        value = pa.schema([(name, value_type_of(kind)) for name, kind in text["value"]])
         return cls(_parse_key(text["key"]), _parse_key(text["subkey"]), value)
 
     def check_follows(self, recorded: "TableSchema", what: str) -> None:
@@ -161,24 +138,3 @@ def _parse_key(columns: Sequence[Sequence[str]]) -> pa.Schema:
             raise UsageError(f"column {name!r} is {nullable}: a column of a key is {_NULLABLE} or nothing")
         fields.append(pa.field(name, type_of(kind), bool(nullable)))
     return pa.schema(fields)
-
-
-def type_of(text: str) -> pa.DataType:
-    """Parse the text of an Arrow type, as `str(type)` returns it, without evaluating anything.
-
-    Raises:
-        UsageError: it is not the name of a supported type.
-    """
-    names = {"float": pa.float32(), "double": pa.float64(), "date32[day]": pa.date32()}
-    kind: pa.DataType | None = None
-    if found := _DECIMAL.fullmatch(text):
-        precision, scale = int(found[1]), int(found[2])
-        kind = pa.decimal128(precision, scale) if 1 <= precision <= 38 else None
-    elif found := _TIMESTAMP.fullmatch(text):
-        kind = pa.timestamp("us", tz=found[1])
-    else:
-        with suppress(ValueError):
-            kind = names.get(text) or pa.type_for_alias(text)
-    if kind is None or not _supported(kind):
-        raise UsageError(f"{text[:80]!r} is not a column type that Siltstone supports: use {_SUPPORTED}")
-    return kind

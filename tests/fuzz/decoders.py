@@ -27,6 +27,7 @@ from siltstone.format.segment import Section, Segment
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA
 from siltstone.state.digest import row_digests
+from siltstone.state.nested import decode_nested, encode_nested
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.identity import encode_identity, read_identity
@@ -38,6 +39,13 @@ TOTALS = TableSchema(
     pa.schema([("k", pa.int64())]),
     pa.schema([("at", pa.timestamp("us", "UTC"))]),
     pa.schema([("s", pa.string()), ("d", pa.decimal128(20, 2)), ("b", pa.bool_()), ("f", pa.float64())]),
+)
+NESTED = pa.struct(
+    [
+        ("s", pa.string()),
+        ("l", pa.list_(pa.struct([("d", pa.decimal128(20, 2)), ("b", pa.list_(pa.bool_()))]))),
+        ("w", pa.list_(pa.struct([(f"f{i}", pa.int64()) for i in range(100)]))),
+    ]
 )
 _SEAL_BYTES = 8
 _TRAILER_BYTES = 12
@@ -107,6 +115,10 @@ def _block(data: bytes) -> None:
     row_digests(decode_block(data, NAME)[0])
 
 
+def _nested(data: bytes) -> None:
+    encode_nested(decode_nested(pa.array([data, None, data]), NESTED, NAME))
+
+
 def _index(data: bytes) -> None:
     decode_index(data, NAME)
     field_bytes(data)
@@ -164,6 +176,7 @@ DECODERS = {
     "block": Decoder(_block, seal=_after_magic),
     "index": Decoder(_index, seal=_after_magic),
     "opaque": Decoder(lambda data: decode_opaque(data, NAME), seal=_after_magic),
+    "nested": Decoder(_nested),
     "segment": Decoder(_segment, seal=_segment_seal),
     "manifest": Decoder(_manifest, (CorruptObject, NewerFormat, StateError), _at_end),
     "base": Decoder(_base),

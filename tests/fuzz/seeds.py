@@ -32,15 +32,20 @@ from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.state.nested import encode_nested
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
 from siltstone.store.keyvalue.protocol import Header
 from tests.fuzz.crafted import crafted
-from tests.fuzz.decoders import NAME, TOTALS
+from tests.fuzz.decoders import NAME, NESTED, TOTALS
 
 CORPUS = Path(__file__).parent / "corpus"
 ROWS = 12
 GROUPS = KeyGroupRange(0, 4)
+_NESTED = [
+    {"s": "text", "l": [None, {"d": Decimal(7), "b": [True, None, False]}, {"d": None, "b": None}], "w": []},
+    {"s": None, "l": None, "w": [None] * 9 + [{f"f{i}": i for i in range(100)}]},
+]
 STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
 
 
@@ -194,6 +199,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "block": blocks,
         "index": [index],
         "opaque": [encode_opaque({0: b"abc", 5: b"", 9: b"x" * 99})],
+        "nested": encode_nested(pa.array(_NESTED, NESTED)).to_pylist(),
         "segment": [segment],
         "manifest": [manifest, _uncompressed(manifest)],
         "base": [_parquet()],

@@ -81,7 +81,7 @@ def test_a_key_that_does_not_fit_is_no_null(spark: SparkSession, tmp_path: Path)
     stream = st.Stream("texts", source_of([texts]), [LONE], max_parallelism=8)
     spark.conf.set("spark.sql.ansi.enabled", "false")
     try:
-        with pytest.raises(st.SiltstoneError, match="key column k is no int64"):
+        with pytest.raises(st.SiltstoneError, match="key column k cannot be cast to int64"):
             run(at(tmp_path / "w"), stream, RunRequest())
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")

@@ -191,3 +191,35 @@ def test_mistakes_are_said_and_change_nothing(n: int, error: type[Exception], sa
         with pytest.raises(error, match=said):
             task.process({"k": [1], "n": [n]})
         assert task.dump("totals") == []
+
+
+class Tags(KeyedProcessor):
+    """Changes what it was given and what it put, without putting it again."""
+
+    name = "tags"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    output = {"k": pa.int64(), "seen": pa.string()}  # noqa: RUF012
+    value = ValueState({"tags": pa.list_(pa.string())})
+    map = MapState({"m": pa.string()}, {"place": pa.struct([("city", pa.string())])})
+
+    def handle_input(self, key: tuple[int], rows: list[dict[str, Any]], state: Any) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            value = state.value.get() or {"tags": []}
+            value["tags"].append(row["tag"])
+            state.value.put(value)
+            value["tags"].append("lost")
+            state.value.get()["tags"].clear()
+            place = {"place": {"city": row["tag"]}}
+            state.map.put({"m": "a"}, place)
+            place["place"]["city"] = state.map.get({"m": "a"})["place"]["city"] = "lost"
+            yield {"k": key[0], "seen": repr([state.value.get(), state.map.get({"m": "a"})])}
+
+
+def test_changing_a_nested_value_that_was_got_or_put_changes_no_state() -> None:
+    seen = []
+    with subtask(Tags()) as task:
+        for tags in (["a", "b"], ["c"]):
+            rows = pa.table({"k": pa.array([1] * len(tags), pa.int64()), "tag": tags})
+            seen += task.process(rows).column("seen").to_pylist()
+    expected = [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert seen == [repr([{"tags": tags}, {"place": {"city": tags[-1]}}]) for tags in expected]

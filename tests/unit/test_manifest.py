@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifest import FORMAT, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
@@ -153,11 +153,23 @@ def test_garbage_is_no_manifest(data: bytes) -> None:
             decode_manifest(bad)
 
 
+def test_a_nested_column_takes_the_format_that_older_versions_refuse() -> None:
+    def format_of(*value: list[str]) -> int:
+        table = {"key": KEY, "subkey": [], "value": list(value)}
+        operators = {"aircraft": {"key": KEY, "variables": {"v": {"kind": "ValueState", "tables": {"v": table}}}}}
+        data = encode_manifest(replace(_manifest(), operators=operators, handles=[], digests={}))
+        assert decode_manifest(data).operators == operators
+        return json.loads(pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py())["format"]
+
+    assert format_of(["n", "int64"]) == format_of(["n", "int64"], ["t", "string"]) < 4
+    assert format_of(["n", "int64"], ["l", "list<string>"]) == format_of(["s", 'struct<"a": int64>']) == 4
+
+
 def test_a_later_format_says_so() -> None:
     schema = pa.schema([("about", pa.string())])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as out:
-        out.write_table(pa.table({"about": ['{"format": 4}']}))
+        out.write_table(pa.table({"about": [json.dumps({"format": FORMAT + 1})]}))
     data = sink.getvalue().to_pybytes()
-    with pytest.raises(NewerFormat, match="has format 4, which a newer Siltstone wrote: upgrade"):
+    with pytest.raises(NewerFormat, match=f"has format {FORMAT + 1}, which a newer Siltstone wrote: upgrade"):
         decode_manifest(data + xxhash.xxh3_64_digest(data))

@@ -4,17 +4,14 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.state.schema import TableSchema, type_of
+from siltstone.state.schema import TableSchema
+from siltstone.state.types import type_of
 
 CASES = [
     (pa.decimal256(20, 2), r"use decimal128\(20, 2\)"),
     (pa.decimal256(38, 0), r"use decimal128\(38, 0\)"),
     (pa.decimal256(39, 2), "use decimal128, which has up to 38 digits"),
-    (pa.struct([("a", pa.int64())]), "use one column per field"),
     (pa.map_(pa.string(), pa.int64()), "use a MapState"),
-    (pa.list_(pa.int64()), "use a ListState"),
-    (pa.large_list(pa.int64()), "use a ListState"),
-    (pa.list_(pa.int64(), 3), "use one column per element"),
     (pa.large_string(), "use string"),
     (pa.string_view(), "use string"),
     (pa.large_binary(), "use binary"),
@@ -34,8 +31,25 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("part", ["key", "subkey", "value"])
-@pytest.mark.parametrize(("kind", "advice"), CASES, ids=str)
+NESTED = [
+    pa.struct([("a", pa.int64())]),
+    pa.list_(pa.int64()),
+    pa.large_list(pa.int64()),
+    pa.list_(pa.int64(), 3),
+    pa.list_view(pa.int64()),
+]
+FLAT = "a key is flat: use one column per field or element"
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice", "part"),
+    [
+        *((kind, advice, part) for kind, advice in CASES for part in ("key", "subkey", "value")),
+        *((kind, FLAT, part) for kind in NESTED for part in ("key", "subkey")),
+        *((kind, "use list", "value") for kind in NESTED[2:]),
+    ],
+    ids=str,
+)
 def test_a_column_is_refused_by_name_with_the_type_to_use(kind: pa.DataType, advice: str, part: str) -> None:
     parts = {name: pa.schema([(name, pa.int64())]) for name in ("key", "subkey", "value")}
     parts[part] = pa.schema([("total", kind)])

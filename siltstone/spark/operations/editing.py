@@ -193,7 +193,7 @@ def _open_rows(rows: Path | DataFrame, schema: TableSchema) -> _EditRows:
 
 def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema) -> DataFrame:
     """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
-    fields = [StructField(f.name, spark_type(f.type)) for f in schema.changes]
+    fields = [StructField(f.name, spark_type(f.type)) for f in schema.shown_changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
     check = partial(_check_tables, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
     if isinstance(given.rows, DataFrame):

@@ -1,0 +1,295 @@
+"""Nested values (structs and lists) as bytes: what state tables store, compare and digest of them.
+
+A value becomes one sequence of bytes that depends on the value alone, not on how Arrow lays it out: what is below a
+null, where a slice begins, which of the NaNs it is. So each backend and stored format has a nested column as a column
+of binary values, and its digest is that of the bytes.
+
+    struct    each field's slots, one field after the other
+    list      the number of elements (uint32); their slots
+    slots     for n values: n bytes, 1 or 0 for null; then those that are not null, together:
+              integers, floats, decimals, dates, timestamps: their little-endian bytes; each NaN is Java's
+              booleans: a byte, 1 or 0
+              strings, binary: their lengths (uint32); their bytes
+              structs: each field's slots
+              lists: their numbers of elements (uint32); the slots of all elements
+
+A sequence has as many parts as its type, so that both directions are a few vectorized passes for any number of
+values. In Arrow a null struct takes memory for each of its fields: a value whose nulls take more than `RATIO` times its
+bytes is padded with zeros, and a shorter one is refused. So the length of the bytes bounds the memory of the value.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import field as of_each
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.decoding import RATIO, translate_decode_errors
+from siltstone.errors import UsageError
+from siltstone.state.columns import canonical_bits, fixed_values, null_mask, one_array, spans
+
+_BYTES_MAX = (1 << 31) - 1
+_COUNT = np.dtype("<u4")
+_LONG_BYTES = 256
+_PIECE_BYTES = 16 << 20
+
+
+def encode_nested(array: pa.Array) -> pa.Array:
+    """Return the bytes of each value (binary), null where it is null.
+
+    Args:
+        array: of a type that `state.types.checked_type` returned.
+
+    Raises:
+        UsageError: they take 2 GiB or more.
+    """
+    absent = null_mask(array)
+    present = array.filter(pa.array(~absent)) if absent.any() else array
+    out = _Writer(len(present))
+    out.values(present, np.arange(len(present)))
+    data, lengths = out.joined()
+    every = np.zeros(len(array), np.int64)
+    every[~absent] = lengths
+    ends = np.concatenate(([0], np.cumsum(every)))
+    if ends[-1] > _BYTES_MAX:
+        raise UsageError("nested values of 2 GiB cannot be put at once: put fewer rows")
+    valid = pa.py_buffer(np.packbits(~absent, bitorder="little")) if absent.any() else None
+    buffers = [valid, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(array), buffers)
+
+
+def decode_nested(array: pa.Array, kind: pa.DataType, name: str = "a nested value") -> pa.Array:
+    """Return the values whose bytes `encode_nested` returned.
+
+    Raises:
+        CorruptObject: the bytes are not of values of this type; the message contains `name`.
+    """
+    with translate_decode_errors(name, f"values of type {kind}"):
+        absent = null_mask(array)
+        present = array.filter(pa.array(~absent)) if absent.any() else array
+        read = _Reader(*spans(present))
+        values = read.values(kind, np.ones(len(present), np.int64))
+        read.end()
+        values.validate(full=True)
+        return _spread(values, ~absent)
+
+
+@dataclass(frozen=True, eq=False)
+class _Writer:
+    """Collects the parts of `rows` values: bytes in the order of the values, and how many each value has (int64)."""
+
+    rows: int
+    parts: list[tuple[np.ndarray, np.ndarray]] = of_each(default_factory=list)
+    null_bytes: list[np.ndarray] = of_each(default_factory=list)
+
+    def values(self, array: pa.Array, owners: np.ndarray) -> None:
+        """Add values of one type, none null; `owners` (int64[n], ascending) are the rows that they belong to."""
+        kind = array.type
+        if pa.types.is_struct(kind):
+            for child in array.flatten():
+                self._slots(child, owners)
+        elif pa.types.is_list(kind):
+            lengths = fixed_values(pc.list_value_length(array))
+            self._add(lengths.astype(_COUNT), owners)
+            self._slots(array.flatten(), np.repeat(owners, lengths))
+        elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+            data, _, lengths = spans(array)
+            self._add(lengths.astype(_COUNT), owners)
+            sizes = np.bincount(owners, lengths, self.rows).astype(np.int64)
+            self.parts.append((data, sizes))
+        else:
+            values = fixed_values(array)
+            self._add(canonical_bits(values, fold_zeros=False) if pa.types.is_floating(kind) else values, owners)
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of all values, one after the other, and their lengths (int64)."""
+        sizes = np.array([size for _, size in self.parts]).reshape(len(self.parts), self.rows)
+        used = sizes.sum(axis=0)
+        lengths = np.maximum(used, _least_bytes(sum(self.null_bytes, np.zeros(self.rows, np.int64))))
+        out = np.zeros(lengths.sum(), np.uint8)
+        if self.rows and (sizes == sizes[:, :1]).all() and (lengths == used).all():
+            at, table = 0, out.reshape(self.rows, -1)
+            for data, size in self.parts:
+                table[:, at : at + size[0]] = data.reshape(self.rows, -1) if size[0] else 0
+                at += size[0]
+            return out, lengths
+        starts = np.cumsum(lengths) - lengths
+        for data, size in self.parts:
+            if _is_long(size):
+                ends = np.cumsum(size)
+                for start, first, end in zip(starts.tolist(), (ends - size).tolist(), ends.tolist(), strict=True):
+                    out[start : start + end - first] = data[first:end]
+            else:
+                out[_places(starts, size)] = data
+            starts = starts + size
+        return out, lengths
+
+    def _slots(self, array: pa.Array, owners: np.ndarray) -> None:
+        absent = null_mask(array)
+        self._add((~absent).astype(np.uint8), owners)
+        if absent.any():
+            self.null_bytes.append(_width(array.type) * np.bincount(owners[absent], minlength=self.rows))
+            array, owners = array.filter(pa.array(~absent)), owners[~absent]
+        self.values(array, owners)
+
+    def _add(self, values: np.ndarray, owners: np.ndarray) -> None:
+        size = values.dtype.itemsize * (values.shape[1] if values.ndim > 1 else 1)
+        octets = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        self.parts.append((octets, size * np.bincount(owners, minlength=self.rows)))
+
+
+class _Reader:
+    """Reads the parts of many values; `data`, `starts` and `lengths` are where their bytes are (`columns.spans`)."""
+
+    def __init__(self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        self._data, self._starts, self._lengths = data, starts, lengths
+        self._at = starts.copy()
+        self._null_bytes = np.zeros(len(starts), np.int64)
+
+    def values(self, kind: pa.DataType, counts: np.ndarray) -> pa.Array:
+        """Read values of one type that are not null: `counts` (int64[rows]) of each row, one array for all."""
+        total = int(counts.sum())
+        if pa.types.is_struct(kind):
+            fields = list(kind)
+            children = [self._slots(each.type, counts) for each in fields]
+            return pa.StructArray.from_arrays(children, fields=fields)
+        if pa.types.is_list(kind):
+            lengths, ends = self._counts(counts)
+            elements = self._slots(kind.value_type, _sums(lengths, counts))
+            return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements, type=kind)
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            lengths, ends = self._counts(counts)
+            data = self._take(_sums(lengths, counts))
+            return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
+        if pa.types.is_boolean(kind):
+            data = np.packbits(self._flags(counts), bitorder="little")
+        else:
+            data = self._take(counts * (kind.bit_width // 8))
+        return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(data)])
+
+    def end(self) -> None:
+        """Check that everything was read."""
+        used = self._at - self._starts
+        if (self._lengths != np.maximum(used, _least_bytes(self._null_bytes))).any():
+            raise ValueError("there are bytes after a value")
+
+    def _slots(self, kind: pa.DataType, counts: np.ndarray) -> pa.Array:
+        valid = self._flags(counts)
+        if valid.all():
+            return self.values(kind, counts)
+        some = _sums(valid.astype(np.int64), counts)
+        self._null_bytes += (counts - some) * _width(kind)
+        if (_least_bytes(self._null_bytes) > self._lengths).any():
+            raise ValueError("a value takes far more memory than its bytes allow")
+        return _spread(self.values(kind, some), valid)
+
+    def _flags(self, counts: np.ndarray) -> np.ndarray:
+        flags = self._take(counts)
+        if (flags > 1).any():
+            raise ValueError("a byte that is 1 or 0 is another")
+        return flags.astype(bool)
+
+    def _counts(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read lengths (int64[n]); return them and their running sums from 0 on."""
+        lengths = self._take(counts * _COUNT.itemsize).view(_COUNT).astype(np.int64)
+        ends = np.concatenate(([0], np.cumsum(lengths)))
+        if ends[-1] > len(self._data):
+            raise ValueError("a length is beyond the value")
+        return lengths, ends
+
+    def _take(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the next `sizes` (int64[rows]) bytes of each row, together."""
+        if (sizes > self._lengths - (self._at - self._starts)).any():
+            raise ValueError("a value ends too early")
+        before, self._at = self._at, self._at + sizes
+        if _is_long(sizes):
+            parts = zip(before.tolist(), self._at.tolist(), strict=True)
+            return np.concatenate([self._data[start:end] for start, end in parts])
+        return self._data[_places(before, sizes)]
+
+
+def _is_long(sizes: np.ndarray) -> bool:
+    """Whether rows have so many bytes that they are copied one by one, rather than by the position of each byte."""
+    return bool(sizes.sum() > _LONG_BYTES * len(sizes))
+
+
+def _places(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the positions of `sizes[0]` bytes from `starts[0]` on, then of the next, and so on."""
+    return np.arange(int(sizes.sum())) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+
+
+def _spread(values: pa.Array, valid: np.ndarray) -> pa.Array:
+    """Return the values where `valid` (bool[n]) is true, and null elsewhere."""
+    if valid.all():
+        return values
+    return values.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
+
+
+def _sums(numbers: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the sums of the first `counts[0]` numbers, of the next `counts[1]`, and so on."""
+    sums = np.concatenate(([0], np.cumsum(numbers)))
+    ends = np.cumsum(counts)
+    return sums[ends] - sums[ends - counts]
+
+
+def _least_bytes(null_bytes: np.ndarray) -> np.ndarray:
+    """Return the least length of values whose nulls take this much memory."""
+    return -(-null_bytes // RATIO)
+
+
+def _width(kind: pa.DataType) -> int:
+    """Return the bytes that a null takes in Arrow, at most."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(_width(each.type) for each in kind)
+    return 5 if is_variable(kind) else 1 + max(1, kind.bit_width // 8)
+
+
+def is_variable(kind: pa.DataType) -> bool:
+    """Whether values of the type have lengths."""
+    return pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_list(kind)
+
+
+Nested = Sequence[tuple[str, pa.DataType]]
+"""names and types of nested columns"""
+
+
+def stored_columns(table: pa.Table, nested: Nested) -> pa.Table:
+    """Replace nested columns by their bytes; other columns stay.
+
+    Raises:
+        UsageError: a column's values take 2 GiB or more.
+    """
+    return _replaced(table, nested, lambda array, kind: encode_nested(array), lambda kind: pa.binary())
+
+
+def nested_columns(table: pa.Table, nested: Nested) -> pa.Table:
+    """Replace bytes by the nested columns that they stand for; columns of `nested` that the table lacks are ignored.
+
+    Raises:
+        CorruptObject: the bytes are not of values of this type.
+    """
+    return _replaced(table, nested, decode_nested, lambda kind: kind)
+
+
+def _replaced(
+    table: pa.Table,
+    nested: Nested,
+    convert: Callable[[pa.Array, pa.DataType], pa.Array],
+    kind_of: Callable[[pa.DataType], pa.DataType],
+) -> pa.Table:
+    for name, kind in nested:
+        at = table.schema.get_field_index(name)
+        if at >= 0:
+            field, parts = table.schema.field(at).with_type(kind_of(kind)), _pieces(table.column(at))
+            table = table.set_column(at, field, pa.chunked_array([convert(part, kind) for part in parts], field.type))
+    return table
+
+
+def _pieces(column: pa.ChunkedArray) -> Iterator[pa.Array]:
+    """Split a column, so that the positions of its bytes take bounded memory; decode its dictionaries."""
+    for chunk in column.chunks:
+        array = one_array(chunk)
+        rows = max(1, _PIECE_BYTES * len(array) // max(array.nbytes, 1))
+        yield from (array.slice(first, rows) for first in range(0, len(array), rows))
