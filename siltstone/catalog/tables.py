@@ -24,7 +24,7 @@ kept (`input_log`).
 
 Its size, in bytes with all indexes (checked by tests/contract/catalog/test_size.py):
 
-    800  per checkpoint that is not deleted, with one operator; about 300 more per further operator
+    900  per checkpoint that is not deleted, with one operator; about 300 more per further operator
     300  per object it refers to: its manifest, segments, bases
     250  per step of the input log that read one new file, about 60 more per further file; once pruned, 60 per file,
          and nothing for other sources

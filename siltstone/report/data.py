@@ -14,6 +14,10 @@ from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.errors import UnknownCheckpoint
 from siltstone.model import Form
+from siltstone.report.timeline import Timeline, timeline_of
+
+TIMED = 100
+"""checkpoints whose times a report has: the newest"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +139,15 @@ class CheckpointPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """A stream's retained checkpoints, oldest first, at least one. `materialization` is operator -> health."""
+    """A stream's retained checkpoints, oldest first, at least one.
+
+    `materialization` is operator -> health; `timeline` tells when the newest `TIMED` checkpoints were made.
+    """
 
     stream: str
     checkpoints: tuple[CheckpointPoint, ...]
     materialization: Mapping[str, OperatorHealth] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def newest(self) -> CheckpointPoint:
@@ -178,6 +186,7 @@ class ReportData:
             "amplification": self.amplification,
             "restore_amplification": self.restore_amplification,
             "materialization": {name: found.to_dict() for name, found in self.materialization.items()},
+            "timeline": self.timeline.to_dict(),
             "checkpoints": [point.to_dict() for point in self.checkpoints],
         }
 
@@ -218,7 +227,8 @@ def report_data(
     health = materialization_health(
         catalog, stream, options or MaterializationOptions(), policy_options or PolicyOptions()
     )
-    return ReportData(stream, tuple(points), health)
+    timeline = timeline_of([record for record in records if record.deleted_at is None][-TIMED:])
+    return ReportData(stream, tuple(points), health, timeline)
 
 
 def _part(

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -18,6 +18,7 @@ from rich import filesize
 
 from siltstone.model import Form
 from siltstone.report.data import CheckpointPoint, ReportData
+from siltstone.report.timeline_panel import draw_timeline, panel_height
 
 SHOWN_MAX = 1000
 """most checkpoints on one page: more would be narrower than a dot"""
@@ -28,6 +29,8 @@ _MANIFEST = "#A7B3C2"
 _INK, _QUIET, _GRID = "#222222", "#666666", "#E4E4E4"
 _PROOFS = {True: ("#44546A", "proven"), False: ("#D55E00", "proof failed"), None: ("#DDDDDD", "not tried")}
 _TICKS = 10
+_WIDTH, _PAGE = 11.7, 9.0
+"""inches of the page, without the timeline"""
 _BOUND = {"color": _INK, "linewidth": 1.2}
 _MEASURED = {"color": _INK, "marker": "D", "linestyle": "none", "markerfacecolor": "white", "markeredgewidth": 1.2}
 
@@ -57,10 +60,20 @@ class Page:
         self.first, self.last = self.ids[0] - 0.5 - pad, self.ids[-1] + 0.5 + pad
 
     def figure(self) -> Figure:
-        """Draw a landscape page."""
+        """Draw a landscape page, and below it the timeline, if there is one."""
+        below = panel_height(self.data.timeline)
+        figure = Figure(figsize=(_WIDTH, _PAGE + below), facecolor="white")
+        if not below:
+            self._draw(figure)
+            return figure
+        grid = figure.add_gridspec(2, 1, height_ratios=[_PAGE, below], hspace=0)
+        self._draw(figure.add_subfigure(grid[0]))
+        draw_timeline(figure.add_subfigure(grid[1]), self.data.timeline)
+        return figure
+
+    def _draw(self, figure: FigureBase) -> None:
         timed = any(p.bound_s is not None or p.restore_s is not None for p in self.points)
         heights = [0.13, 1.25, 1.25, 0.9] + ([0.9] if timed else [])
-        figure = Figure(figsize=(11.7, 9.0), facecolor="white")
         grid = figure.add_gridspec(
             len(heights), 1, height_ratios=heights, left=0.075, right=0.957, top=0.83, bottom=0.085, hspace=0.42
         )
@@ -74,7 +87,6 @@ class Page:
         self._epochs(axes)
         self._label_ids(axes)
         self._head(figure)
-        return figure
 
     # Panels
 
@@ -285,7 +297,7 @@ class Page:
         day = "" if form == "%Y-%m-%d" else f", from {times[ids[0]]:%Y-%m-%d} on"
         axes[-1].set_xlabel(f"checkpoint, and its {what} (UTC{day})", color=_QUIET, fontsize=9, labelpad=6)
 
-    def _head(self, figure: Figure) -> None:
+    def _head(self, figure: FigureBase) -> None:
         data, newest = self.data, self.data.newest
         title = f"Chain of stream {data.stream}"
         size = min(17.0, 17.0 * 60 / len(title))

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec
 from siltstone.errors import Fenced, SiltstoneError, Unreachable
 from siltstone.run import protocol_rules as rules
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, RunningStep
+from siltstone.run.times import CheckpointTimes
 
 P = ParamSpec("P")
 
@@ -29,11 +30,22 @@ class Coordinator:
     """
 
     def __init__(self, region: Region, interval: Interval, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.region = region
-        """the region as the protocol has it"""
+        self._region = region
+        self.times = CheckpointTimes()
+        """when the region changed"""
         self._interval, self._now_s = interval, now_s
         self._lock = threading.Lock()
         self._checkpoint_s = self._step_s = now_s()
+
+    @property
+    def region(self) -> Region:
+        """The region as the protocol has it."""
+        return self._region
+
+    @region.setter
+    def region(self, region: Region) -> None:
+        before, self._region = self._region, region
+        self.times.observe(before, region)
 
     def ends_next(self) -> bool:
         """Whether the next step ends in a checkpoint, by the interval."""

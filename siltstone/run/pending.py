@@ -24,6 +24,7 @@ from siltstone.run.chains import NextChains
 from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
 from siltstone.run.outbox import Outbox
 from siltstone.run.references import RunReferences
+from siltstone.run.times import CheckpointTimes
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
@@ -76,11 +77,13 @@ class PendingCheckpoint:
         outbox: Outbox,
         references: RunReferences,
         previous: PreviousCheckpoint | None,
+        times: CheckpointTimes,
     ) -> None:
         """Store everything that its commit refers to, the manifest last.
 
         Args:
             previous: the checkpoint before it, which is complete.
+            times: what was noted since the manifest before; this one carries it.
 
         Raises:
             Unreachable: the store failed, or the catalog did where objects of earlier checkpoints were looked up.
@@ -101,7 +104,7 @@ class PendingCheckpoint:
             previous=previous,
             outstanding=outbox.outstanding,
         )
-        manifest = replace(self._manifest(stream, uploads), commit=encode_details(details))
+        manifest = replace(self._manifest(stream, uploads, times), commit=encode_details(details))
         stored, self.uploads = store_manifest(warehouse, upload, self.path.manifest(), manifest, uploads)
         oldest_needed, replaced = references.advance(manifest, stored.name)
         record = commit_of(manifest, stored, details)
@@ -114,7 +117,7 @@ class PendingCheckpoint:
             self.commit, self.uploads, time.perf_counter() - self._began_s, self.reasons, self.step_count
         )
 
-    def _manifest(self, stream: Stream, uploads: UploadStatistics) -> Manifest:
+    def _manifest(self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes) -> Manifest:
         received, chains = self.gathered.last, self.chains
         return Manifest(
             stream=stream.name,
@@ -131,6 +134,9 @@ class PendingCheckpoint:
             first=chains.first,
             chains=chains.chains,
             event_time_max=self.event_time_max,
-            statistics=statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+            statistics={
+                **statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+                "times": times.take(),
+            },
             versions=chains.versions,
         )

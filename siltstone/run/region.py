@@ -344,8 +344,9 @@ class ConsistentRegion:
         """
         pending = self._pending[0]
         upload, outbox, references = self.options.upload, self.outbox, self._references
+        further = self._previous, self._coordinator.times
         self._coordinator.store(
-            lambda _: pending.store(self.stream, self.warehouse, upload, outbox, references, self._previous)
+            lambda _: pending.store(self.stream, self.warehouse, upload, outbox, references, *further)
         )
 
     def commit(self) -> Completed:

@@ -24,7 +24,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
 
 NAME = "flights"
-CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 800, 300, 250, 300
+CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 900, 300, 250, 300
 ROUND, KEPT = 250, 50
 CONF = ",".join(f'"spark.sql.streaming.{word}.stateFormatVersion":"2"' for word in ("join", "aggregation", "state"))
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{"spark.sql.shuffle.partitions":"200",%s}}\n%s'
@@ -39,6 +39,11 @@ def commit_of(id: int) -> CheckpointCommit:
     seconds = {phase: id * 1e-6 for phase in ("commit", "delta", "open", "persist", "process")}
     operator = {"rows_in": id, "state_rows": 10 * id, "bytes": 7 * id, "restore_bound_s": id * 1e-6, "seconds": seconds}
     latency = {"sum": id * 1e-6, "buckets": [-374 - id % 9], "counts": [1]}
+    times = {
+        "from": 1372896000000 + 1317 * id,
+        "steps": [[id, 40 + id % 7, 310 + id % 97]],
+        "checkpoints": [[id - 1, None, None, None, 0, 21, 35], [id, 40 + id % 7, 310 + id % 97, 311, None, None, None]],
+    }
     uploads = {"requests": 1, "attempts": 1, "objects": 1, "bytes": 420 + id, "latency_s": latency}
     file = {"path": f"file:///data/flights/day-{id}.parquet", "timestamp": 1372896000000 + id, "batchId": id}
     return CheckpointCommit(
@@ -49,7 +54,13 @@ def commit_of(id: int) -> CheckpointCommit:
         bytes=id,
         forms={"aircraft": Form.DELTA if id % 10 else Form.BASE},
         d={"aircraft": 9},
-        statistics={"rows_in": id, "state_rows": id, "operators": {"aircraft": operator}, "uploads": uploads},
+        statistics={
+            "rows_in": id,
+            "state_rows": id,
+            "operators": {"aircraft": operator},
+            "uploads": uploads,
+            "times": times,
+        },
         segments=[stored(f"{id:032x}-7.segment")],
         oldest_needed=max(1, id // 10 * 10),
         steps=[
