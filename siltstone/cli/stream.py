@@ -194,7 +194,7 @@ def report(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a stream's chain: bytes by form, restore costs, D, bounds."""
+    """Draw a stream's chain: bytes by form, restore costs, D, bounds, timeline."""
     from siltstone.report import summary_table
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")

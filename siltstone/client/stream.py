@@ -240,7 +240,8 @@ class StreamClient(StreamStorage):
                 return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES)
 
     def report(self, picture: Path) -> Report:
-        """Draw the chain into a .png, .svg or .pdf file: bytes by form, what a restore reads, D, measured restores.
+        """Draw the chain into a .png, .svg or .pdf file: bytes by form, what a restore reads, D, measured
+        restores, and the timeline of the newest checkpoints.
 
         Raises:
             UsageError: the file has another suffix, or its directory does not exist.

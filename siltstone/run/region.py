@@ -343,11 +343,8 @@ class ConsistentRegion:
             Unreachable: the store or the catalog failed; nothing became visible.
         """
         pending = self._pending[0]
-        upload, outbox, references = self.options.upload, self.outbox, self._references
-        further = self._previous, self._coordinator.times
-        self._coordinator.store(
-            lambda _: pending.store(self.stream, self.warehouse, upload, outbox, references, *further)
-        )
+        further = self.options.upload, self.outbox, self._references, self._previous, self._coordinator.times
+        self._coordinator.store(lambda _: pending.store(self.stream, self.warehouse, *further))
 
     def commit(self) -> Completed:
         """Commit the oldest pending checkpoint, which is stored, and so complete it; no step is running.
