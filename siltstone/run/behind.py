@@ -37,7 +37,8 @@ class CheckpointsBehind:
         self._region, self._turn, self._deliver, self._failed = region, turn, deliver, failed
         self._as_thread = as_thread
         self._in_flight = 0
-        self._ended = False
+        self.ended = False
+        """whether nothing more begins: it was closed, or has failed"""
         self._queues: list[SimpleQueue[Work | None]] = []
         self._threads: list[threading.Thread] = []
 
@@ -67,7 +68,7 @@ class CheckpointsBehind:
     def _complete(self) -> None:
         self._region.store()
         with self._turn:
-            if self._ended:
+            if self.ended:
                 return
             completed = self._region.commit()
             self._turn.notify_all()
@@ -82,19 +83,19 @@ class CheckpointsBehind:
     def _follow(self, queue: "SimpleQueue[Work | None]") -> None:
         """Do what is in a queue, in order, until the end or the first error."""
         while (work := queue.get()) is not None:
-            if self._ended:
+            if self.ended:
                 continue
             try:
                 work()
             except BaseException as error:
                 with self._turn:
-                    self._ended = True
+                    self.ended = True
                     self._failed(error)
                     self._turn.notify_all()
 
     def close(self) -> None:
         """Begin nothing more, and wait until what is under way has ended; `turn` is not held."""
-        self._ended = True
+        self.ended = True
         for queue in self._queues:
             queue.put(None)
         for thread in self._threads:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,7 @@ class RunProgress:
         self._stream, self._now, self._began = stream, now, now()
         self._lock = threading.Lock()
         self._counts = Counter[str]()
+        self._waited_s = 0.0
         self._by_operator: dict[str, dict[str, float]] = {name: {} for name in (*_OPERATOR_COUNTERS, *_OPERATOR_GAUGES)}
         self._waiting_steps = 0
         self._epochs = 0
@@ -118,6 +120,21 @@ class RunProgress:
                 self._add("roll_forwards", operator, sum("forward" in a.seconds for a in each))
                 self._add("restored_bytes", operator, sum(a.restored_bytes for a in each))
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that steps have waited for checkpoints."""
+        return self._waited_s
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the seconds of the block, in which the stream waits for a checkpoint."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waited_s += time.perf_counter() - start
+
     def add_checkpoint(self, completed: Completed) -> None:
         """Count a completed checkpoint."""
         with self._lock:
@@ -157,6 +174,9 @@ class RunProgress:
         for key, (name, text) in _RUN_COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=["stream"])
             yield self._filled(family, {(): self._counts[key]})
+        text = "Time that steps have waited for checkpoints."
+        waited = CounterMetricFamily("siltstone_checkpoint_wait_seconds", text, labels=["stream"], unit="seconds")
+        yield self._filled(waited, {(): self._waited_s})
         for key, (name, text, unit) in _OPERATOR_COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=["stream", "operator"], unit=unit)
             yield self._filled(family, {(operator,): n for operator, n in self._by_operator[key].items()})

@@ -128,7 +128,8 @@ class StreamRunner:
         """
         self._check_not_failed()
         with self._turn:
-            self._turn.wait_for(self._may_step)
+            with self._progress.waiting():
+                self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():
                 with self._noting_failure():
@@ -248,11 +249,12 @@ class StreamRunner:
             done.unpersist()
             self._acknowledge(done)
             if region.checkpoint_due:
-                self._prepare()
-                if region.options.max_pending and not self._to_follow:
-                    self._behind.add()
-                else:
-                    self._complete_now()
+                with self._progress.waiting():
+                    self._prepare()
+                    if region.options.max_pending and not self._to_follow:
+                        self._behind.add()
+                    else:
+                        self._complete_now()
         if self._steps_left is not None:
             self._steps_left -= 1
 

@@ -33,6 +33,7 @@ class RunResult(Result):
         recovered: the recovery before the run could continue; None if nothing was damaged.
         resets: how often the run went back to its newest checkpoint by itself, after a failure that passed.
         stopped: the signal that ended a run with `follow`; None if it ended by itself.
+        waited_s: seconds that its steps waited for checkpoints, before the last one.
     """
 
     stream: str
@@ -46,6 +47,7 @@ class RunResult(Result):
     recovered: Recovery | None = None
     resets: int = 0
     stopped: str | None = None
+    waited_s: float = 0.0
 
 
 class StreamRun:

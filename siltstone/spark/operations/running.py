@@ -111,6 +111,7 @@ class _Work:
             recovered=recovery.done,
             resets=resets.count,
             stopped=runner.stopped,
+            waited_s=round(self.metrics.progress.waited_s, 3),
         )
 
     def _cause(self, error: BaseException) -> BaseException:

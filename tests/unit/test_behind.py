@@ -1,0 +1,185 @@
+"""Checkpoints that are stored, committed and delivered behind the stream, by real threads."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import StateError, Unreachable
+from siltstone.run.behind import CheckpointsBehind
+from siltstone.run.commit import Completed
+from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.protocol_rules import Phase
+from tests.proofs import failures
+from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY, STREAM, rows
+
+WAIT_S = 20.0
+
+
+class Gate:
+    """Lets so many calls through, and holds the next ones until it is opened further; some fail instead."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.came = threading.Semaphore(0)
+        self._go = threading.Semaphore(0)
+
+    def open(self, times: int = 1000) -> None:
+        self._go.release(times)
+
+    def __call__(self) -> None:
+        self.came.release()
+        assert self._go.acquire(timeout=WAIT_S)
+        if self.fails:
+            raise Unreachable("the test says so")
+
+
+class Run:
+    """A run whose checkpoints are completed behind it."""
+
+    def __init__(self, place: OpenWarehouse, max_pending: int) -> None:
+        self.steps = RegionRun(place, STREAM, POLICY, max_pending=max_pending)
+        self.region = self.steps.region
+        self.turn = threading.Condition(threading.Lock())
+        self.delivered: list[int] = []
+        self.errors: list[BaseException] = []
+        self.delivering = Gate()
+        self.delivering.open()
+        self.behind = CheckpointsBehind(self.region, self.turn, self._deliver, self.errors.append)
+
+    def _deliver(self, completed: Completed) -> None:
+        self.delivering()
+        self.delivered.append(completed.id)
+
+    def step(self, *, waits: bool = True) -> None:
+        """One micro-batch that ends in a checkpoint."""
+        with self.turn:
+            if waits:
+                assert self.turn.wait_for(lambda: self.behind.has_room or self.errors, WAIT_S)
+            self.steps.step(rows(self.steps.batches + 1))
+            self.behind.add()
+
+    def drain(self) -> None:
+        with self.turn:
+            assert self.turn.wait_for(lambda: self.behind.is_empty or self.errors, WAIT_S)
+
+
+@contextmanager
+def running(place: OpenWarehouse, max_pending: int) -> Iterator[Run]:
+    run = Run(place, max_pending)
+    try:
+        yield run
+    finally:
+        run.behind.close()
+
+
+@pytest.fixture
+def storing(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Holds what a checkpoint stores."""
+    gate, store = Gate(), PendingCheckpoint.store
+
+    def held(self: PendingCheckpoint, *args: Any) -> None:
+        gate()
+        store(self, *args)
+
+    monkeypatch.setattr(PendingCheckpoint, "store", held)
+    return gate
+
+
+def expected(place: OpenWarehouse, batches: int) -> list[str]:
+    run = RegionRun(place, STREAM, POLICY)
+    return [done.digest for n in range(1, batches + 1) if (done := run.step(rows(n)))]
+
+
+def test_steps_go_on_while_a_store_is_slow_until_there_is_no_more_room(
+    place: OpenWarehouse, storing: Gate, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running(place, 2) as run:
+        run.step()
+        run.step()
+        assert storing.came.acquire(timeout=WAIT_S)
+        assert not run.behind.has_room and run.region.completed == 0 and run.region.step == 2
+        with pytest.raises(StateError, match="2 checkpoints are pending"):
+            run.region.begin_step(ends=True)
+        storing.open()
+        for _ in range(4):
+            run.step()
+        run.drain()
+        assert run.delivered == [1, 2, 3, 4, 5, 6] and not run.errors
+    found = [record.digest for record in place.catalog.checkpoints.list(NAME)]
+    assert not failures(place, NAME)
+    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+        assert found == expected(still, 6)
+
+
+def test_outputs_that_wait_for_delivery_take_room_but_no_commit_waits_for_them(place: OpenWarehouse) -> None:
+    with running(place, 2) as run:
+        run.delivering = Gate()
+        run.step()
+        assert run.delivering.came.acquire(timeout=WAIT_S)
+        run.step()
+        with run.turn:
+            assert run.turn.wait_for(lambda: run.region.completed == 2, WAIT_S)
+        assert run.delivered == [] and not run.behind.has_room
+        run.delivering.open()
+        run.drain()
+        assert run.delivered == [1, 2]
+
+
+@pytest.mark.parametrize("pending", [1, 2])
+def test_a_store_that_fails_ends_the_run_at_its_newest_complete_checkpoint(
+    place: OpenWarehouse, storing: Gate, pending: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running(place, 2) as run:
+        storing.open(1)
+        run.step()
+        run.drain()
+        storing.fails = True
+        for _ in range(pending):
+            run.step(waits=False)
+        storing.open()
+        run.drain()
+        assert [str(error) for error in run.errors] == ["the test says so"]
+        assert run.region.protocol.phase is Phase.RESETTING and run.delivered == [1]
+        with pytest.raises(StateError, match="the region is resetting"):
+            run.step(waits=False)
+    assert place.catalog.checkpoints.last_id(NAME) == 1
+    storing.fails = False
+    again = RegionRun(place, STREAM, POLICY)
+    assert again.batches == 1
+    found = [again.step(rows(n)) for n in range(2, 5)]
+    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+        assert [done.digest for done in found if done] == expected(still, 4)[1:]
+
+
+def test_a_newer_run_fences_what_is_pending(place: OpenWarehouse, storing: Gate) -> None:
+    with running(place, 2) as run:
+        run.step()
+        run.step()
+        assert storing.came.acquire(timeout=WAIT_S)
+        newer = RegionRun(place, STREAM, POLICY)
+        storing.open()
+        run.drain()
+        assert [type(error).__name__ for error in run.errors] == ["Fenced"] and run.delivered == []
+    assert newer.batches == 0
+    newer.step(rows(1))
+    assert [record.epoch for record in place.catalog.checkpoints.list(NAME)] == [2]
+
+
+def test_closing_leaves_what_is_not_stored_to_the_next_run(place: OpenWarehouse, storing: Gate) -> None:
+    run = Run(place, 2)
+    run.step()
+    run.step()
+    assert storing.came.acquire(timeout=WAIT_S)
+    closing = threading.Thread(target=run.behind.close)
+    closing.start()
+    while not run.behind.ended:
+        pass
+    storing.open()
+    closing.join(WAIT_S)
+    assert not closing.is_alive() and place.catalog.checkpoints.last_id(NAME) == 0
+    assert RegionRun(place, STREAM, POLICY).batches == 0
