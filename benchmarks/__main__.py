@@ -14,6 +14,7 @@
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
     heap        the heap backend alone: look-ups, updates, memory, growth (`benchmarks.heap`)
+    pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
@@ -141,6 +142,13 @@ def heap(scratch: Path, options: argparse.Namespace) -> Report:
     return heap.run(scratch, quick=options.quick)
 
 
+def pending(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.pending`."""
+    from benchmarks import pending
+
+    return pending.run(scratch, quick=options.quick)
+
+
 def python(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.python_operators`."""
     from benchmarks import python_operators
@@ -161,6 +169,7 @@ PARTS: dict[str, Part] = {
     "rolling": rolling,
     "backends": backends,
     "heap": heap,
+    "pending": pending,
     "python": python,
 }
 SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"

@@ -1,0 +1,113 @@
+"""Measure how long a micro-batch waits for a checkpoint on a slow store: blocking, and with two checkpoints pending.
+
+Each micro-batch ends in a checkpoint and comes `PACE_S` seconds after the one before, so both ways complete the same
+number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
+waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`): bases and
+back-pressure are included. What its tasks upload themselves, before they return, is counted apart: as the time of the
+whole step. The ways take turns on the same input.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.systems import CORES, SPARK, source, totals_stream
+from benchmarks.workload import Workload
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.run.progress import RunProgress
+from siltstone.settings import Settings
+from siltstone.spark.operations import open_region
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.session import spark_session
+from tests.proxy import Fault, Proxy
+from tests.servers import versitygw
+from tests.store_cases_s3 import fresh_bucket
+
+DELAY_S, PACE_S = 0.2, 2.0
+AT_MOST = 0.1
+WAYS = {"blocking": 0, "2 pending": 2}
+
+Steps = Sequence[tuple[float, float]]
+"""per step, (seconds that it waited for checkpoints, seconds from its begin to its end)"""
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Measure each size."""
+    sizes, rounds, measured = ([(30_000, 1_000)], 1, 8) if quick else ([(300_000, 10_000), (3_000_000, 10_000)], 2, 15)
+    versitygw()  # before Spark's workers inherit the environment, which has its credentials
+    spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(scratch / "spark")}, steps=True)
+    found: dict[str, dict[str, list[Steps]]] = {}
+    try:
+        for state_rows, step_rows in sizes:
+            work = Workload(state_rows, step_rows, warm_up=2, measured=measured)
+            inputs = scratch / f"inputs-{state_rows}"
+            work.write(inputs)
+            of_size = found[work.name] = {way: [] for way in WAYS}
+            for turn in range(rounds):
+                for way, max_pending in WAYS.items():
+                    local = scratch / f"{state_rows}-{turn}-{max_pending}"
+                    of_size[way].append(measure(spark, work, inputs, local, max_pending))
+    finally:
+        spark.stop()
+    return report_of(found)
+
+
+def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_pending: int) -> Steps:
+    """Load the state without delays, then run the steps with them."""
+    _, bucket = fresh_bucket(versitygw())
+    with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
+        url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
+        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending)
+        with OpenWarehouse.writable(settings.warehouse, settings.catalog) as warehouse:
+            _run(spark, settings, warehouse, inputs, work.first_measured, None)
+            proxy.next(Fault(delay_s=DELAY_S), None)
+            return _run(spark, settings, warehouse, inputs, work.measured, PACE_S)
+
+
+def _run(
+    spark: SparkSession, settings: Settings, warehouse: OpenWarehouse, inputs: Path, steps: int, pace_s: float | None
+) -> Steps:
+    stream, progress, found = totals_stream("bench"), RunProgress("bench"), list[tuple[float, float]]()
+    region = open_region(settings, stream, warehouse, {}, CORES)
+    runner = StreamRunner(spark, region, max_steps=steps, progress=progress)
+
+    def step(rows: DataFrame, batch: int) -> None:
+        before, began, waited = region.step, time.perf_counter(), progress.waited_s
+        runner(rows, batch)
+        if region.step > before:
+            found.append((progress.waited_s - waited, time.perf_counter() - began))
+
+    rows = source(spark, str(inputs))
+    writer = rows.writeStream.foreachBatch(step).option("checkpointLocation", runner.checkpoint_location)
+    trigger = {"availableNow": True} if pace_s is None else {"processingTime": f"{pace_s} seconds"}
+    runner.await_query(writer.trigger(**trigger).start())
+    runner.finish()
+    runner.close()
+    region.close("done")
+    assert len(found) == steps, "a checkpoint for each micro-batch"
+    return found
+
+
+def report_of(found: Mapping[str, Mapping[str, Sequence[Steps]]]) -> Report:
+    """Compare the ways of each size."""
+    report = Report()
+    title = f"waiting for checkpoints: {DELAY_S * 1000:.0f} ms a request, a step and a checkpoint each {PACE_S:g} s"
+    heads = ("rows, step", "checkpoints are", "wait, mean", "wait, median", "longest", "whole step, median")
+    table = table_of(title, *heads, left=2)
+    for size, ways in found.items():
+        means = {}
+        for way, turns in ways.items():
+            steps = [step for turn in turns for step in turn]
+            waits = [waited for waited, _ in steps]
+            means[way] = mean(waits)
+            whole = median(seconds for _, seconds in steps)
+            table.add_row(size, way, *(f"{s:.3f} s" for s in (mean(waits), median(waits), max(waits), whole)))
+        blocking, pending = means.values()
+        report.goals.append(Goal(f"pending: wait / blocking wait, {size}", pending / blocking, at_most=AT_MOST))
+        report.numbers[size] = {way: [list(turn) for turn in turns] for way, turns in ways.items()}
+    report.tables.append(table)
+    return report

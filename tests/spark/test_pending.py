@@ -1,0 +1,46 @@
+"""Checkpoints that are pending while a stream runs in Spark."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from siltstone.errors import Unreachable
+from siltstone.run.pending import PendingCheckpoint
+from siltstone.spark.operations import RunRequest, run
+from tests.spark_runs import at, check_proven, digests
+from tests.spark_streams import FILES, LITTLE
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def delivered(warehouse: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What the sinks got, with the checkpoint that it came with."""
+    files = (warehouse / "sink").rglob("checkpoint=*/*.parquet")
+    return sorted(((f.parent.name, row) for f in files for row in pq.ParquetFile(f).read().to_pylist()), key=str)
+
+
+@pytest.mark.parametrize("max_pending", [1, 2])
+def test_state_and_outputs_are_those_of_a_run_that_waits(
+    tmp_path: Path, max_pending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although one checkpoint cannot be stored at first, so that the run goes back to the newest complete one."""
+    store, failed = PendingCheckpoint.store, list[int]()
+
+    def failing_once(self: PendingCheckpoint, *args: Any) -> None:
+        if self.id == 3 and not failed:
+            failed.append(self.id)
+            raise Unreachable("the test says so")
+        store(self, *args)
+
+    waits = run(at(tmp_path / "waits"), LITTLE, RunRequest())
+    monkeypatch.setattr(PendingCheckpoint, "store", failing_once)
+    seen: list[int] = []
+    settings = at(tmp_path / "goes-on", max_pending=max_pending, recovery={"reset_delay_s": 0.01})
+    goes_on = run(settings, LITTLE, RunRequest(), on_checkpoint=lambda done: seen.append(done.id))
+    assert (waits.resets, goes_on.resets, failed) == (0, 1, [3])
+    assert goes_on.checkpoints == waits.checkpoints == seen and len(seen) == FILES
+    assert digests(settings, "little") == digests(at(tmp_path / "waits"), "little")
+    check_proven(settings, "little")
+    assert delivered(tmp_path / "goes-on") == delivered(tmp_path / "waits") != []
