@@ -61,6 +61,8 @@ class Coordinator:
         self._step_s = self._now_s()
         running = self.region.running
         assert running is not None, "it has just begun"
+        if running.ends:  # not at its commit: until then, each further step would end in a checkpoint, too
+            self._checkpoint_s = self._step_s
         return running
 
     def acknowledge(self, operator: str) -> None:
@@ -119,7 +121,6 @@ class Coordinator:
             self._move(rules.note_in_doubt, checkpoint.id)
             raise
         self._move(rules.note_committed, checkpoint.id)
-        self._checkpoint_s = self._now_s()
         return checkpoint
 
     def deliver(self, give: Callable[[], bool]) -> None:

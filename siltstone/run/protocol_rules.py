@@ -50,7 +50,7 @@ class Interval:
 
     Attributes:
         steps: steps per checkpoint, unless `seconds` is set.
-        seconds: seconds between checkpoints.
+        seconds: seconds between checkpoints, from the beginning of one's last step to that of the next one's.
         idle_s: seconds without a step after which an interval with fewer than `steps` is completed.
     """
 
@@ -233,7 +233,7 @@ def ends_interval(region: Region, interval: Interval, waited_s: float) -> bool:
     """Decide whether the next step ends in a checkpoint.
 
     Args:
-        waited_s: seconds since the newest checkpoint, or since the region was opened.
+        waited_s: seconds since the last step of the newest checkpoint began, or since the region was opened.
     """
     if interval.seconds is not None:
         return waited_s >= interval.seconds
@@ -246,7 +246,7 @@ def is_overdue(region: Region, interval: Interval, waited_s: float, idle_s: floa
     Only between two steps, and only if a logged step is in no checkpoint: otherwise nothing would be new in it.
 
     Args:
-        waited_s: seconds since the newest checkpoint, or since the region was opened.
+        waited_s: seconds since the last step of the newest checkpoint began, or since the region was opened.
         idle_s: seconds since the newest step.
     """
     if region.phase is not Phase.OPEN or region.running is not None or not region.logged or not region.has_room:
