@@ -32,6 +32,8 @@ MERGED_BYTES = 256 << 20
 """maximum bytes of rows copied together, unless one row has more"""
 MERGED_ROWS = 1 << 16
 """about how many changes are merged with the base at once; at least those of one key group"""
+NEWEST_ROWS = 1 << 18
+"""about how many changes are compared by `newest_changes` at once; at least those of one key group"""
 
 
 class Changes:
@@ -101,7 +103,7 @@ class Changes:
         self._runs.append(_Run(rows, owners, self._max_parallelism))
 
     def _parts(self, start: int, end: int) -> Iterator[KeyGroupRange]:
-        return _split(self._runs, self._max_parallelism, start, end)
+        return _split(self._runs, self._max_parallelism, start, end, MERGED_ROWS)
 
     def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Iterator[Batch]:
         """Yield the live rows of some key groups, in one batch unless they are large; for key groups before `upto` only
@@ -164,7 +166,7 @@ def newest_changes(
         CorruptObject: the values of a delta are damaged, one of which was wanted.
     """
     runs = [_Run(delta.keys, delta.key_groups, max_parallelism) for delta in deltas]
-    for part in _split(runs, max_parallelism, groups.start, groups.end):
+    for part in _split(runs, max_parallelism, groups.start, groups.end, NEWEST_ROWS):
         found = [run.of(part) for run in runs]
         owners = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in found)])
         if not len(owners):
@@ -179,7 +181,11 @@ def newest_changes(
         tables = [deltas[i].rows() for i in wanted]
         firsts = [run.starts[part.start] for run in runs] - starts[:-1]
         begins = np.cumsum([0, *map(len, tables)])
-        yield take_from(tables, begins[nth] + firsts[which] + chosen), owners[chosen]
+        places = begins[nth] + firsts[which] + chosen
+        large = sum(table.nbytes for table in tables) > MERGED_BYTES
+        sizes = np.concatenate([row_bytes(table) for table in tables])[places] if large else np.zeros(len(places))
+        for some in split_by_bytes(sizes, MERGED_BYTES):
+            yield take_from(tables, places[some]), owners[chosen[some]]
 
 
 def _newest(schema: TableSchema, rows: pa.Table, owners: np.ndarray, max_parallelism: int) -> np.ndarray:
@@ -208,10 +214,10 @@ class _Run:
         return self._rows.slice(first, last - first), self._owners[first:last]
 
 
-def _split(runs: Sequence[_Run], max_parallelism: int, start: int, end: int) -> Iterator[KeyGroupRange]:
-    """Split key groups start to end - 1 into ranges of about `MERGED_ROWS` changes."""
+def _split(runs: Sequence[_Run], max_parallelism: int, start: int, end: int, rows: int) -> Iterator[KeyGroupRange]:
+    """Split key groups start to end - 1 into ranges of about `rows` changes."""
     before = sum((run.starts for run in runs), np.zeros(max_parallelism + 1, np.int64))
-    inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
+    inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // rows)) + start
     return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
 
 

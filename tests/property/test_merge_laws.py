@@ -111,11 +111,12 @@ def test_the_newest_change_wins_and_deletes_drop(
 @given(
     st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=12), max_size=4),
     st.tuples(st.integers(0, GROUPS), st.integers(0, GROUPS)).map(sorted),
-    st.sampled_from([1, 3, merge.MERGED_ROWS]),
+    st.sampled_from([1, 3, merge.NEWEST_ROWS]),
+    st.sampled_from([1, 40, merge.MERGED_BYTES]),
     st.sampled_from([SCHEMA, NUMBERED]),
 )
 def test_of_many_deltas_each_key_has_its_newest_change(
-    deltas: list[Rows], bounds: list[int], at_once: int, schema: TableSchema
+    deltas: list[Rows], bounds: list[int], at_once: int, bytes_at_once: int, schema: TableSchema
 ) -> None:
     groups, expected = KeyGroupRange(*bounds), Rows()
     decoded: set[int] = set()
@@ -125,7 +126,7 @@ def test_of_many_deltas_each_key_has_its_newest_change(
         table, owners = _table(deltas[i], schema, schema.changes)
         return Delta(table.select(keys), owners, lambda: decoded.add(i) or table)
 
-    with patch.object(merge, "MERGED_ROWS", at_once):
+    with patch.object(merge, "NEWEST_ROWS", at_once), patch.object(merge, "MERGED_BYTES", bytes_at_once):
         newest = list(newest_changes([*map(delta, reversed(range(len(deltas))))], schema, groups, GROUPS))
     inside = lambda rows: {key for key in rows if _owners([_k(key, schema)], schema)[0] in groups}  # noqa: E731
     newer: set[Key] = set()
