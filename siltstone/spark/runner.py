@@ -29,6 +29,7 @@ from siltstone.change.replay import follow
 from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger
 from siltstone.run.behind import CheckpointsBehind
+from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
@@ -58,6 +59,7 @@ class StreamRunner:
         on_checkpoint: called with each completed checkpoint.
         placement: whether each subtask stays on the executor that has its state; None for all masters but local ones.
         progress: counts the steps; checkpoints are counted by `on_checkpoint`.
+        requests: those for a checkpoint at once; they are looked at before each step, and by `await_query`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class StreamRunner:
         on_checkpoint: Callable[[Completed], None] = lambda _: None,
         placement: bool | None = None,
         progress: RunProgress | None = None,
+        requests: ConsistencyRequests | None = None,
     ) -> None:
         self.spark = spark
         self.region = region
@@ -86,6 +89,7 @@ class StreamRunner:
             self.enough.set()
         self._on_checkpoint = on_checkpoint
         self._progress = progress or RunProgress(region.stream.name)
+        self._requests = requests or ConsistencyRequests()
         self._behind = self._begin_behind()
         self._placement = placement_of(spark, region.stream.name, placement)
         self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
@@ -139,8 +143,11 @@ class StreamRunner:
 
     def _may_step(self) -> bool:
         """Whether the next step need not wait for checkpoints that are on their way (back-pressure)."""
-        ends = self.region.ends_next or self._steps_left == 1
-        return self._behind.has_room or not ends or self.failure is not None or self.enough.is_set()
+        return self._behind.has_room or not self._ends_next or self.failure is not None or self.enough.is_set()
+
+    @property
+    def _ends_next(self) -> bool:
+        return self.region.ends_next or self._steps_left == 1 or self._requests.is_waiting
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
@@ -169,7 +176,7 @@ class StreamRunner:
     def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
 
-        Meanwhile, complete the checkpoint of an interval that is overdue because no input comes.
+        Meanwhile, complete the checkpoint of an interval that is overdue because no input comes, or that was asked for.
 
         Raises:
             StreamingQueryException: the query failed.
@@ -189,12 +196,16 @@ class StreamRunner:
 
     def _complete_overdue(self) -> None:
         """End the interval by a step without input if it is overdue and no step is in progress."""
-        if not self.region.is_overdue or not self._turn.acquire(blocking=False):
+        if not (self.region.is_overdue or self._requests.is_waiting) or not self._turn.acquire(blocking=False):
             return
         try:
-            if self.failure is None and self.region.is_overdue and self._behind.is_empty:
+            if self.failure is not None or not self._behind.is_empty:
+                return
+            if self.region.is_overdue or (self._requests.is_waiting and self._sources):
                 with self._noting_failure():
                     self.step_without_input()
+            elif not self._sources:
+                self._requests.nothing_to_do()
         finally:
             self._turn.release()
 
@@ -233,7 +244,9 @@ class StreamRunner:
             region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1
-        self._take(rows, self._log.read(batch, region.step + 1), ends=last or None)
+        # Whether it ends in a checkpoint may have become true only now, while there is no room for one.
+        ends = self._ends_next and self._behind.has_room
+        self._take(rows, self._log.read(batch, region.step + 1), ends=ends)
         if last:
             self.enough.set()
 
@@ -326,8 +339,10 @@ class StreamRunner:
             _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 
     def _prepare(self, **changes: Any) -> None:
+        checkpoint = self.region.checkpoint
         self.region.prepare(self._sources, **changes)
         self._sources = []
+        self._requests.prepared(checkpoint)
 
     def _complete_now(self) -> Completed:
         self.region.store()
@@ -342,6 +357,7 @@ class StreamRunner:
         for operator in self.region.stream.operators:
             operator.region_checkpointed(completed.id)
         self._on_checkpoint(completed)
+        self._requests.completed(completed.id)
 
     def _deliver(self, *, checked: bool = False) -> None:
         if isinstance(self.spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
@@ -369,6 +385,7 @@ class StreamRunner:
     def close(self) -> None:
         """Wait until nothing is stored or delivered any more: what is not complete by then never will be."""
         self._behind.close()
+        self._requests.failed()
 
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""

@@ -12,6 +12,7 @@ from pyspark import inheritable_thread_target
 
 from siltstone.change.recover import Recovery
 from siltstone.result import Result
+from siltstone.run.consistency import ConsistencyRequests, DrainResult
 from siltstone.run.region import Completed
 from siltstone.spark.session import use_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
@@ -61,6 +62,7 @@ class StreamRun:
         last_checkpoint: the newest checkpoint that this run has completed; None before the first.
         result: the outcome, once the run has succeeded; else None.
         exception: the error, once the run has failed; else None.
+        requests: for a checkpoint at once (`make_consistent`).
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class StreamRun:
         self.last_checkpoint: Completed | None = None
         self.result: RunResult | None = None
         self.exception: BaseException | None = None
+        self.requests = ConsistencyRequests()
         self._spark, self._stop = spark, stop
         # The thread inherits the caller's thread-local properties of Spark and its context variables.
         self._work = inheritable_thread_target(spark)(partial(copy_context().run, work))
@@ -137,6 +140,32 @@ class StreamRun:
         if wait:
             self.await_termination()
 
+    def make_consistent(self, timeout_s: float | None = None) -> bool:
+        """Complete a checkpoint with all that the run has processed so far, and wait for it.
+
+        Not to be called in `on_checkpoint` or in a sink: the checkpoint waits for these.
+
+        Args:
+            timeout_s: most seconds to wait; None for no limit.
+
+        Returns:
+            Whether it is complete and its outputs are delivered; False if the run has ended or was reset before that,
+            or the time was not enough.
+        """
+        return self.requests.add().wait(until_complete=True, timeout_s=timeout_s) is DrainResult.COMPLETED
+
+    def make_consistent_nonblocking(self, timeout_s: float | None = None) -> DrainResult:
+        """Begin a checkpoint with all that the run has processed so far, and wait only until it is prepared.
+
+        Args:
+            timeout_s: most seconds to wait; None for no limit.
+
+        Returns:
+            CHECKPOINT_PENDING, or COMPLETED if it is complete already or nothing was new; FAILED if the run has ended
+            or was reset, or the time was not enough.
+        """
+        return self.requests.add().wait(until_complete=False, timeout_s=timeout_s) or DrainResult.FAILED
+
     def __enter__(self) -> Self:
         return self
 
@@ -163,5 +192,6 @@ class StreamRun:
         except BaseException as error:
             self.exception = error
         finally:
+            self.requests.failed(ended=True)
             self._ended.set()
             self._begun.set()

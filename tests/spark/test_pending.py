@@ -1,17 +1,23 @@
 """Checkpoints that are pending while a stream runs in Spark."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
+from siltstone.run.consistency import DrainResult
 from siltstone.run.pending import PendingCheckpoint
-from siltstone.spark.operations import RunRequest, run
+from siltstone.spark.operations import RunRequest, run, write_stream
+from siltstone.spark.sources import open_source
 from tests.spark_runs import at, check_proven, digests
-from tests.spark_streams import FILES, LITTLE
+from tests.spark_streams import COUNTS, FILES, LITTLE
 
+LIMIT_S = 60.0
 pytestmark = pytest.mark.usefixtures("spark")
 
 
@@ -44,3 +50,20 @@ def test_state_and_outputs_are_those_of_a_run_that_waits(
     assert digests(settings, "little") == digests(at(tmp_path / "waits"), "little")
     check_proven(settings, "little")
     assert delivered(tmp_path / "goes-on") == delivered(tmp_path / "waits") != []
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_a_run_is_made_consistent_when_asked(spark: SparkSession, tmp_path: Path, max_pending: int) -> None:
+    settings = at(tmp_path / "w", checkpoint_steps=1000, max_pending=max_pending)
+    with OpenWarehouse.writable(settings.warehouse) as place:
+        rows = open_source(spark, COUNTS, place.warehouse, {})
+        with write_stream(settings, replace(COUNTS, source=None), rows, RunRequest()) as begun:
+            while not place.catalog.checkpoints.last_id("counts"):
+                assert begun.make_consistent(LIMIT_S)
+            assert begun.make_consistent_nonblocking(LIMIT_S) in (
+                DrainResult.CHECKPOINT_PENDING,
+                DrainResult.COMPLETED,
+            )
+            assert begun.is_active
+        assert not begun.make_consistent() and begun.make_consistent_nonblocking() is DrainResult.FAILED
+    check_proven(settings, "counts")

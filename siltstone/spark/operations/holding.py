@@ -14,6 +14,7 @@ from siltstone.chains.policies import policy_by_name
 from siltstone.errors import Fenced, Unreachable
 from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
+from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.settings import Settings
 from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
@@ -57,12 +58,14 @@ class Epoch:
         on_checkpoint: called with each completed checkpoint.
         tenure: the run's hold on the stream; None for a run of one epoch.
         is_reset: whether the run goes on under a new epoch after an error.
+        requests: those for a checkpoint at once; None if nobody may ask.
     """
 
     request: RunRequest = field(default_factory=RunRequest)
     on_checkpoint: Callable[[Completed], None] = lambda _: None
     tenure: Tenure | None = None
     is_reset: Callable[[Exception], bool] = lambda _: False
+    requests: ConsistencyRequests | None = None
 
 
 @contextmanager
@@ -121,6 +124,7 @@ def _run_epoch(
             on_checkpoint=note_checkpoint,
             placement=settings.placement,
             progress=metrics.progress,
+            requests=epoch.requests,
         )
         metrics.begin_epoch(warehouse.catalog, region.completed)
         background.start()

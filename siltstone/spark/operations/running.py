@@ -127,7 +127,8 @@ class _Work:
             self.on_checkpoint(checkpoint)
 
         self.current = None
-        epoch = Epoch(self._request(), note_checkpoint, self.tenure, lambda e: resets.solve(e, self._cause(e)))
+        is_reset = lambda e: resets.solve(e, self._cause(e))  # noqa: E731
+        epoch = Epoch(self._request(), note_checkpoint, self.tenure, is_reset, run.requests)
         spark = self.rows.sparkSession
         with open_runner(self.settings, self.stream, self.warehouse, spark, self.metrics, epoch) as runner:
             self.current = runner
