@@ -78,7 +78,7 @@ class StreamRun:
         self.last_checkpoint: Completed | None = None
         self.result: RunResult | None = None
         self.exception: BaseException | None = None
-        self.requests = ConsistencyRequests()
+        self.requests: ConsistencyRequests = ConsistencyRequests()
         self._spark, self._stop = spark, stop
         # The thread inherits the caller's thread-local properties of Spark and its context variables.
         self._work = inheritable_thread_target(spark)(partial(copy_context().run, work))
