@@ -81,9 +81,17 @@ def read_exported(store: Store) -> Exported:
             f"there is no exported savepoint at {store.label}: check the URL, and repeat an export that did not finish"
         )
     what = f"object {EXPORT} in {store.label}"
-    data = store.read_range(EXPORT, 0, found[EXPORT]).to_pybytes()
-    with translate_decode_errors(what, "an exported savepoint"):
-        return _decode(unseal(data, what))
+    return decode_exported(store.read_range(EXPORT, 0, found[EXPORT]).to_pybytes(), what)
+
+
+def decode_exported(data: bytes, name: str) -> Exported:
+    """Decode the last object of an export, which errors call `name`.
+
+    Raises:
+        CorruptObject, NewerFormat: it is damaged, or a newer Siltstone wrote it.
+    """
+    with translate_decode_errors(name, "an exported savepoint"):
+        return _decode(unseal(data, name))
 
 
 def _decode(values: Mapping[str, Any]) -> Exported:

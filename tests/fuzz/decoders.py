@@ -15,6 +15,7 @@ from siltstone.catalog.extract_coding import decode_extract, seal
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
 from siltstone.chains.policy_rules import PolicyState
+from siltstone.change.exported import decode_exported
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
 from siltstone.format.base import read_base, read_snapshot_values
@@ -167,6 +168,10 @@ def _extract(data: bytes) -> None:
     decode_extract(seal(data.decode("utf-8", "replace")), NAME)
 
 
+def _exported(data: bytes) -> None:
+    decode_exported(seal(data.decode("utf-8", "replace")), NAME)
+
+
 def _header(data: bytes) -> Any:
     header = Header.decode(data, NAME)
     return header and (header.value_bytes, header.bytes_of(0))
@@ -189,6 +194,7 @@ DECODERS = {
     "packed": Decoder(_text, (StateError,)),
     "details": Decoder(lambda data: decode_details(pack_parts(data.decode("utf-8", "replace")), NAME), (StateError,)),
     "extract": Decoder(_extract, (StateError, NewerFormat)),
+    "exported": Decoder(_exported, (StateError, NewerFormat)),
 }
 
 

@@ -20,9 +20,11 @@ from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, 
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.extract_coding import encode_extract, text_of
 from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
+from siltstone.catalog.imports import Continuation
 from siltstone.catalog.outbox import Output
 from siltstone.catalog.packing import pack
 from siltstone.catalog.steps import Step, StepRecord
+from siltstone.change.exported import Exported, encode_exported
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
@@ -145,6 +147,12 @@ def _details() -> CommitDetails:
     )
 
 
+def _exported() -> Exported:
+    manifest = StoredObject("s/00000001/000000000001/manifest.arrow", 900, "ab" * 16)
+    beginning = Step(0, -1, "v1\n{}\n-", '{"0": {"7": "v1\\n9"}}')
+    return Exported("s", "saved", 7, "s", manifest, "ab" * 16, Continuation(beginning, 6, "table"))
+
+
 def _extract() -> Extract:
     at = datetime(2020, 1, 1, tzinfo=UTC)
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
@@ -211,6 +219,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "sources": [files.encode()],
         "packed": [pack(files)],
         "extract": [text_of(encode_extract(_extract())).encode()],
+        "exported": [text_of(encode_exported(_exported())).encode()],
         "details": [unpack_parts(encode_details(_details())).encode()],
     }
 

@@ -13,9 +13,11 @@ from siltstone.catalog.outbox import Outbox
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.exported import encode_exported
 from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_savepoint, prove_export
 from siltstone.change.rebuild import rebuild_catalog
-from siltstone.errors import Fenced, UsageError, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, UsageError, WrongWarehouse
+from siltstone.format.manifest import encode_manifest
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
 from siltstone.store.open import Warehouse, open_store
@@ -237,3 +239,19 @@ def test_files_below_the_old_streams_directory_are_those_below_the_new_ones() ->
     outside = entry.replace("{warehouse}/", "/data/")
     for text, moved in ((entry, entry.replace("/flights/", "/copy/")), (outside, outside)):
         assert _sources_below(f'{{"0": {{"0": "{text}"}}}}', "flights", "copy") == f'{{"0": {{"0": "{moved}"}}}}'
+
+
+@pytest.mark.parametrize(
+    "name", ["sums/00000001/000000000002/x.segment", "other/00000001/000000000001/x.segment", "_warehouse/identity"]
+)
+def test_a_manifest_that_names_other_objects_is_refused(saved: Path, tmp_path: Path, name: str) -> None:
+    """Whoever can write to an export can give it any checksums."""
+    proven = prove_export(str(saved / "export"))
+    [first, *others] = proven.manifest.objects
+    handles = [replace(each, object=name) if each.object == first.name else each for each in proven.manifest.handles]
+    forged = encode_manifest(replace(proven.manifest, objects=[replace(first, name=name), *others], handles=handles))
+    store, stored = open_store(str(tmp_path / "forged")), proven.exported.manifest
+    manifest = store.put(stored.name, forged)
+    store.put(EXPORT, encode_exported(replace(proven.exported, manifest=manifest)))
+    with pytest.raises(CorruptObject, match="it names an object"):
+        prove_export(str(tmp_path / "forged"))
