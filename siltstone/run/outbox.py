@@ -16,6 +16,7 @@ fenced meanwhile may deliver as well, with the same id and rows, but cannot mark
 gets each output exactly once.
 """
 
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -84,6 +85,8 @@ class Outbox:
         """checkpoint that is not complete -> output -> what is staged of it"""
         self._delivered = 0
         self._outstanding: frozenset[tuple[int, str]] | None = None
+        self._lock = threading.Lock()
+        """held to change it: commits and deliveries may be on different threads"""
 
     @property
     def outstanding(self) -> list[tuple[int, str]] | None:
@@ -147,8 +150,9 @@ class Outbox:
 
     def committed(self, checkpoint: int, outputs: Sequence[Output]) -> None:
         """Record that a checkpoint exists, so that its outputs are outstanding."""
-        if self._outstanding is not None:
-            self._outstanding |= {(checkpoint, output.name) for output in outputs}
+        with self._lock:
+            if self._outstanding is not None:
+                self._outstanding |= {(checkpoint, output.name) for output in outputs}
 
     def deliver(self, completed: int, sinks: Mapping[str, Give], *, checked: bool = False) -> bool:
         """Deliver outstanding outputs in order of checkpoints, and mark them as delivered.
@@ -189,7 +193,8 @@ class Outbox:
             self._catalog.runs.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
             self._catalog.outbox.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
-            self._outstanding -= {(output.checkpoint, output.name)}
+            with self._lock:
+                self._outstanding = (self._outstanding or frozenset()) - {(output.checkpoint, output.name)}
             self._delivered += 1
         if self._delivered >= CLEAN_AFTER:
             self.clean()
