@@ -40,9 +40,9 @@ def test_rows_without_a_usable_key_are_put_aside_and_the_rest_counts(tmp_path: P
         read_sink(tmp_path / "w", "lettered", DEAD_LETTERS).to_pylist(), key=lambda row: json.loads(row["row"])["value"]
     )
     assert [(row["checkpoint_id"], row["reason"], json.loads(row["row"])) for row in letters] == [
-        (1, "operator counts: key column key is no int64", {"value": 2, "key": "abc"}),
+        (1, "operator counts: key column key cannot be cast to int64", {"value": 2, "key": "abc"}),
         (1, "operator counts: key column key is null", {"value": 3, "key": None}),
-        (3, "operator counts: key column key is no int64", {"value": 7, "key": "4000000000000000000000"}),
+        (3, "operator counts: key column key cannot be cast to int64", {"value": 7, "key": "4000000000000000000000"}),
     ]
     assert json.loads(letters[2]["offsets"]) == {"batch": 2, "from": [{"logOffset": 1}], "to": [{"logOffset": 2}]}
     assert json.loads(letters[0]["offsets"]) == {"batch": 0, "from": [None], "to": [{"logOffset": 0}]}
