@@ -21,7 +21,8 @@ Methods of `state.<variable>`, each for the current key:
     OpaqueState    get() -> the object of the key's key group, put(object)
 
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
-read together if the rows have the map key's columns; other entries are read one by one.
+read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
+asks for a checkpoint after the step.
 """
 
 import math
@@ -76,7 +77,7 @@ class KeyedProcessor(Operator):
         order = np.argsort(rows.key_index, kind="stable")
         records = rows.table.take(pa.array(order)).to_pylist()
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
-        own, made = _KeyState(self.name, views), list[Record]()
+        own, made = _KeyState(self.name, {**views, "request_checkpoint": state.request_checkpoint}), list[Record]()
         for ordinal, key in enumerate(zip(*(c.to_pylist() for c in rows.keys.columns.columns), strict=True)):
             for view in views.values():
                 view.ordinal = ordinal
@@ -100,7 +101,7 @@ class KeyedProcessor(Operator):
 class _KeyState:
     """The variables of one key, each an attribute named after it."""
 
-    def __init__(self, operator: str, views: Mapping[str, "_View"]) -> None:
+    def __init__(self, operator: str, views: Mapping[str, Any]) -> None:
         self.__dict__.update(views)
         self.__dict__["_operator"] = operator
 

@@ -44,15 +44,19 @@ __all__ = [
     "MapState",
     "OpaqueState",
     "Operator",
+    "OperatorCheckpoint",
     "OperatorContext",
     "Rows",
     "State",
+    "StateHandler",
     "ValueState",
     "WindowState",
 ]
 
 SOURCE = "source"
 """the input of an operator that does not read another operator"""
+PREPARED = "prepared"
+"""the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
 
 
 class State:
@@ -61,6 +65,7 @@ class State:
     def __init__(self, operator: "Operator", state: SubtaskState) -> None:
         self._operator = operator.name
         self._opaque = []
+        self._requested = False
         for name, variable in operator.variables().items():
             bound = variable.bind(name, state)
             setattr(self, name, bound)
@@ -74,6 +79,19 @@ class State:
         """Save the opaque objects that changed; the engine calls it at the end of each step."""
         for bound in self._opaque:
             bound.flush()
+
+    def request_checkpoint(self) -> None:
+        """Ask that the stream be checkpointed right after the step in progress, at once rather than when it is due.
+
+        It is Teracloud's `makeConsistentNonBlocking`, from within the region: the call returns, and `process` goes on.
+        The request counts once for a step, however many subtasks make it.
+        """
+        self._requested = True
+
+    @property
+    def checkpoint_requested(self) -> bool:
+        """Whether the step has asked for a checkpoint so far."""
+        return self._requested
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,80 @@ class OperatorContext:
     checkpoint: int | None
 
 
-class Operator:
+@dataclass(frozen=True)
+class OperatorCheckpoint:
+    """What an operator prepared for a checkpoint of its stream, besides its variables.
+
+    Attributes:
+        id: the checkpoint.
+        prepared: the bytes that its subtasks returned, in the order of their key groups; empty ones are left out.
+    """
+
+    id: int
+    prepared: tuple[bytes, ...]
+
+
+class StateHandler:
+    """What an operator may do where the consistent region drains, is checkpointed and is reset.
+
+    The callbacks of Teracloud Streams' `StateHandler`, for operators that use something besides their variables: rows
+    that wait for more rows, a session with a service, objects elsewhere. Variables need none of them. By default each
+    does nothing. `docs/operators.md` has the order in which they come.
+
+    Attributes:
+        blocking: whether the next step waits for `checkpoint`; otherwise it runs behind the stream if checkpoints may
+            be pending (`max_pending`).
+    """
+
+    blocking: bool = False
+
+    def drain(self, state: State) -> pa.Table | None:
+        """Finish what the interval has left undone, since a checkpoint follows; may change state and return rows.
+
+        Called in the task of each subtask, at the end of a step that ends in a checkpoint, after the last `process`.
+        As with `process`, equal rows must have equal effects.
+
+        Returns:
+            Output rows with the columns `output`, which belong to the step; or None.
+        """
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Return what is to be known after a reset and is in no variable, such as a position in another system.
+
+        Called in the task of each subtask, right after `drain`. The bytes are state: a checkpoint's digests, restores
+        and retention include them. At most 1 MiB; keep what is larger in variables.
+
+        Returns:
+            Bytes that a reset brings back; empty for nothing. Equal state must give equal bytes.
+        """
+        return b""
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Make durable what the prepared bytes stand for; if it raises, there is no such checkpoint.
+
+        Called on the driver, once the operator's subtasks have prepared and before the checkpoint is committed; for the
+        same id again after a reset.
+        """
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Go back to a checkpoint, with which the run begins or begins again; leave the state as it is.
+
+        Called in the task of each subtask, in the first step of a run and after each reset, before `process`.
+        `checkpoint.prepared` is what was prepared for the subtask's key groups: after a change of parallelism, by
+        several former subtasks or by none, since what one prepared goes to the one that has its first key group now.
+        """
+
+    def reset_to_initial_state(self) -> None:
+        """Go back to nothing: the run begins, or begins again, before its first checkpoint. Called like `reset`."""
+
+    def region_checkpointed(self, checkpoint: int) -> None:
+        """React to a completed checkpoint of the stream, whose outputs were delivered.
+
+        Called on the driver; not again for the same id, and not at all if the process dies before.
+        """
+
+
+class Operator(StateHandler):
     """A keyed, stateful step. Subclass it, declare variables as class attributes, and write `process`.
 
     Fields are class attributes or arguments of the constructor:
@@ -180,15 +271,16 @@ class Operator:
         """
         raise NotImplementedError(f"operator {self.name} does not define process")
 
-    def region_checkpointed(self, checkpoint: int) -> None:
-        """React to a completed checkpoint of the stream, on the driver; by default do nothing."""
-
     def variables(self) -> dict[str, Variable]:
         """Return name -> declared variable, those of base classes first."""
         attributes: dict[str, Any] = {}
         for scope in [*(vars(c) for c in reversed(type(self).__mro__)), vars(self)]:
             attributes.update(scope)
         return {name: value for name, value in attributes.items() if isinstance(value, Variable)}
+
+    def defines(self, callback: str) -> bool:
+        """Whether the operator has a callback of its own."""
+        return getattr(type(self), callback) is not getattr(StateHandler, callback)
 
     def tables(self) -> dict[str, TableSchema]:
         """Return name -> schema of every state table of the incremental variables."""
@@ -199,20 +291,23 @@ class Operator:
         }
 
     def opaque(self) -> tuple[str, ...]:
-        """Return the names of the opaque variables."""
-        return tuple(name for name, v in self.variables().items() if v.kind is Kind.OPAQUE)
+        """Return the names of the opaque variables, last that of what it prepares, if it does."""
+        declared = tuple(name for name, v in self.variables().items() if v.kind is Kind.OPAQUE)
+        return (*declared, PREPARED) if self.defines("prepare_for_nonblocking_checkpoint") else declared
 
     def definition(self) -> dict[str, Any]:
         """Return what recorded state depends on, as JSON: the key, and each variable's kind and table schemas."""
+        variables = {
+            name: {
+                "kind": type(variable).__name__,
+                "tables": {t: schema.to_json() for t, schema in variable.tables(name, self.key).items()},
+            }
+            for name, variable in self.variables().items()
+        }
+        undeclared = set(self.opaque()) - variables.keys()
         return {
             "key": describe_key(self.key),
-            "variables": {
-                name: {
-                    "kind": type(variable).__name__,
-                    "tables": {t: schema.to_json() for t, schema in variable.tables(name, self.key).items()},
-                }
-                for name, variable in self.variables().items()
-            },
+            "variables": variables | {name: {"kind": OpaqueState.__name__, "tables": {}} for name in undeclared},
         }
 
     def _check(self) -> None:
@@ -237,11 +332,11 @@ class Operator:
                 raise UsageError(f"{what}: combined lacks {', '.join(lacks)}, a column of the key or of order_by")
             if type(self).combine is Operator.combine:
                 raise UsageError(f"{what} has combined columns, so it needs a method combine")
-        if not self.variables():
+        if not (self.variables() or self.opaque()):
             raise UsageError(f"{what} declares no variable, so it keeps no state")
         for name in self.variables():
             check_name("variable", name)
-            if hasattr(State, name) or hasattr(Operator, name):
+            if hasattr(State, name) or hasattr(Operator, name) or name == PREPARED:
                 raise UsageError(f"{what}: {name!r} cannot be the name of a variable")
         try:
             self.tables()

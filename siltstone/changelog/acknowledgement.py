@@ -37,6 +37,8 @@ class Acknowledgement:
         rows_in: rows that the subtask got.
         rows_out: rows that its operator returned.
         dead_letters: rows that its operator could not process.
+        wants_checkpoint: whether its operator asked for a checkpoint.
+        prepared: what its operator prepared for the checkpoint, if the driver is to know it.
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
         seconds: phase -> seconds.
         table_rows: table -> its live rows.
@@ -58,6 +60,8 @@ class Acknowledgement:
     rows_in: int = 0
     rows_out: int = 0
     dead_letters: int = 0
+    wants_checkpoint: bool = False
+    prepared: bytes = b""
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     table_rows: Mapping[str, int] = field(default_factory=dict)
@@ -101,13 +105,16 @@ class Acknowledgement:
         plain = asdict(self) | {
             "receipt": self.receipt,
             "inline": [base64.b64encode(segment).decode() for segment in self.inline],
+            "prepared": base64.b64encode(self.prepared).decode(),
             "digests": {
                 name: base64.b64encode(np.ascontiguousarray(part, "<u8").tobytes()).decode()
                 for name, part in self.digests.items()
             },
             "event_time_max": None if self.event_time_max is None else self.event_time_max.isoformat(),
         }
-        del plain["outputs"]
+        for rare in ("outputs", "prepared", "wants_checkpoint"):
+            if not getattr(self, rare):
+                del plain[rare]
         if self.outputs:
             plain["outputs"] = {
                 name: asdict(staged) | {"inline": base64.b64encode(staged.inline).decode()}
@@ -141,6 +148,7 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
         "handles": [_handle(handle) for handle in plain["handles"]],
         "objects": [_object(stored) for stored in plain["objects"]],
         "inline": [base64.b64decode(segment, validate=True) for segment in plain["inline"]],
+        "prepared": base64.b64decode(plain.get("prepared", ""), validate=True),
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },

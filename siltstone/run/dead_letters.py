@@ -18,6 +18,7 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import pyarrow as pa
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Rows, State
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original, rows_of, users_code
+from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original, rows_of, whole_step
 from siltstone.run.row_json import json_rows
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
@@ -108,12 +109,10 @@ class SortedOut:
             SiltstoneError, OperatorFailed: see `processing.call`.
         """
         while True:
-            taken, bound = Taken(), State(self._task.operator, state)
+            taken = Taken()
             try:
-                output = _Spilled(self._scratch / "output.arrow", self._calls(bound, taken))
-                with self._clock.phase("process"), users_code(self._task.operator):
-                    bound.flush()
-                return iter(output), taken
+                step = whole_step(self._task, state, partial(self._calls, taken), taken, self._clock)
+                return iter(_Spilled(self._scratch / "output.arrow", step)), taken
             except _Refused as refused:
                 self._refuse(refused)
                 state.rollback()
@@ -139,7 +138,7 @@ class SortedOut:
                     [pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS
                 )
 
-    def _calls(self, bound: State, taken: Taken) -> Iterator[pa.RecordBatch]:
+    def _calls(self, taken: Taken, bound: State) -> Iterator[pa.RecordBatch]:
         for number, table in enumerate(calls(iter(self._held))):
             left = self._left(number, table.num_rows)
             if not left.any():

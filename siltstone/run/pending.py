@@ -20,6 +20,7 @@ from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.format.manifest import Manifest
+from siltstone.run import callbacks
 from siltstone.run.chains import NextChains
 from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
 from siltstone.run.outbox import Outbox
@@ -69,6 +70,10 @@ class PendingCheckpoint:
         """Its id."""
         return self.path.checkpoint
 
+    def call_operators(self, stream: Stream, upload: UploadOptions, *, blocking: bool) -> None:
+        """Call `checkpoint` of the operators that are blocking, or of the others (see `callbacks.checkpoint`)."""
+        callbacks.checkpoint(stream.operators, self.id, self.gathered.last, upload, blocking=blocking)
+
     def store(
         self,
         stream: Stream,
@@ -86,9 +91,11 @@ class PendingCheckpoint:
             times: what was noted since the manifest before; this one carries it.
 
         Raises:
+            Exception: an operator's `checkpoint` failed.
             Unreachable: the store failed, or the catalog did where objects of earlier checkpoints were looked up.
             CorruptObject: a segment was damaged on its way.
         """
+        self.call_operators(stream, upload, blocking=False)
         outputs = outbox.stage(self.id, had_input=bool(self.steps))
         uploads = self.log.persist()
         self.gathered.last = self.log.merge(self.gathered.last)

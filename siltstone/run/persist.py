@@ -74,7 +74,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         Unreachable: the store failed; nothing refers to what was stored.
     """
     order, nothing = task.checkpoint, Acknowledgement(task.operator.name, subtask, state.groups)
-    if order is None and not task.tracking:
+    if not task.stores or (order is None and not task.tracking):
         return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}

@@ -1,9 +1,6 @@
 """Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
-import inspect
-import os
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.errors import UsageError
 from siltstone.operator import Operator, OperatorContext, Rows, State
+from siltstone.run import callbacks
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
+from siltstone.run.users_code import users_code
 from siltstone.state.access import conform
 from siltstone.state.backend import SubtaskState
 
@@ -40,32 +39,6 @@ def internal_names(operator: Operator) -> list[str]:
     return [HASH, *(original(name) for name in operator.key.names)]
 
 
-class OperatorFailed(Exception):
-    """The user's code raised an error. It is not a `SiltstoneError`, so that Spark retries the task."""
-
-
-@contextmanager
-def users_code(operator: Operator) -> Iterator[None]:
-    """Turn an error of the user's code into `OperatorFailed`, with the operator, the error, and its line."""
-    try:
-        yield
-    except SiltstoneError:
-        raise
-    except Exception as error:
-        file = _file_of(operator)
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = ([f for f in frames if f.filename == file] or frames)[-1]
-        where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise OperatorFailed(f"operator {operator.name}: {type(error).__name__}: {said} ({where})") from error
-
-
-def _file_of(operator: Operator) -> str | None:
-    # Not of its class: one from a notebook, or sent here by value, has no module to find a file by.
-    code = getattr(inspect.unwrap(type(operator).process), "__code__", None)
-    return None if code is None else code.co_filename
-
-
 @dataclass
 class Taken:
     """Counts of what an operator has processed of a step so far.
@@ -74,11 +47,13 @@ class Taken:
         rows_in: rows it got.
         rows_out: rows it returned.
         event_time: the highest event time of the rows it got; None if there were none.
+        wants_checkpoint: whether it asked for a checkpoint.
     """
 
     rows_in: int = 0
     rows_out: int = 0
     event_time: datetime | None = None
+    wants_checkpoint: bool = False
 
 
 def output_schema(operator: Operator) -> pa.Schema:
@@ -180,13 +155,39 @@ def process(
     """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
 
     Raises:
-        SiltstoneError, OperatorFailed: see `call` and `rows_of`.
+        SiltstoneError, OperatorFailed: see `call`, `rows_of` and `run.callbacks`.
+    """
+
+    def output(bound: State) -> Iterator[pa.RecordBatch]:
+        for table in calls(batches):
+            with clock.phase("process"):
+                rows = rows_of(task, table)
+            yield from call(task, bound, rows, taken, clock)
+
+    return whole_step(task, state, output, taken, clock)
+
+
+def whole_step(
+    task: StepTask,
+    state: SubtaskState,
+    output: Callable[[State], Iterator[pa.RecordBatch]],
+    taken: Taken,
+    clock: PhaseTimer,
+) -> Iterator[pa.RecordBatch]:
+    """Run a step, begun in `state`, with what the operator does before and after its calls; yields its output.
+
+    Args:
+        output: makes the calls, and their output (`step_schema`).
     """
     bound = State(task.operator, state)
-    for table in calls(batches):
-        with clock.phase("process"):
-            rows = rows_of(task, table)
-        yield from call(task, bound, rows, taken, clock)
+    with clock.phase("process"):
+        callbacks.begin(task, state, bound)
+    yield from output(bound)
+    with clock.phase("process"):
+        drained = _output(task.operator, callbacks.drain(task, state, bound), step_schema(task.operator))
+    taken.rows_out += sum(batch.num_rows for batch in drained)
+    taken.wants_checkpoint = bound.checkpoint_requested
+    yield from drained
     with clock.phase("process"), users_code(task.operator):
         bound.flush()
 

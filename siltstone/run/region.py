@@ -84,8 +84,8 @@ class ConsistentRegion:
         """whose state it gives up"""
         self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
-        self._begins_after = 0
-        """the last step of the newest prepared checkpoint"""
+        self._began_after = self._begins_after = 0
+        """the last steps of the checkpoint that the run began with, and of the newest prepared one"""
         self._pending = deque[PendingCheckpoint]()
         self._gathered = StepReports()
         self._log = Changelog(warehouse.store_url, options.upload)
@@ -199,7 +199,7 @@ class ConsistentRegion:
             self._references.resume(manifest, record.manifest.name)
             self.completed_epoch = record.epoch
             self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
-            self._begins_after = manifest.step
+            self._began_after = self._begins_after = manifest.step
             self._coordinator = self._coordinate(latest, manifest.step)
 
     def input_position(self) -> InputPosition:
@@ -285,6 +285,7 @@ class ConsistentRegion:
             staged_with=self.checkpoint if staged else None,
             table=operator.name in self.options.tables,
             hands_on=self.stream.has_reader(operator.name),
+            resets=base_step == self._began_after,
             dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
         )
 
@@ -335,6 +336,7 @@ class ConsistentRegion:
             PendingCheckpoint(path, steps, gathered, log, chains, reasons, self._event_time_max, *further)
         )
         self._gathered, self._begins_after, self._definition, self._dropped = StepReports(), self.step, None, ()
+        self._pending[-1].call_operators(self.stream, self.options.upload, blocking=True)
 
     def store(self) -> None:
         """Store the oldest prepared checkpoint; another thread may do it while steps are taken.

@@ -19,6 +19,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.format.output import Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
+from siltstone.run.callbacks import prepared
 from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
@@ -50,7 +51,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
-    task = replace(task, checkpoint=None, tracking=False, staged_with=None, dead_letters=nothing_staged)
+    task = replace(task, stores=False, tracking=False, staged_with=None, dead_letters=nothing_staged)
     yield from _answered(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
@@ -131,6 +132,8 @@ def _report(
         rows_in=taken.rows_in + dead_letters,
         rows_out=taken.rows_out,
         dead_letters=dead_letters,
+        wants_checkpoint=taken.wants_checkpoint,
+        prepared=prepared(task, state),
         event_time_max=taken.event_time,
         seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
         table_rows={name: table.rows for name, table in state.tables.items()},

@@ -4,7 +4,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from siltstone.errors import LostWorkingState, SiltstoneError, StateError, Unreachable
-from siltstone.run.processing import OperatorFailed
+from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.step import LOST_OUTPUT
 
 WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")

@@ -1,10 +1,13 @@
 """Tag the Spark jobs of one run's steps, so that a reset can cancel what is left of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from py4j.protocol import Py4JError
+from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
+
+from siltstone.spark.session import use_session
 
 
 class TaggedJobs:
@@ -25,6 +28,16 @@ class TaggedJobs:
         finally:
             with suppress(Py4JError, OSError):  # the JVM has ended
                 self._spark.sparkContext.removeJobTag(self._tag)
+
+    def in_thread(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Wrap what another thread of the run does, in the run's session, with its jobs tagged."""
+
+        def run() -> None:
+            use_session(self._spark)
+            with self.tagged():
+                work()
+
+        return inheritable_thread_target(self._spark)(run)
 
     def cancel(self) -> None:
         """Cancel those that run. Tasks that go on nevertheless change nothing that counts."""

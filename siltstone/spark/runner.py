@@ -19,7 +19,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -40,7 +39,6 @@ from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
-from siltstone.spark.session import use_session
 from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
@@ -90,10 +88,10 @@ class StreamRunner:
         self._on_checkpoint = on_checkpoint
         self._progress = progress or RunProgress(region.stream.name)
         self._requests = requests or ConsistencyRequests()
-        self._behind = self._begin_behind()
         self._placement = placement_of(spark, region.stream.name, placement)
         self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
         """the Spark jobs of this run's steps"""
+        self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         self._sources: list[Step] = []
         """the input log since the last checkpoint"""
         stream = region.stream
@@ -161,17 +159,6 @@ class StreamRunner:
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
         self.region.fail()
-
-    def _begin_behind(self) -> CheckpointsBehind:
-        def as_thread(work: Callable[[], None]) -> Callable[[], None]:
-            def run() -> None:
-                use_session(self.spark)
-                with self.jobs.tagged():
-                    work()
-
-            return inheritable_thread_target(self.spark)(run)
-
-        return CheckpointsBehind(self.region, self._turn, self._complete, self._fail, as_thread)
 
     def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
@@ -261,15 +248,26 @@ class StreamRunner:
             done = run_operators(region.stream, rows, tasks, self._placement)
             done.unpersist()
             self._acknowledge(done)
+            requested = any(a.wants_checkpoint for received in done.received.values() for a in received)
             if region.checkpoint_due:
-                with self._progress.waiting():
-                    self._prepare()
-                    if region.options.max_pending and not self._to_follow:
-                        self._behind.add()
-                    else:
-                        self._complete_now()
+                self._end_interval()
+            elif requested and not self._to_follow:  # the log knows where intervals ended
+                if self._behind.has_room:
+                    self._acknowledge(run_empty(self.spark, region.begin_step(ends=True), self._placement))
+                    self._end_interval()
+                else:
+                    self._requests.add()
         if self._steps_left is not None:
             self._steps_left -= 1
+
+    def _end_interval(self) -> None:
+        """Complete the checkpoint that the newest step ends in, or have it completed behind the stream."""
+        with self._progress.waiting():
+            self._prepare()
+            if self.region.options.max_pending and not self._to_follow:
+                self._behind.add()
+            else:
+                self._complete_now()
 
     def _acknowledge(self, done: StepRun) -> None:
         for name, received in done.received.items():

@@ -12,7 +12,8 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import BadRow, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.operator import OperatorContext, Rows, State
-from siltstone.run.processing import OperatorFailed, combine
+from siltstone.run.processing import combine
+from siltstone.run.users_code import OperatorFailed
 from siltstone.stream import Stream
 from tests import sums
 from tests.region_run import RegionRun

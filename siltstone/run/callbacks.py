@@ -1,0 +1,109 @@
+"""Call what an operator does at the points of the region's protocol (`operator.StateHandler`).
+
+Each call has `checkpoint_timeout_s`, like the uploads of a checkpoint. What an operator prepares is an opaque variable
+of its own: digests, restores, references and rescaling take it like any other.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.upload_retries import OPTION
+from siltstone.errors import UsageError
+from siltstone.operator import PREPARED, Operator, OperatorCheckpoint, State
+from siltstone.restore.restore import digests_of
+from siltstone.run.task import StepTask
+from siltstone.run.users_code import call_within
+from siltstone.state.backend import SubtaskState
+
+PREPARED_BYTES = 1 << 20
+"""most bytes that a subtask may prepare"""
+
+T = TypeVar("T")
+
+
+def begin(task: StepTask, state: SubtaskState, bound: State) -> None:
+    """Reset the operator if the step is the first one of its run, or after a reset.
+
+    Raises:
+        SiltstoneError, OperatorFailed: see `users_code.call_within`.
+        UsageError: it changed state.
+    """
+    operator = task.operator
+    if not task.resets:
+        return
+    if not task.restore.checkpoint:
+        if operator.defines("reset_to_initial_state"):
+            _call(operator, task.upload, operator.reset_to_initial_state)
+    elif operator.defines("reset"):
+        stored, before = state.opaque.get(PREPARED, {}), digests_of(state)
+        parts = tuple(stored[group] for group in sorted(stored) if stored[group])
+        _call(operator, task.upload, operator.reset, OperatorCheckpoint(task.restore.checkpoint, parts), bound)
+        bound.flush()
+        if any(not np.array_equal(before[name], each) for name, each in digests_of(state).items()):
+            raise UsageError(f"operator {operator.name}: reset changed state: leave that to process")
+
+
+def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
+    """Drain the operator and have it prepare, if the step ends in a checkpoint; return what it returned.
+
+    Raises:
+        SiltstoneError, OperatorFailed: see `users_code.call_within`.
+        UsageError: it prepared something else than it may.
+    """
+    operator = task.operator
+    if task.checkpoint is None:
+        return None
+    output = _call(operator, task.upload, operator.drain, bound) if operator.defines("drain") else None
+    prepare = operator.prepare_for_nonblocking_checkpoint
+    if operator.defines(prepare.__name__):
+        said = _call(operator, task.upload, prepare, task.interval, bound)
+        if not isinstance(said, bytes) or len(said) > PREPARED_BYTES:
+            what = f"{len(said):,} bytes" if isinstance(said, bytes) else type(said).__name__
+            raise UsageError(
+                f"operator {operator.name}: {prepare.__name__} returned {what}: it must return bytes, at most "
+                f"{PREPARED_BYTES:,}; keep what is larger in a variable"
+            )
+        # In place of what former subtasks prepared, which may have had other key groups.
+        state.set_opaque(PREPARED, {**dict.fromkeys(state.opaque[PREPARED], b""), state.groups.start: said})
+    return output
+
+
+def prepared(task: StepTask, state: SubtaskState) -> bytes:
+    """Return what a subtask has just prepared, if its operator's `checkpoint` wants it on the driver."""
+    if task.checkpoint is None or not task.operator.defines("checkpoint"):
+        return b""
+    return state.opaque.get(PREPARED, {}).get(state.groups.start, b"")
+
+
+def checkpoint(
+    operators: Iterable[Operator],
+    id: int,
+    received: Mapping[str, Sequence[Acknowledgement]],
+    upload: UploadOptions,
+    *,
+    blocking: bool,
+) -> None:
+    """Call `checkpoint` of those operators that are blocking, or of the others, on the driver.
+
+    Args:
+        id: the checkpoint.
+        received: operator -> the acknowledgements of its subtasks for the last step.
+
+    Raises:
+        SiltstoneError, OperatorFailed: see `users_code.call_within`.
+    """
+    for operator in operators:
+        if operator.blocking == blocking and operator.defines("checkpoint"):
+            parts = sorted(received.get(operator.name, ()), key=lambda a: a.subtask)
+            said = OperatorCheckpoint(id, tuple(a.prepared for a in parts if a.prepared))
+            _call(operator, upload, operator.checkpoint, said)
+
+
+def _call(operator: Operator, upload: UploadOptions, callback: Callable[..., T], *args: Any) -> T:
+    return call_within(upload.checkpoint_timeout_s, operator, partial(callback, *args), callback.__name__, OPTION)

@@ -1,0 +1,79 @@
+"""Callbacks of operators, and their requests for checkpoints, while a stream runs in Spark."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import StateError
+from siltstone.operator import OperatorCheckpoint, Rows, State
+from siltstone.spark.operations import RunRequest, run
+from tests.spark_runs import at, check_proven
+from tests.spark_streams import COUNTS, STEPS, Counts, keyed, source_of
+
+pytestmark = pytest.mark.usefixtures("spark")
+WANTED = keyed([1, 4], [7, 77])
+SIX = source_of([STEPS[0], STEPS[3], WANTED, STEPS[0], STEPS[3], STEPS[0]])
+
+
+class Asking(Counts):
+    """Asks for a checkpoint at one value, and says at each checkpoint what it has seen elsewhere."""
+
+    output = {"key": pa.int64()}  # noqa: RUF012
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Count, and ask."""
+        super().process(rows, state)
+        if 77 in rows.table["value"].to_pylist():
+            state.request_checkpoint()
+
+    def drain(self, state: State) -> pa.Table:
+        """One row for each subtask."""
+        return pa.table({"key": [0]})
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Name the checkpoint."""
+        return str(checkpoint).encode()
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Both subtasks have prepared it."""
+        assert checkpoint.prepared == (str(checkpoint.id).encode(),) * 2
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Each subtask gets its own."""
+        assert checkpoint.prepared == (str(checkpoint.id).encode(),)
+
+
+class Refusing(Asking):
+    """Cannot be checkpointed twice."""
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Fail."""
+        assert checkpoint.id < 2, "the other system is full"
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_a_checkpoint_that_an_operator_asks_for_follows_its_step(tmp_path: Path, max_pending: int) -> None:
+    stream = replace(COUNTS, source=SIX, operators=[Asking()], sinks={"counts": None})
+    settings = at(tmp_path / "w", checkpoint_steps=1000, max_pending=max_pending)
+    run(settings, stream, RunRequest(batches=5))
+    run(settings, stream, RunRequest())
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        newest = place.catalog.checkpoints.last_id("counts")
+        log = place.catalog.input_log.list("counts", newest)
+        assert [[s.step for s in log if s.checkpoint == n] for n in range(1, newest + 1)] == [[1, 2, 3], [5, 6], [7]]
+    check_proven(settings, "counts")
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_a_callback_that_fails_ends_the_run_with_its_error(tmp_path: Path, max_pending: int) -> None:
+    settings = at(tmp_path / "w", max_pending=max_pending)
+    stream = replace(COUNTS, source=SIX, operators=[Refusing()])
+    with pytest.raises(StateError, match="operator counts: AssertionError: the other system is full"):
+        run(settings, stream, RunRequest())
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        assert place.catalog.checkpoints.last_id("counts") == 1
+    assert run(settings, replace(stream, operators=[Asking()]), RunRequest()).checkpoints == [2, 3, 4, 5, 6]
+    check_proven(settings, "counts")

@@ -1,0 +1,266 @@
+"""What an operator does where the region drains, is checkpointed and is reset (`StateHandler`)."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.keyed import KeyedProcessor
+from siltstone.operator import Operator, OperatorCheckpoint, Rows, State, ValueState
+from siltstone.run.subtask import run_subtask_again
+from siltstone.run.users_code import OperatorFailed
+from siltstone.stream import Stream
+from tests.proofs import failures
+from tests.region_run import RegionRun, acknowledgement_of, run_tasks, shuffled
+from tests.sums import NAME, POLICY, Sums, rows, stream_of
+
+HEARD: list[tuple[Any, ...]] = []
+"""(callback, subtask or None on the driver, what it was told)"""
+
+
+class Outside(Sums):
+    """Keeps a position elsewhere: as many as the rows that it has seen in a step."""
+
+    output = {"k": pa.int64(), "n": pa.int64()}  # noqa: RUF012
+
+    def open(self, context: Any) -> None:
+        """Begin to count."""
+        self.subtask, self.seen = context.subtask, 0
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Add and count."""
+        super().process(rows, state)
+        self.seen += len(rows)
+
+    def drain(self, state: State) -> pa.Table:
+        """Return a row of its own."""
+        HEARD.append(("drain", self.subtask, self.seen))
+        return pa.table({"k": [self.subtask], "n": [self.seen]})
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Name the position."""
+        HEARD.append(("prepare", self.subtask, checkpoint))
+        return b"%d:%d:%d" % (self.subtask, checkpoint, self.seen)
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Note it."""
+        HEARD.append(("checkpoint", None, checkpoint))
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Note it."""
+        HEARD.append(("reset", self.subtask, checkpoint))
+
+    def reset_to_initial_state(self) -> None:
+        """Note it."""
+        HEARD.append(("initial", self.subtask, None))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_heard() -> None:
+    HEARD.clear()
+
+
+def run(place: OpenWarehouse, operator: Operator | None = None, **options: Any) -> RegionRun:
+    return RegionRun(place, stream_of(operator or Outside(name="by_key")), POLICY, **options)
+
+
+def test_callbacks_come_in_the_order_of_the_protocol(place: OpenWarehouse) -> None:
+    steps = run(place, checkpoint_steps=2)
+    steps.step(rows(1))
+    assert HEARD == [("initial", 0, None)]
+    steps.step(rows(2))
+    made = OperatorCheckpoint(1, (b"0:1:10",))
+    assert HEARD[1:] == [("drain", 0, 10), ("prepare", 0, 1), ("checkpoint", None, made)]
+    assert steps.outputs["by_key"].to_pylist() == [{"k": 0, "n": 10}]
+    steps.step(rows(3))
+    again = run(place)
+    HEARD.clear()
+    again.step(rows(3))
+    again.step(rows(4))
+    assert [what for what in HEARD if what[0] == "reset"] == [("reset", 0, made)]
+    assert not failures(place, NAME)
+
+
+def test_what_was_prepared_follows_its_key_groups_when_the_parallelism_changes(place: OpenWarehouse) -> None:
+    parts = (b"0:1:", b"1:1:")
+    for parallelism, held in (
+        (2, [()]),
+        (1, [parts]),
+        (4, [(b"0:2:",), (), (), ()]),
+        (2, [(b"0:3:", b"1:3:"), (b"2:3:", b"3:3:")]),
+    ):
+        HEARD.clear()
+        run(place, parallelism=parallelism).step(rows(1))
+        told = [tuple(part[:4] for part in of.prepared) for what, _, of in HEARD if what == "reset"]
+        assert told == ([] if held == [()] else held)
+    assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_blocking_operator_is_checkpointed_before_the_next_step_another_behind_it(
+    place: OpenWarehouse, blocking: bool
+) -> None:
+    operator = Outside(name="by_key")
+    operator.blocking = blocking
+    steps = run(place, operator, max_pending=2)
+    steps.step(rows(1))
+    assert ("checkpoint" in {what for what, *_ in HEARD}) == blocking
+    steps.step(rows(2))
+    steps.complete_pending()
+    assert [of.id for what, _, of in HEARD if what == "checkpoint"] == [1, 2]
+
+
+class Failing(Outside):
+    """Raises, or hangs, in one callback."""
+
+    def __init__(self, callback: str, how: Callable[[], Any]) -> None:
+        super().__init__(name="by_key")
+        self.callback, self.how = callback, how
+
+    def _fail(self, callback: str) -> Any:
+        return self.how() if callback == self.callback else None
+
+    def drain(self, state: State) -> pa.Table:
+        """Fail, perhaps."""
+        return self._fail("drain") or super().drain(state)
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Fail, perhaps."""
+        return self._fail("prepare") or super().prepare_for_nonblocking_checkpoint(checkpoint, state)
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Fail, perhaps."""
+        self._fail("checkpoint")
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Fail, perhaps."""
+        self._fail("reset")
+        if self.callback == "change":
+            state.totals.put(self.keys, {"n": [0]})
+
+    def reset_to_initial_state(self) -> None:
+        """Fail, perhaps."""
+        self._fail("initial")
+
+
+def divide() -> None:
+    1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        (divide, OperatorFailed, "operator by_key: ZeroDivisionError: division by zero (test_callbacks.py"),
+        (lambda: time.sleep(2), StateError, "did not return within 0.2 s"),
+    ],
+    ids=["raises", "hangs"],
+)
+@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize("callback", ["initial", "drain", "prepare", "checkpoint", "reset"])
+def test_a_callback_that_fails_or_hangs_leaves_the_newest_checkpoint_as_it_is(
+    place: OpenWarehouse, callback: str, how: Callable[[], Any], error: type[Exception], said: str, max_pending: int
+) -> None:
+    before = 0 if callback == "initial" else 1
+    if before:
+        run(place).step(rows(1))
+    upload = UploadOptions(checkpoint_timeout_s=0.2)
+    broken = run(place, Failing(callback, how), upload=upload, max_pending=max_pending)
+    with pytest.raises(error) as raised:
+        broken.step(rows(2))
+        broken.complete_pending()
+    assert said in str(raised.value)
+    broken.region.close("failed")
+    assert place.catalog.checkpoints.last_id(NAME) == before
+    steps = run(place)
+    assert steps.batches == before
+    for n in range(before + 1, 4):
+        steps.step(rows(n))
+    assert place.catalog.checkpoints.last_id(NAME) == 3 and not failures(place, NAME)
+
+
+def test_what_is_prepared_is_checked(place: OpenWarehouse) -> None:
+    for made, said in ((bytearray(b"1"), "returned bytearray"), (bytes((1 << 20) + 1), "returned 1,048,577 bytes")):
+        with pytest.raises(UsageError, match=said):
+            run(place, Failing("prepare", lambda made=made: made)).step(rows(1))
+    with pytest.raises(UsageError, match="declares no output"):
+        operator = Failing("drain", lambda: pa.table({"k": [1]}))
+        operator.output = None
+        run(place, operator).step(rows(1))
+
+
+def test_reset_leaves_the_state_as_it_is(place: OpenWarehouse) -> None:
+    class Changing(Outside):
+        def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+            table = pa.table({"k": [1], "n": [1]})
+            state.totals.put(Rows.of(self, table, None, 4).keys, {"n": [99]})
+
+    run(place).step(rows(1))
+    with pytest.raises(UsageError, match="reset changed state"):
+        run(place, Changing(name="by_key")).step(rows(2))
+
+
+def test_lost_output_is_made_again_with_what_drain_returned(place: OpenWarehouse) -> None:
+    steps = run(place)
+    task = replace(steps.region.begin_step()["by_key"], hands_on=True)
+    parts = shuffled(task, rows(1))
+    output, (first,) = run_tasks(task, parts)
+    *made, last = run_subtask_again(task, 0, iter(parts[0].to_batches()))
+    again = acknowledgement_of(last)
+    assert again.receipt == first.receipt and not again.handles and not again.objects
+    assert sum(batch.num_rows for batch in made) == len(output) == 1
+
+
+def test_bad_rows_are_left_out_before_an_operator_drains(place: OpenWarehouse) -> None:
+    class Choosy(Outside):
+        def process(self, rows: Rows, state: State) -> None:
+            odd = [k % 2 == 1 for k in rows.table["k"].to_pylist()]
+            if any(odd):
+                raise BadRow("odd", rows=odd)
+            super().process(rows, state)
+
+    stream = Stream(NAME, None, [Choosy(name="by_key")], max_parallelism=4, on_bad_row="dead-letter")
+    RegionRun(place, stream, POLICY).step(rows(1))
+    assert ("drain", 0, 50) in HEARD and [what for what, *_ in HEARD].count("drain") == 1
+
+
+def test_a_step_says_that_it_wants_a_checkpoint(place: OpenWarehouse) -> None:
+    class Asking(Sums):
+        def process(self, rows: Rows, state: State) -> None:
+            super().process(rows, state)
+            if 7 in rows.table["k"].to_pylist():
+                state.request_checkpoint()
+
+    steps = run(place, Asking(name="by_key"))
+    task = steps.region.begin_step()["by_key"]
+    assert [a.wants_checkpoint for a in run_tasks(task, shuffled(task, rows(1, keys=9)))[1]] == [True]
+    asked = run_tasks(task, shuffled(task, rows(1, keys=5)), attempt="other")[1]
+    assert [a.wants_checkpoint for a in asked] == [False]
+
+
+def test_names_of_what_is_prepared_are_taken() -> None:
+    with pytest.raises(UsageError, match="'prepared' cannot be the name of a variable"):
+        type("Mine", (Sums,), {"prepared": ValueState({"n": pa.int64()})})(name="by_key")
+    assert Outside(name="by_key").definition()["variables"]["prepared"] == {"kind": "OpaqueState", "tables": {}}
+    assert "prepared" not in Sums(name="by_key").definition()["variables"]
+
+
+def test_an_operator_may_have_no_variable_but_what_it_prepares(place: OpenWarehouse) -> None:
+    class Only(KeyedProcessor):
+        name, key = NAME, {"k": pa.int64()}
+
+        def handle_input(self, key: Any, rows: Any, state: Any) -> None:
+            state.request_checkpoint()
+
+        def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+            return b"position"
+
+    steps = run(place, Only(name="by_key"))
+    steps.step(rows(1))
+    steps.step(rows(2))
+    assert not failures(place, NAME)
