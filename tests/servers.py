@@ -2,13 +2,15 @@
 
 import atexit
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -109,10 +111,28 @@ def use_test_credentials() -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of loopback that nobody listens on, nor will soon.
+
+    The kernel gives it to nobody who asks for any port, as Spark does for its own sockets; no other worker of the suite
+    gets it; and no further call.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("every port of this worker was given out")
+
+
+def _own_ports() -> Iterator[int]:
+    """The ports below those that the kernel chooses from, a part of them for each worker, in any order."""
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(ephemeral.read_text().split()[0]) if ephemeral.exists() else 49152
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+    size = min((first - 10_000) // 16, 1_000)
+    yield from random.sample(range(first - size * (worker + 1), first - size * worker), size)
+
+
+_PORTS = _own_ports()
 
 
 def wait_for_port(port: int, process: subprocess.Popen, seconds: float = 60) -> None:
