@@ -39,8 +39,7 @@ class RegionSteps:
         If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
         """
         region = self.region
-        while region.protocol.pending and not region.protocol.has_room:
-            self.complete_oldest()
+        self.make_room()
         tasks = region.begin_step(ends=last or None if ends is None else ends)
         self._waiting.append(Step(region.step, self.batches, "v1\n{}\n"))
         self.batches += 1
@@ -50,9 +49,18 @@ class RegionSteps:
             output, received = self.attempt(task, shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
-        if not (region.checkpoint_due and region.options.max_pending):
-            return self.complete() if region.checkpoint_due else None
-        region.prepare(self._waiting)
+        return self.end_interval() if region.checkpoint_due else None
+
+    def make_room(self) -> None:
+        """Complete pending checkpoints until one more may be prepared."""
+        while self.region.protocol.pending and not self.region.protocol.has_room:
+            self.complete_oldest()
+
+    def end_interval(self) -> Completed | None:
+        """Complete the checkpoint that is due; prepare it only, if checkpoints may be pending."""
+        if not self.region.options.max_pending:
+            return self.complete()
+        self.region.prepare(self._waiting)
         self._waiting = []
         return None
 

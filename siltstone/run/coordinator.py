@@ -35,6 +35,8 @@ class Coordinator:
         """when the region changed"""
         self._interval, self._now_s = interval, now_s
         self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        """what failed first"""
         self._checkpoint_s = self._step_s = now_s()
 
     @property
@@ -88,8 +90,8 @@ class Coordinator:
         try:
             store(checkpoint)
             self._move(rules.note_durable, checkpoint.id)
-        except BaseException:
-            self.fail()
+        except BaseException as error:
+            self.fail(error)
             raise
         return checkpoint
 
@@ -109,16 +111,10 @@ class Coordinator:
         checkpoint = rules.next_to_commit(self.region)
         try:
             commit(checkpoint)
-        except Fenced:
-            self._move(rules.note_fenced)
-            raise
-        except SiltstoneError as error:
-            if isinstance(error, Unreachable):
+        except BaseException as error:
+            if isinstance(error, Unreachable) or not isinstance(error, SiltstoneError):
                 self._move(rules.note_in_doubt, checkpoint.id)
-            self.fail()
-            raise
-        except BaseException:
-            self._move(rules.note_in_doubt, checkpoint.id)
+            self.fail(error)
             raise
         self._move(rules.note_committed, checkpoint.id)
         return checkpoint
@@ -133,11 +129,8 @@ class Coordinator:
         try:
             if give():
                 self._move(rules.note_delivered, completed)
-        except Fenced:
-            self._move(rules.note_fenced)
-            raise
-        except BaseException:
-            self.fail()
+        except BaseException as error:
+            self.fail(error)
             raise
 
     def is_overdue(self) -> bool:
@@ -145,9 +138,17 @@ class Coordinator:
         now_s = self._now_s()
         return rules.is_overdue(self.region, self._interval, now_s - self._checkpoint_s, now_s - self._step_s)
 
-    def fail(self) -> None:
-        """Note that a step or a checkpoint failed: only a new epoch may go on."""
-        self._move(rules.note_failed)
+    def fail(self, error: BaseException) -> BaseException:
+        """Note that a step or a checkpoint failed: only a new epoch may go on.
+
+        Returns:
+            What failed first: the others are refused what they were about to do because of it.
+        """
+        with self._lock:
+            self._failure = self._failure or error
+            note = rules.note_fenced if isinstance(error, Fenced) else rules.note_failed
+            self.region = note(self.region)
+            return self._failure
 
     def end(self) -> None:
         """Note that the run has ended under this epoch."""

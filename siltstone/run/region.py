@@ -375,9 +375,9 @@ class ConsistentRegion:
         """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""
         self._coordinator.deliver(lambda: self.outbox.deliver(self.completed, sinks, checked=checked))
 
-    def fail(self) -> None:
-        """Note that the step in progress failed: only a new epoch may go on, from the newest completed checkpoint."""
-        self._coordinator.fail()
+    def fail(self, error: BaseException) -> BaseException:
+        """Note that a step failed: only a new epoch may go on, from the newest checkpoint. Returns the first error."""
+        return self._coordinator.fail(error)
 
     def close(self, outcome: str) -> None:
         """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete."""

@@ -157,8 +157,7 @@ class StreamRunner:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.region.fail()
+        self.failure = self.region.fail(error)
 
     def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).

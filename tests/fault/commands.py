@@ -37,6 +37,7 @@ def _run(chance: Random, known: Known) -> Arguments:
     return (
         *("--batches", min(known.left, chance.choice([1, 2, 2, 3]))),
         *("--parallelism", parallelism, "--checkpoint-steps", steps, "--policy", policy),
+        *("--max-pending", chance.choice([0, 1, 2])),
     )
 
 

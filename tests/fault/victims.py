@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,8 +32,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.change.replay import follow
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import Fenced, Unreachable
+from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.format.output import read_output
+from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
@@ -155,7 +157,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     settings = load_settings(**wanted)
     with OpenWarehouse.writable(settings.warehouse, settings.catalog) as place:
         region = operations.open_region(settings, find_definition(settings, name), place, {}, 2)
-        outcome = "failed"
+        outcome, steps = "failed", None
         try:
             hosts = [Warehouse.at(url) for url in orders.hosts]
             lost = LostAttempts(hosts, orders.lost, orders.seed) if hosts else None
@@ -170,17 +172,22 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
                     steps.step_without_rows()
                 else:
                     steps.step(purchases()[steps.batches], ends=piece.ends)
+            steps.goes_on = region.options.max_pending > 0
             for number in range(steps.batches, until):
                 steps.step(purchases()[number], last=number + 1 == until)
+            steps.drain()
             outcome = "done"
         except Exception as error:
+            error = region.fail(error)
             if isinstance(error, Fenced):
                 outcome = "fenced"
             else:
                 with suppress(Unreachable):
                     region.check_fence()  # then that is why, as for the stream's runner
-            raise
+            raise error from None
         finally:
+            if steps is not None:
+                steps.behind.close()
             with suppress(Unreachable):
                 region.close(outcome)
     print(json.dumps({"checkpoint": region.completed, "digest": region.digest}), flush=True)
@@ -194,13 +201,53 @@ class SinkingSteps(RegionSteps):
         name = region.stream.name
         self.sink = JournaledSink((sinks / name if sinks else region.warehouse.local.sink(name)) / SINK)
         self._lost = lost
-        region.outbox.deliver(region.completed, {SINK: self.give})
+        self.goes_on = False
+        """whether it goes on while checkpoints are pending"""
+        self._turn, self._failed = threading.Condition(threading.Lock()), False
+        self.behind = CheckpointsBehind(region, self._turn, self._deliver, self._fail)
+        region.deliver({SINK: self.give})
+
+    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
+        """One micro-batch, once there is room for the checkpoint that it may end in."""
+        with self._turn:
+            ends = last or self.region.ends_next if ends is None else ends
+            self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
+            return super().step(rows, ends=ends)
+
+    def make_room(self) -> None:
+        """Behind the stream, room is made."""
+
+    def end_interval(self) -> Completed | None:
+        """Leave the checkpoint to the threads behind the stream, or complete it."""
+        if not self.goes_on:
+            return self.complete()
+        super().end_interval()
+        self.behind.add()
+        return None
+
+    def drain(self) -> None:
+        """Wait until all checkpoints are complete and delivered.
+
+        Raises:
+            StateError: one was not.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self.behind.is_empty or self._failed)
+        if self._failed:
+            raise StateError("a checkpoint failed behind the stream")
 
     def complete(self) -> Completed:
         """Commit, then deliver."""
         completed = super().complete()
-        self.region.outbox.deliver(completed.id, {SINK: self.give}, checked=True)
+        self._deliver(completed)
         return completed
+
+    def _deliver(self, _: Completed) -> None:
+        self.region.deliver({SINK: self.give}, checked=True)
+
+    def _fail(self, error: BaseException) -> None:
+        self.region.fail(error)
+        self._failed = True
 
     def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
         """On any host, after some whose acknowledgements were lost."""

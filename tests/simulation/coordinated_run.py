@@ -145,8 +145,8 @@ class Writer:
             if self.batches:
                 self._step(ends=True)
                 self._complete_pending()
-        except Exception:
-            self.coordinator.fail()
+        except Exception as error:
+            self.coordinator.fail(error)
             raise
         finally:
             self.coordinator.end()
@@ -181,7 +181,6 @@ class Writer:
     def _roll_forward(self, coordinator: Coordinator) -> None:
         """The state of the steps since the newest complete checkpoint is gone: it comes from the log, or they do."""
         if not self.logs:
-            coordinator.fail()
             raise LostState("no longer on this machine")
         with self.process.call("read the log"):
             every = [*self.logged, *(name for pending in self.pending for name in pending.logged)]
@@ -189,7 +188,6 @@ class Writer:
             assert not lost or self.process.epoch != self.place.epoch, "a sweep took what was logged"
             self.world.counts["rolled forward"] += 1
         if lost:
-            coordinator.fail()
             raise LostState("a newer run has swept the log")
 
     def _prepare(self, objects: list[str]) -> None:

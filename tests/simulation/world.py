@@ -157,8 +157,8 @@ class World:
                 try:
                     Writer(place.warehouse.store, chance).run(region)
                     return
-                except Unreachable:
-                    region.fail()
+                except Unreachable as error:
+                    region.fail(error)
                     if attempt == RESETS:
                         raise
                     self.counts["resets"] += 1

@@ -49,11 +49,20 @@ class Run:
         self.errors: list[BaseException] = []
         self.delivering = Gate()
         self.delivering.open()
-        self.behind = CheckpointsBehind(self.region, self.turn, self._deliver, self.errors.append)
+        self.behind = CheckpointsBehind(self.region, self.turn, self._deliver, self.fail)
+
+        self.region.outbox.deliver = self._give
 
     def _deliver(self, completed: Completed) -> None:
-        self.delivering()
+        self.region.deliver({})
         self.delivered.append(completed.id)
+
+    def _give(self, *_: Any, **__: Any) -> bool:
+        self.delivering()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        self.errors.append(self.region.fail(error))
 
     def step(self, *, waits: bool = True) -> None:
         """One micro-batch that ends in a checkpoint."""
@@ -154,6 +163,32 @@ def test_a_store_that_fails_ends_the_run_at_its_newest_complete_checkpoint(
     found = [again.step(rows(n)) for n in range(2, 5)]
     with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
         assert [done.digest for done in found if done] == expected(still, 4)[1:]
+
+
+@pytest.mark.parametrize("fails", ["store", "sink"])
+def test_what_fails_behind_the_stream_is_why_its_step_in_progress_is_refused(
+    place: OpenWarehouse, storing: Gate, fails: str
+) -> None:
+    """The step notes its own error first, since it has the turn."""
+    with running(place, 2) as run:
+        gate = storing
+        if fails == "sink":
+            storing.open()
+            gate = run.delivering = Gate()
+        gate.fails = True
+        run.step()
+        assert gate.came.acquire(timeout=WAIT_S)
+        with run.turn:
+            assert run.turn.wait_for(lambda: fails == "store" or run.region.completed == 1, WAIT_S)
+            run.region.begin_step(ends=True)
+            gate.open()
+            while run.region.protocol.phase is Phase.OPEN:
+                pass
+            with pytest.raises(StateError, match="the region is resetting") as refused:
+                run.region.acknowledge("by_key", [])
+            run.fail(refused.value)
+        run.behind.close()
+        assert len(run.errors) == 2 and {str(error) for error in run.errors} == {"the test says so"}
 
 
 def test_a_newer_run_fences_what_is_pending(place: OpenWarehouse, storing: Gate) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import NoLiveState, StateError
+from siltstone.errors import NoLiveState, StateError, Unreachable
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, read_manifests
@@ -181,7 +181,7 @@ def test_a_task_from_before_a_reset_wakes_up_and_changes_nothing(
     before = RegionRun(place, sums.STREAM, sums.POLICY)
     before.step(sums.rows(1))
     [frozen] = before.region.begin_step(ends=True).values()
-    before.region.fail()
+    before.region.fail(Unreachable("a store was away"))
     before.region.close("reset")
     run = RegionRun(place, sums.STREAM, sums.POLICY)
     for n in (2, 3):
