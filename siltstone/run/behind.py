@@ -23,7 +23,7 @@ class CheckpointsBehind:
         turn: whoever holds it takes a step or commits.
         deliver: delivers the outputs of a complete checkpoint, and says that it exists.
         failed: called, with `turn` held, with an error after which the region takes no further step.
-        as_thread: wraps what a thread does.
+        as_thread: wraps what a thread does; called on the thread that makes this object.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class CheckpointsBehind:
         as_thread: Callable[[Work], Work] = lambda work: work,
     ) -> None:
         self._region, self._turn, self._deliver, self._failed = region, turn, deliver, failed
-        self._as_thread = as_thread
         self._in_flight = 0
         self.ended = False
         """whether nothing more begins: it was closed, or has failed"""
-        self._queues: list[SimpleQueue[Work | None]] = []
+        self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue(), SimpleQueue()]
+        # Not in `add`: a query's thread calls that, and what inherits its job group is cancelled with the query.
+        self._work = [as_thread(partial(self._follow, queue)) for queue in self._queues]
         self._threads: list[threading.Thread] = []
 
     @property
@@ -56,11 +57,9 @@ class CheckpointsBehind:
         """Take the checkpoint that the region has just prepared; `turn` is held."""
         if not self._threads:
             # Daemons: a driver that ends without waiting ends its run like a crash, which loses nothing.
-            self._queues = [SimpleQueue(), SimpleQueue()]
-            for what, queue in zip(("store", "deliver"), self._queues, strict=True):
+            for what, work in zip(("store", "deliver"), self._work, strict=True):
                 name = f"siltstone-{what}-{self._region.stream.name}"
-                target = self._as_thread(partial(self._follow, queue))
-                self._threads.append(threading.Thread(target=target, name=name, daemon=True))
+                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
                 self._threads[-1].start()
         self._in_flight += 1
         self._queues[0].put(partial(copy_context().run, self._complete))

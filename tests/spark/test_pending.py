@@ -1,12 +1,15 @@
 """Checkpoints that are pending while a stream runs in Spark."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
@@ -50,6 +53,31 @@ def test_state_and_outputs_are_those_of_a_run_that_waits(
     assert digests(settings, "little") == digests(at(tmp_path / "waits"), "little")
     check_proven(settings, "little")
     assert delivered(tmp_path / "goes-on") == delivered(tmp_path / "waits") != []
+
+
+def test_a_query_that_is_stopped_cancels_no_delivery_behind_it(tmp_path: Path) -> None:
+    """Spark cancels all jobs of a query's group with it, also those of threads that the query's thread has begun."""
+    slow, begun = SlowSink(), list[str]()
+    stream = replace(LITTLE, sinks={name: slow for name in LITTLE.sinks})
+    settings = at(tmp_path / "w", max_pending=2)
+    result = run(settings, stream, RunRequest(batches=2), on_checkpoint=lambda done: begun.append(str(done.id)))
+    assert (result.checkpoints, result.resets, begun) == ([1, 2], 0, ["1", "2"])
+    assert len(slow.delivered) == 2 * len(LITTLE.sinks)
+
+
+class SlowSink:
+    """Takes a second for each output, in a task of Spark."""
+
+    def __init__(self) -> None:
+        self.delivered: list[str] = []
+
+    def __call__(self, rows: DataFrame, sink_id: str) -> None:
+        def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            time.sleep(1.5)
+            yield from batches
+
+        rows.mapInArrow(slowly, rows.schema).collect()
+        self.delivered.append(sink_id)
 
 
 @pytest.mark.parametrize("max_pending", [0, 2])
