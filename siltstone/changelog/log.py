@@ -216,10 +216,12 @@ class Changelog:
 
 
 def _packed(step: _Step) -> LoggedStep:
-    if step.packed is None:
+    packed = step.packed  # read once: the thread that makes the interval durable may forget it
+    if packed is None:
         plain = (replace(a, uploads={}, seconds={}) for a in step.received)
-        step.packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
-    return step.packed
+        packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
+        step.packed = packed
+    return packed
 
 
 def _changes_of(a: Acknowledgement) -> Acknowledgement:

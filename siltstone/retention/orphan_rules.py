@@ -43,7 +43,8 @@ ENDED_WELL = frozenset({"done", "stopped"})
 KILLED_SWEPT = 10
 """how many failed runs the next run sweeps after"""
 IN_FLIGHT = 1
-"""for how many checkpoints after the newest completed one a run may have objects"""
+"""for how many checkpoints after the newest completed one objects are judged; what a run has of further pending ones is
+kept, as AHEAD, until the stream has come that far: the catalog may be the one that is behind"""
 
 
 class Reason(StrEnum):

@@ -283,3 +283,16 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
         run.store.delete(run.log.truncate(names(objects)))
         assert run.store.names == sorted(set(names(objects)))
     run.uploader.close()
+
+
+def test_a_step_is_handed_to_tasks_though_another_thread_forgets_how_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that makes the interval durable forgets the packed step once its segments are stored."""
+
+    def forgetting(step: object, name: str, value: object) -> None:
+        object.__setattr__(step, name, None if name == "packed" else value)
+
+    monkeypatch.setattr("siltstone.changelog.log._Step.__setattr__", forgetting)
+    run.log.append(run.path(3), "o", [run.small(3, subtask) for subtask in range(SUBTASKS)])
+    assert [step.step for step in run.log.since("o")] == [3]
