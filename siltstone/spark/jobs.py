@@ -37,7 +37,7 @@ class TaggedJobs:
             with self.tagged():
                 work()
 
-        return inheritable_thread_target(self._spark)(run)
+        return inheritable_thread_target(self._spark)(run) if isinstance(self._spark, SparkSession) else run
 
     def cancel(self) -> None:
         """Cancel those that run. Tasks that go on nevertheless change nothing that counts."""
