@@ -164,7 +164,7 @@ class StateHandler:
         return b""
 
     def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
-        """Make durable what the prepared bytes stand for; if it raises, there is no such checkpoint.
+        """Make durable what the prepared bytes refer to; an error here keeps the checkpoint from completing.
 
         Called on the driver, once the operator's subtasks have prepared and before the checkpoint is committed; for the
         same id again after a reset.

@@ -21,7 +21,7 @@ SIX = source_of([STEPS[0], STEPS[3], WANTED, STEPS[0], STEPS[3], STEPS[0]])
 class Asking(Counts):
     """Asks for a checkpoint at one value, and says at each checkpoint what it has seen elsewhere."""
 
-    output = {"key": pa.int64()}  # noqa: RUF012
+    output = pa.schema([("key", pa.int64())])
 
     def process(self, rows: Rows, state: State) -> None:
         """Count, and ask."""

@@ -1,6 +1,7 @@
 """Checkpoints that are stored, committed and delivered behind the stream, by real threads."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -182,8 +183,9 @@ def test_what_fails_behind_the_stream_is_why_its_step_in_progress_is_refused(
             assert run.turn.wait_for(lambda: fails == "store" or run.region.completed == 1, WAIT_S)
             run.region.begin_step(ends=True)
             gate.open()
-            while run.region.protocol.phase is Phase.OPEN:
-                pass
+            until_s = time.monotonic() + WAIT_S
+            while run.region.protocol.phase is Phase.OPEN and time.monotonic() < until_s:
+                time.sleep(0.01)
             with pytest.raises(StateError, match="the region is resetting") as refused:
                 run.region.acknowledge("by_key", [])
             run.fail(refused.value)

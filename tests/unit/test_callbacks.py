@@ -27,7 +27,7 @@ HEARD: list[tuple[Any, ...]] = []
 class Outside(Sums):
     """Keeps a position elsewhere: as many as the rows that it has seen in a step."""
 
-    output = {"k": pa.int64(), "n": pa.int64()}  # noqa: RUF012
+    output = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 
     def open(self, context: Any) -> None:
         """Begin to count."""
@@ -150,7 +150,7 @@ class Failing(Outside):
 
 
 def divide() -> None:
-    1 / 0  # noqa: B018
+    raise ZeroDivisionError("division by zero")
 
 
 @pytest.mark.parametrize(
