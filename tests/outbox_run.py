@@ -14,6 +14,7 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.replay import follow
 from siltstone.format.output import read_output
 from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.run.outbox import Give
 from siltstone.run.region import Completed
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import DEAD_LETTERS, Stream
@@ -100,11 +101,17 @@ class Outboxed(RegionRun):
         delivers: bool = True,
         letters: Heard | None = None,
         tables: frozenset[str] = frozenset(),
+        max_pending: int = 0,
     ) -> None:
-        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps, tables=tables)
+        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps, tables=tables, max_pending=max_pending)
         self.heard, self.delivers, self.letters = heard, delivers, letters or Heard()
         if delivers:
             self.deliver()
+
+    @property
+    def sinks(self) -> dict[str, Give]:
+        """Those of all outputs."""
+        return dict.fromkeys((SINK, DEAD_LETTERS), self.give)
 
     def give(self, output: OutputRecord) -> None:
         """Hand one output over."""
@@ -115,8 +122,7 @@ class Outboxed(RegionRun):
 
     def deliver(self, *, checked: bool = False) -> None:
         """What is outstanding."""
-        sinks = dict.fromkeys((SINK, DEAD_LETTERS), self.give)
-        self.region.outbox.deliver(self.region.completed, sinks, checked=checked)
+        self.region.outbox.deliver(self.region.completed, self.sinks, checked=checked)
 
     def complete(self) -> Completed:
         """Commit, then deliver."""

@@ -148,8 +148,11 @@ class Outbox:
             outputs.append(Output(name, schema, of.rows, tuple(of.objects), statistics=tuple(of.statistics)))
         return outputs
 
-    def committed(self, checkpoint: int, outputs: Sequence[Output]) -> None:
-        """Record that a checkpoint exists, so that its outputs are outstanding."""
+    def expect(self, checkpoint: int, outputs: Sequence[Output]) -> None:
+        """Record that a checkpoint's outputs are about to become outstanding.
+
+        Before the commit: once that is done, a delivery on another thread may take and mark them at any moment.
+        """
         with self._lock:
             if self._outstanding is not None:
                 self._outstanding |= {(checkpoint, output.name) for output in outputs}

@@ -360,6 +360,7 @@ class ConsistentRegion:
         if made is None:
             raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
         add = self.catalog.commits.add
+        self.outbox.expect(pending.id, made.outputs)
         self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
         self._pending.popleft()
         self._advance(pending, made, committed[0])
@@ -395,6 +396,5 @@ class ConsistentRegion:
         self.digest = made.digest
         with suppress(SiltstoneError):  # a sweep finds what stays
             self._store.delete(self._log.truncate({stored.name for stored in (*made.segments, *made.bases)}))
-        self.outbox.committed(pending.id, made.outputs)
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch
