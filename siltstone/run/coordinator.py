@@ -99,7 +99,7 @@ class Coordinator:
         """Have the oldest pending checkpoint committed; it is durable, and no step is running.
 
         A failure leaves the region `resetting`, with the checkpoint failed, or in doubt if the catalog did not answer
-        its commit. A fenced commit leaves it `ended`.
+        its commit. A fenced commit leaves it `ended`. If something else fails meanwhile, the catalog's answer counts.
 
         Args:
             commit: commits the checkpoint to the catalog, in one transaction guarded by the writer epoch.
@@ -108,12 +108,13 @@ class Coordinator:
             StateError: the protocol does not allow the commit.
             Exception: what `commit` raised.
         """
-        checkpoint = rules.next_to_commit(self.region)
+        self._move(rules.begin_commit)
+        checkpoint = self.region.pending[0]
         try:
             commit(checkpoint)
         except BaseException as error:
-            if isinstance(error, Unreachable) or not isinstance(error, SiltstoneError):
-                self._move(rules.note_in_doubt, checkpoint.id)
+            if isinstance(error, SiltstoneError) and not isinstance(error, Unreachable):
+                self._move(rules.note_refused, checkpoint.id)
             self.fail(error)
             raise
         self._move(rules.note_committed, checkpoint.id)

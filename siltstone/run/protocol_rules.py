@@ -75,7 +75,7 @@ class Checkpoint:
 
     Attributes:
         durable: whether everything that its manifest names, its outputs and the manifest are in the store.
-        in_doubt: whether the catalog may have it, since its commit got no answer.
+        in_doubt: whether the catalog may have it, since its commit has begun and got no answer.
     """
 
     id: int
@@ -182,28 +182,26 @@ def may_commit(region: Region, checkpoint: int) -> bool:
     return region.phase is Phase.OPEN and bool(region.pending) and _is_next(region, checkpoint)
 
 
-def next_to_commit(region: Region) -> Checkpoint:
-    """Return the checkpoint that is to be committed next, between two steps.
+def begin_commit(region: Region) -> Region:
+    """Begin to commit the oldest pending checkpoint, between two steps.
 
-    Raises:
-        StateError: it may not be committed now.
+    Until the catalog answers, only the catalog knows whether it is complete, whatever else fails meanwhile.
     """
     _check(region, region.running is None, "a step is running")
     _check(region, bool(region.pending) and may_commit(region, region.completed + 1), "no checkpoint is durable")
-    return region.pending[0]
+    return _with(region, 0, in_doubt=True)
 
 
 def note_committed(region: Region, checkpoint: int) -> Region:
     """Note the catalog's answer that it has the checkpoint: pending -> complete."""
-    _check(region, may_commit(region, checkpoint), f"checkpoint {checkpoint} may not complete")
-    done, *rest = region.pending
+    done, *rest = _committing(region, checkpoint)
     return replace(region, pending=tuple(rest), completed=done.id, completed_step=done.steps[-1])
 
 
-def note_in_doubt(region: Region, checkpoint: int) -> Region:
-    """Note that a commit got no answer: only the catalog knows whether the checkpoint is complete."""
-    _check(region, may_commit(region, checkpoint), f"checkpoint {checkpoint} was not being committed")
-    return note_failed(_with(region, 0, in_doubt=True))
+def note_refused(region: Region, checkpoint: int) -> Region:
+    """Note the catalog's answer that it does not have the checkpoint: pending -> failed."""
+    _committing(region, checkpoint)
+    return note_failed(_with(region, 0, in_doubt=False, state=CheckpointState.FAILED))
 
 
 def note_fenced(region: Region) -> Region:
@@ -268,6 +266,12 @@ def _pending(region: Region, checkpoint: int) -> int:
         if each.id == checkpoint and each.state is CheckpointState.PENDING:
             return at
     raise _refused(region, f"checkpoint {checkpoint} is not pending")
+
+
+def _committing(region: Region, checkpoint: int) -> tuple[Checkpoint, ...]:
+    if not region.pending or region.pending[0].id != checkpoint or not region.pending[0].in_doubt:
+        raise _refused(region, f"checkpoint {checkpoint} is not being committed")
+    return region.pending
 
 
 def _is_next(region: Region, checkpoint: int) -> bool:

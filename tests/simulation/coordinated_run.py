@@ -225,11 +225,22 @@ class Writer:
         if not pending.stored:
             self._store()
 
+        beside: list[Exception] = []
+
         def commit(checkpoint: Checkpoint) -> None:
             with self.process.call("commit"):
                 self.place.commit(checkpoint.id, pending.record, str(list(pending.record.batches)))
+            if self.chance.random() < 0.2:  # the thread that delivers does not wait for the answer
+                try:
+                    self._deliver()
+                except (Unreachable, Fenced) as error:
+                    beside.append(error)
+                with self.process.call("answer the commit"):
+                    self.world.counts["failed beside a commit"] += len(beside)
 
         self.completed = self.coordinator.commit(commit).id
+        if beside:
+            raise beside[0]
         del self.pending[0]
         self._truncate(set(pending.logged) - pending.record.objects)
         self._deliver()

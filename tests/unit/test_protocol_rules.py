@@ -27,12 +27,16 @@ def with_checkpoint(region: Region, checkpoint: int) -> Region:
     return rules.note_durable(rules.begin_storing(with_step(region, ends=True)), checkpoint)
 
 
+def committed(region: Region, checkpoint: int) -> Region:
+    return rules.note_committed(rules.begin_commit(region), checkpoint)
+
+
 def test_a_checkpoint_names_the_steps_logged_since_the_one_before() -> None:
     region = with_step(with_step(opened(), ends=False), ends=False)
     assert (region.logged, region.pending, region.next_checkpoint) == ((21, 22), (), 8)
     region = with_checkpoint(region, 8)
     assert region.pending == (Checkpoint(8, (21, 22, 23), CheckpointState.PENDING, durable=True),)
-    region = rules.note_committed(region, 8)
+    region = committed(region, 8)
     assert (region.completed, region.completed_step, region.logged, region.pending) == (8, 23, (), ())
     assert rules.state_of(region, 8) is CheckpointState.COMPLETE
     assert rules.state_of(rules.note_delivered(region, 8), 8) is CheckpointState.DELIVERED
@@ -51,9 +55,9 @@ def test_checkpoints_complete_in_order_however_their_bytes_arrive() -> None:
     region = rules.note_durable(region, 9)
     assert not rules.may_commit(region, 9), "8 is not complete"
     region = rules.note_durable(region, 8)
-    with pytest.raises(StateError, match="checkpoint 9 may not complete"):
-        rules.note_committed(region, 9)
-    region = rules.note_committed(rules.note_committed(region, 8), 9)
+    with pytest.raises(StateError, match="checkpoint 9 is not being committed"):
+        committed(region, 9)
+    region = committed(committed(region, 8), 9)
     assert (region.completed, region.completed_step) == (9, 22)
 
 
@@ -61,10 +65,14 @@ def test_a_failure_fails_what_is_pending_and_doubt_is_kept() -> None:
     region = rules.note_durable(with_checkpoint(with_checkpoint(opened(max_pending=2), 8), 9), 9)
     failed = rules.note_failed(region)
     assert (failed.phase, rules.state_of(failed, 8)) == (Phase.RESETTING, CheckpointState.FAILED)
-    doubted = rules.note_in_doubt(region, 8)
+    doubted = rules.note_failed(rules.begin_commit(region))
     assert doubted.phase is Phase.RESETTING and doubted.pending[0].in_doubt
     assert rules.state_of(doubted, 8) is CheckpointState.PENDING, "the catalog may have it"
     assert rules.state_of(doubted, 9) is CheckpointState.FAILED
+    answered = rules.note_committed(doubted, 8)
+    assert (answered.completed, answered.phase) == (8, Phase.RESETTING)
+    refused = rules.note_refused(rules.begin_commit(region), 8)
+    assert refused == rules.note_refused(doubted, 8) == failed
     assert rules.note_fenced(region).phase is Phase.ENDED
 
 
@@ -81,9 +89,10 @@ REFUSED: list[tuple[Callable[[], Region], str]] = [
     ),
     (lambda: rules.begin_storing(with_step(opened(), ends=False)), "no checkpoint is prepared"),
     (lambda: rules.note_durable(with_step(opened(), ends=True), 8), "checkpoint 8 is not pending"),
-    (lambda: rules.note_committed(rules.begin_storing(with_step(opened(), ends=True)), 8), "8 may not complete"),
-    (lambda: rules.note_committed(rules.note_failed(with_checkpoint(opened(), 8)), 8), "the region is resetting"),
-    (lambda: rules.note_in_doubt(opened(), 8), "checkpoint 8 was not being committed"),
+    (lambda: rules.begin_commit(rules.begin_storing(with_step(opened(), ends=True))), "no checkpoint is durable"),
+    (lambda: rules.begin_commit(rules.note_failed(with_checkpoint(opened(), 8))), "the region is resetting"),
+    (lambda: rules.note_committed(with_checkpoint(opened(), 8), 8), "checkpoint 8 is not being committed"),
+    (lambda: rules.note_refused(opened(), 8), "checkpoint 8 is not being committed"),
 ]
 
 

@@ -66,7 +66,7 @@ class Played:
             found.append("store")
         if any(each.state is rules.CheckpointState.PENDING and not each.durable for each in region.pending):
             found.append("durable")
-        if region.pending and rules.may_commit(region, region.pending[0].id):
+        if region.running is None and region.pending and rules.may_commit(region, region.pending[0].id):
             found.append("commit")
         return [*found, "deliver"] if region.delivered < region.completed > 10 else found
 
@@ -95,7 +95,7 @@ class Played:
             self.note(id, "durable")
         elif choice == "commit":
             id = region.pending[0].id
-            self.move(after_ms, rules.note_committed(region, id))
+            self.move(after_ms, rules.note_committed(rules.begin_commit(region), id))
             self.note(id, "complete")
             at = START + timedelta(milliseconds=self.ms)
             record = SimpleNamespace(id=id, epoch=3, statistics={"times": self.taken[id]}, committed_at=at)
