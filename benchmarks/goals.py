@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -9,19 +10,41 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Goal:
-    """A number and its upper or lower bound; None if there is no such bound."""
+    """A number and its upper or lower bound; None if there is no such bound.
+
+    What was measured in several rounds has their median, and the lowest and the highest of them as its spread. The goal
+    is missed only by more than the spread: if every round is beyond the bound.
+    """
 
     what: str
     measured: float
     at_most: float | None = None
     at_least: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of_rounds(
+        cls, what: str, rounds: Sequence[float], at_most: float | None = None, at_least: float | None = None
+    ) -> "Goal":
+        """Make the goal for a number that was measured once per round."""
+        return cls(what, median(rounds), at_most, at_least, min(rounds), max(rounds))
 
     @property
     def is_kept(self) -> bool | None:
-        """Whether the number is within its bound; None if it has none."""
+        """Whether the number is within its bound, or beyond it by no more than the spread; None if it has no bound."""
+        low, high = (self.measured if edge is None else edge for edge in (self.low, self.high))
         if self.at_most is not None:
-            return self.measured <= self.at_most
-        return None if self.at_least is None else self.measured >= self.at_least
+            return low <= self.at_most
+        return None if self.at_least is None else high >= self.at_least
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `missed`, or `within the spread` if the median is beyond the bound, but not every round."""
+        if not self.is_kept:
+            return "" if self.is_kept is None else "missed"
+        at_median = Goal(self.what, self.measured, self.at_most, self.at_least)
+        return "met" if at_median.is_kept else "within the spread"
 
     @property
     def bound(self) -> str:
@@ -29,6 +52,11 @@ class Goal:
         if self.at_most is not None:
             return f"<= {self.at_most:g}"
         return "-" if self.at_least is None else f">= {self.at_least:g}"
+
+    @property
+    def range(self) -> str:
+        """The spread as text."""
+        return "" if self.low is None or self.high is None else f"{self.low:.3g} to {self.high:.3g}"
 
 
 @dataclass
@@ -42,10 +70,9 @@ class Report:
 
 def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:
     """Make a table with one line per goal."""
-    table = table_of(title, "goal", "measured", "bound", "")
+    table = table_of(title, "goal", "measured", "rounds", "bound", "")
     for goal in goals:
-        said = {True: "met", False: "missed", None: ""}[goal.is_kept]
-        table.add_row(goal.what, f"{goal.measured:.3g}", goal.bound, said)
+        table.add_row(goal.what, f"{goal.measured:.3g}", goal.range, goal.bound, goal.verdict)
     return table
 
 
@@ -55,3 +82,9 @@ def table_of(title: str, *heads: str, left: int = 1) -> Table:
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < left else "right")
     return table
+
+
+def spread_of(rounds: Sequence[float]) -> str:
+    """Format what was measured once per round: the median, and the range if there are several."""
+    found = f"{median(rounds):.3f}"
+    return found if len(rounds) == 1 else f"{found} ({min(rounds):.3f} to {max(rounds):.3f})"

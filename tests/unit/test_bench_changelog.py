@@ -22,6 +22,19 @@ def test_a_goal_is_met_or_missed_or_has_no_bound():
     assert goals_table(goals).row_count == 4
 
 
+def test_a_goal_is_missed_only_by_more_than_the_spread():
+    def verdict(*rounds: float, **bound: float) -> tuple[bool | None, str]:
+        goal = Goal.of_rounds("a", rounds, **bound)
+        return goal.is_kept, goal.verdict
+
+    assert verdict(0.8, 1.0, 1.4, at_most=1) == (True, "met")
+    assert verdict(0.9, 1.2, 1.4, at_most=1) == (True, "within the spread")
+    assert verdict(1.1, 1.2, 1.4, at_most=1) == (False, "missed")
+    assert verdict(3.0, 4.0, 5.5, at_least=5) == (True, "within the spread")
+    assert verdict(3.0, 4.0, 4.5, at_least=5) == (False, "missed")
+    assert verdict(1.0, 2.0) == (None, "")
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("of_store", stores.STORES, ids=lambda of_store: of_store.__name__)
 def test_each_contest_moves_the_same_bytes_both_ways(of_store: Callable, tmp_path: Path) -> None:

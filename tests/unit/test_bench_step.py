@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks import rounds
 from benchmarks import workload as w
 from benchmarks.memory import watch_memory
+from benchmarks.rounds import Rounds, Run
 from benchmarks.sampling import PROC
-from benchmarks.summary import Run, Summary, picture
+from benchmarks.summary import TITLES, Summary, picture
 from benchmarks.workload import FILES_A_STEP, KEY, Workload, short
 
 
@@ -65,21 +68,53 @@ def test_only_measured_delta_steps_count(tmp_path):
         run_of("stateless", large, 50, 0, 9),
     ]
     ours = runs[0]
-    assert (ours.delta_s, ours.all_s, ours.mean_s) == (0.1, 0.1, pytest.approx(2.575))
+    assert (ours.delta_s, ours.trigger_s, ours.mean_s) == (0.1, 0.1, pytest.approx(2.575))
     assert ours.phases_ms() == {"triggerExecution": 100, "process": 25}
     assert ours.load_s == 1.0
     # Three steps, and one that takes a hundred times as long, and as long again until its checkpoint is complete.
     assert (ours.wall_s, ours.cpu_s) == (pytest.approx((3 * 0.1 + 2 * 10) / 4), 10 / 4)
-    summary = Summary(runs)
+    summary = Summary(Rounds(TITLES, runs))
     assert [round(goal.measured, 2) for goal in summary.goals()] == [
-        *(0.25, 0.25, 0.25, 0.4),
-        *(0.22, 0.22, 0.22, 0.44),
+        *(0.25, 0.25, 0.25, 2.0, 2.0, 2.0, 0.4),
+        *(0.22, 0.22, 0.22, 2.2, 2.2, 2.2, 0.44),
         *(1.1, 1.1, 2.0),
     ]
     assert len(list(summary.tables())) == 4
-    assert len(summary.to_json()["runs"]) == 6
-    picture(runs, tmp_path / "bench.png")
+    assert len(summary.rounds.to_json()["runs"]) == 6
+    picture(summary.rounds, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_that_writes_a_base_counts_on_both_sides():
+    """Most of our steps write bases here: their trigger is what stands beside Spark's, not that of the others."""
+    workload = Workload(1000, 10, 1, 3)
+    ours, theirs = run_of("siltstone", workload, 100, 40, 7), run_of("rocksdb", workload, 100, 40, 7)
+    ours.steps[-2].update(base=True, trigger_ms=300)
+    goals = {goal.what: goal for goal in Rounds(TITLES, [ours, theirs]).compare_step(workload, "siltstone", "rocksdb")}
+    assert goals["trigger, 1k, 10: Siltstone / Spark, RocksDB"].measured == pytest.approx(3.0)
+
+
+def test_a_ratio_is_taken_within_each_round():
+    """A round in which the machine is slow slows both of its sides."""
+    workload = Workload(1000, 10, 1, 3)
+    pairs = [(100, 200), (1000, 1000), (300, 200)]
+    runs = [run_of(("siltstone", "rocksdb")[i], workload, pair[i], 1, 1) for pair in pairs for i in range(2)]
+    trigger, *_ = Rounds(TITLES, runs).compare_step(workload, "siltstone", "rocksdb", at_most=0.6)
+    assert [trigger.low, trigger.measured, trigger.high] == pytest.approx([0.5, 1.0, 1.5])
+    assert (trigger.is_kept, trigger.verdict) == (True, "within the spread")
+
+
+def test_every_round_turns_the_order_about(tmp_path, monkeypatch):
+    def measure(system: str, workload: Workload, inputs: Path, scratch: Path, module: str) -> Run:
+        assert len(list(inputs.iterdir())) == workload.batches * FILES_A_STEP
+        return run_of(system, workload, 100, 1, 1)
+
+    monkeypatch.setattr(rounds, "measure", measure)
+    one, other = Workload(100, 10, 1, 1), Workload(200, 10, 1, 1)
+    found = rounds.run_rounds({"a": "A", "b": "B"}, [one, other], 3, tmp_path)
+    assert [run.system for run in found.runs if run.workload == one] == ["a", "b", "b", "a", "a", "b"]
+    assert found.workloads == [one, other] and len(found.of("a", other)) == 3
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -97,16 +132,24 @@ def test_peak_memory_of_a_process_and_its_workers():
 
 
 @pytest.mark.parametrize(
-    ("state_rows", "step_rows", "bound"), [(3_000_000, 100_000, 0.5), (10_000_000, 1_000_000, 0.07)]
+    ("other", "state_rows", "step_rows", "bound"),
+    [
+        ("rocksdb", 3_000_000, 100_000, 0.3),
+        ("rocksdb", 10_000_000, 1_000_000, 0.06),
+        ("stateless", 300_000, 10_000, 1.3),
+        ("stateless", 300_000, 100_000, 1.15),
+        ("stateless", 10_000_000, 1_000_000, 1.0),
+    ],
 )
-def test_the_time_until_the_last_checkpoint_has_the_bounds_of_a_step(state_rows, step_rows, bound):
+def test_the_time_until_the_last_checkpoint_has_the_bounds_of_a_step(other, state_rows, step_rows, bound):
     """A trigger that is fast enough does not hide a checkpoint that completes late."""
     workload = Workload(state_rows, step_rows, 1, 3)
     late = run_of("siltstone", workload, bound * 100 - 1, 1, 1)
     late.steps[-1]["completed_s"] += 60
-    goals = {goal.what: goal for goal in Summary([late, run_of("rocksdb", workload, 100, 1, 1)]).goals()}
+    others = [run_of(system, workload, 100, 1, 1) for system in ("rocksdb", "stateless")]
+    goals = {goal.what: goal for goal in Summary(Rounds(TITLES, [late, *others])).goals()}
     trigger, wall = (
-        goals[f"{what}, {workload.name}: Siltstone / RocksDB"] for what in ("trigger", "wall time per step")
+        goals[f"{what}, {workload.name}: Siltstone / {TITLES[other]}"] for what in ("trigger", "wall time per step")
     )
     assert (trigger.at_most, trigger.is_kept) == (bound, True)
     assert (wall.at_most, wall.is_kept) == (bound, False)
