@@ -40,7 +40,7 @@ class CheckpointsBehind:
         """whether nothing more begins: it was closed, or has failed"""
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue(), SimpleQueue()]
         # Not in `add`: a query's thread calls that, and what inherits its job group is cancelled with the query.
-        self._work = [as_thread(partial(self._follow, queue)) for queue in self._queues]
+        self._work = [partial(self._attempt, as_thread(partial(self._follow, queue))) for queue in self._queues]
         self._threads: list[threading.Thread] = []
 
     @property
@@ -82,15 +82,17 @@ class CheckpointsBehind:
     def _follow(self, queue: "SimpleQueue[Work | None]") -> None:
         """Do what is in a queue, in order, until the end or the first error."""
         while (work := queue.get()) is not None:
-            if self.ended:
-                continue
-            try:
-                work()
-            except BaseException as error:
-                with self._turn:
-                    self.ended = True
-                    self._failed(error)
-                    self._turn.notify_all()
+            if not self.ended:
+                self._attempt(work)
+
+    def _attempt(self, work: Work) -> None:
+        try:
+            work()
+        except BaseException as error:
+            with self._turn:
+                self.ended = True
+                self._failed(error)
+                self._turn.notify_all()
 
     def close(self) -> None:
         """Begin nothing more, and wait until what is under way has ended; `turn` is not held."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -191,6 +191,23 @@ def test_what_fails_behind_the_stream_is_why_its_step_in_progress_is_refused(
             run.fail(refused.value)
         run.behind.close()
         assert len(run.errors) == 2 and {str(error) for error in run.errors} == {"the test says so"}
+
+
+def test_a_thread_that_cannot_begin_fails_the_run(place: OpenWarehouse) -> None:
+    """Else the stream would wait for ever for room."""
+
+    def cannot(_: Callable[[], None]) -> Callable[[], None]:
+        def fail() -> None:
+            raise Unreachable("no session here")
+
+        return fail
+
+    run = Run(place, 1)
+    run.behind = CheckpointsBehind(run.region, run.turn, lambda _: None, run.fail, cannot)
+    run.step()
+    run.drain()
+    run.behind.close()
+    assert {str(error) for error in run.errors} == {"no session here"}
 
 
 def test_a_newer_run_fences_what_is_pending(place: OpenWarehouse, storing: Gate) -> None:

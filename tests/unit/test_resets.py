@@ -18,6 +18,7 @@ from siltstone.errors import (
     Unreachable,
 )
 from siltstone.retention.retention_rules import NEW_STREAM
+from siltstone.run.users_code import OperatorFailed
 from siltstone.settings import RecoveryOptions
 from siltstone.spark.failures import may_pass
 from siltstone.spark.resets import Resets
@@ -43,6 +44,7 @@ def because(error: Exception, cause: Exception) -> Exception:
         (because(StateError("the sink failed"), ZeroDivisionError("FetchFailed")), False),
         (because(StateError("stopped"), StreamingQueryException("Python worker exited unexpectedly")), False),
         (PySparkException("OperatorFailed: operator keys: OSError: java.net.SocketException"), False),
+        (OperatorFailed("operator keys: OSError: java.net.SocketException"), False),
         (PySparkException("[CAST_INVALID_INPUT] NumberFormatException"), False),
         (ZeroDivisionError("division by zero"), False),
         (because(CorruptObject("altered"), PySparkException("FetchFailed")), False),

@@ -1,0 +1,335 @@
+"""The stream's runner while checkpoints are pending, without Spark: its threads are real, and so is all they call."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.commits import Commits
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.steps import Step
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import StateError, Unreachable
+from siltstone.operator import SOURCE
+from siltstone.run.commit import Completed
+from siltstone.run.options import RegionOptions
+from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.region import ConsistentRegion
+from siltstone.run.task import StepTask
+from siltstone.spark import runner as runner_module
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.running_query import run_stream
+from siltstone.spark.step import StepRun
+from siltstone.spark.stopping import StopRequest
+from siltstone.stream import Stream
+from tests.outbox_run import NAME, POLICY, SINK, STREAM, Heard, Outboxed, Tallies, batch, inputs, outstanding
+from tests.proofs import failures
+from tests.rebuild_cases import BEGINNING
+from tests.region_run import run_tasks, shuffled
+
+WAIT_S = 20.0
+BATCHES = 4
+NO_SPARK: Any = None
+
+
+class Log:
+    """Spark's record of the query."""
+
+    query_id, url = "q", "file:///q"
+
+    def batch(self, batch: int) -> int:
+        """Its own numbers are those of the stream."""
+        return batch
+
+    def read(self, batch: int, step: int) -> Step:
+        """What a micro-batch has read."""
+        return Step(step, batch, "v1\n{}\n")
+
+    def read_beginning(self, _: object) -> Step:
+        """Where the source begins."""
+        return BEGINNING
+
+    def check(self, _: object) -> None:
+        """All is well."""
+
+    prepare = check
+
+
+class Query:
+    """A streaming query, and the DataFrame that it is of: hands one micro-batch after the other to the runner."""
+
+    sparkSession = None
+
+    def __init__(self, first: int) -> None:
+        self.first, self.error, self.stopped = first, None, threading.Event()
+        self.writeStream = self
+        self.ended = threading.Event()
+
+    def foreachBatch(self, function: Callable[[Any, int], None]) -> "Query":
+        """Take the runner."""
+        self.function = function
+        return self
+
+    def option(self, *_: object) -> "Query":
+        """Take an option."""
+        return self
+
+    def trigger(self, **_: object) -> "Query":
+        """Take the trigger."""
+        return self
+
+    def start(self) -> "Query":
+        """Begin."""
+        threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            for n in range(self.first, BATCHES):
+                if self.stopped.is_set():
+                    break
+                rows: Any = batch(n + 1)
+                self.function(Rows(rows), n)
+        except Exception as error:
+            self.error = error
+        self.ended.set()
+
+    def awaitTermination(self, seconds: float) -> bool:
+        """Wait."""
+        ended = self.ended.wait(seconds)
+        if ended and isinstance(self.error, BaseException):
+            raise self.error
+        return ended
+
+    def stop(self) -> None:
+        """Take no further micro-batch, and wait for the one in progress."""
+        self.stopped.set()
+        assert self.ended.wait(WAIT_S)
+
+
+class Rows:
+    """The rows of a micro-batch."""
+
+    sparkSession = None
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+
+def run_operators(stream: Stream, rows: Rows, tasks: Mapping[str, StepTask], _: object = None) -> StepRun:
+    """Each task in this process."""
+    outputs, done = {SOURCE: rows.table}, StepRun()
+    for operator in stream.topological():
+        task = replace(tasks[operator.name], hands_on=True)
+        outputs[operator.name], received = run_tasks(task, shuffled(task, outputs[operator.reads]))
+        done.received[operator.name] = list(received)
+    return done
+
+
+def run_empty(_: object, tasks: Mapping[str, StepTask], placement: object = None) -> StepRun:
+    """Tasks without rows."""
+    return StepRun({name: list(run_tasks(task, {})[1]) for name, task in tasks.items()})
+
+
+@pytest.fixture(autouse=True)
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = {"run_operators": run_operators, "run_empty": run_empty, "SparkSession": object, "STOP_POLL_S": 0.01}
+    replaced["SourceLog"] = lambda *_: Log()
+    nothing = dict.fromkeys(("check_query", "check_source", "start_offsets"), lambda *_: None)
+    for name, value in (replaced | nothing).items():
+        monkeypatch.setattr(runner_module, name, value)
+    monkeypatch.setattr("siltstone.spark.jobs.use_session", lambda _: None)
+
+
+class Run:
+    """One epoch of a run, as `operations.run` has it."""
+
+    def __init__(self, place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+        self.stop, self.heard = StopRequest(), heard
+        monkeypatch.setattr(runner_module, "deliverers", lambda *_: {SINK: self.give})
+        options = RegionOptions(
+            parallelism=2, max_pending=given.pop("max_pending", 2), checkpoint_steps=given.pop("checkpoint_steps", 1)
+        )
+        stream = given.pop("stream", STREAM)
+        self.region = ConsistentRegion.open(stream, place.warehouse, place.catalog, POLICY, options, "a test")
+        self.runner = StreamRunner(NO_SPARK, self.region, **given)
+        self.query: Any = Query(self.runner.next_batch)
+
+    def give(self, output: OutputRecord) -> None:
+        """Deliver an output."""
+        Outboxed.give(self, output)  # pyright: ignore[reportArgumentType]
+
+    letters = Heard()
+
+    def perform(self) -> None:
+        """Run to the end, whatever that is."""
+        try:
+            run_stream(self.runner, self.query, stop=self.stop)
+        finally:
+            self.runner.close()
+            self.region.close("done" if self.runner.failure is None else "failed")
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """That of a run in which nothing happens."""
+    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("undisturbed") / "w")) as place:
+        run = Outboxed(place, Heard(), checkpoint_steps=BATCHES)
+        for n in range(1, BATCHES + 1):
+            run.step(batch(n))
+        return run.region.digest
+
+
+def check_rest(
+    place: OpenWarehouse, heard: Heard, digest: str | None, monkeypatch: pytest.MonkeyPatch, **given: Any
+) -> None:
+    """The next run does the rest, and all is as if nothing had happened."""
+    run = Run(place, heard, monkeypatch, **given)
+    run.perform()
+    assert heard.inputs == inputs(range(1, BATCHES + 1)) and outstanding(place) == [] and not failures(place, NAME)
+    assert run.region.digest == digest
+
+
+@contextmanager
+def at(point: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, heard: Heard) -> Iterator[None]:
+    """Act once, in the thread that comes to a point for the second checkpoint."""
+    acted = threading.Event()
+
+    def act_once(id: int) -> None:
+        if id == 2 and not acted.is_set():
+            acted.set()
+            act()
+
+    prepare, store, add, take = ConsistentRegion.prepare, PendingCheckpoint.store, Commits.add, heard.take
+
+    def prepared(self: ConsistentRegion, *args: Any, **named: Any) -> None:
+        prepare(self, *args, **named)
+        act_once(self.checkpoint - 1)
+
+    def stored(self: PendingCheckpoint, *args: Any) -> None:
+        act_once(self.id)
+        store(self, *args)
+
+    def added(self: Commits, stream: str, epoch: int, commit: Any) -> Any:
+        act_once(commit.id)
+        return add(self, stream, epoch, commit)
+
+    def taken(id: int, rows: pa.Table) -> None:
+        act_once(id)
+        take(id, rows)
+
+    with monkeypatch.context() as patch:
+        if point == "prepare":
+            patch.setattr(ConsistentRegion, "prepare", prepared)
+        elif point == "store":
+            patch.setattr(PendingCheckpoint, "store", stored)
+        elif point == "commit":
+            patch.setattr(Commits, "add", added)
+        else:
+            patch.setattr(heard, "take", taken)
+        yield
+    assert acted.is_set()
+
+
+POINTS = ("prepare", "store", "commit", "deliver")
+
+
+@pytest.mark.parametrize(("point", "max_pending"), [*((point, 2) for point in POINTS), ("store", 1)])
+def test_a_signal_at_any_point_ends_a_run_with_all_that_it_has_processed(
+    place: OpenWarehouse,
+    heard: Heard,
+    digest: str | None,
+    point: str,
+    max_pending: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(place, heard, monkeypatch, max_pending=max_pending)
+
+    def receive() -> None:
+        run.stop.receive(signal.SIGTERM)
+        assert run.runner.enough.wait(WAIT_S)
+
+    with at(point, receive, monkeypatch, heard):
+        run.perform()
+    taken = run.region.input_position().next_batch
+    assert run.runner.stopped == "SIGTERM" and run.region.step == run.region.completed_step
+    assert heard.inputs == inputs(range(1, taken + 1)) and outstanding(place) == []
+    check_rest(place, heard, digest, monkeypatch)
+
+
+@pytest.mark.parametrize("point", ["prepare", "deliver"])
+def test_a_query_that_others_stop_ends_a_run_with_all_that_it_has_processed(
+    place: OpenWarehouse, heard: Heard, digest: str | None, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(place, heard, monkeypatch, checkpoint_steps=2 if point == "deliver" else 1)
+
+    def stop() -> None:
+        run.query.stopped.set()
+        if point == "prepare":  # Spark does not wait for the call of the runner that it interrupts
+            run.query.ended.set()
+
+    with at(point, stop, monkeypatch, heard):
+        run.perform()
+    assert run.region.step == run.region.completed_step and outstanding(place) == []
+    check_rest(place, heard, digest, monkeypatch)
+
+
+@pytest.mark.parametrize(("point", "max_pending"), [*((point, 2) for point in POINTS), ("deliver", 1)])
+def test_a_failure_at_any_point_goes_back_to_the_newest_complete_checkpoint(
+    place: OpenWarehouse,
+    heard: Heard,
+    digest: str | None,
+    point: str,
+    max_pending: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    away = Unreachable("the test says so")
+
+    def fail() -> None:
+        raise away
+
+    run = Run(place, heard, monkeypatch, max_pending=max_pending)
+    with at(point, fail, monkeypatch, heard), pytest.raises(Unreachable, match="the test says so"):
+        run.perform()
+    assert run.runner.failure is away
+    assert place.catalog.checkpoints.last_id(NAME) >= POINTS.index(point) // 2
+    check_rest(place, heard, digest, monkeypatch, max_pending=max_pending)
+
+
+class Telling(Tallies):
+    """Fails once it hears of its second checkpoint."""
+
+    def region_checkpointed(self, checkpoint: int) -> None:
+        """Fail, perhaps."""
+        assert checkpoint != 2, "nobody listens"
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize("who", ["on_checkpoint", "region_checkpointed"])
+def test_an_error_of_the_users_code_after_a_checkpoint_loses_nothing_of_it(
+    place: OpenWarehouse,
+    heard: Heard,
+    digest: str | None,
+    who: str,
+    max_pending: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def on_checkpoint(completed: Completed) -> None:
+        assert completed.id != 2, "nobody listens"
+
+    given: dict[str, Any] = {"on_checkpoint": on_checkpoint}
+    if who == "region_checkpointed":
+        given = {"stream": replace(STREAM, operators=[Telling(name=SINK)])}
+    run = Run(place, heard, monkeypatch, max_pending=max_pending, **given)
+    with pytest.raises(StateError, match="nobody listens") as raised:
+        run.perform()
+    if who == "region_checkpointed":
+        assert "operator by_key: AssertionError: nobody listens (test_pending_runner.py, line" in str(raised.value)
+    assert raised.value.__cause__ is not None, "its line is to be found"
+    assert heard.ids[:2] == [1, 2] and place.catalog.checkpoints.last_id(NAME) >= 2
+    check_rest(place, heard, digest, monkeypatch, max_pending=max_pending)
