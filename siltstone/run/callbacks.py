@@ -105,5 +105,16 @@ def checkpoint(
             _call(operator, upload, operator.checkpoint, said)
 
 
+def region_checkpointed(operators: Iterable[Operator], id: int, upload: UploadOptions) -> None:
+    """Tell operators, on the driver, that a checkpoint is complete and its outputs are delivered.
+
+    Raises:
+        SiltstoneError, OperatorFailed: see `users_code.call_within`.
+    """
+    for operator in operators:
+        if operator.defines("region_checkpointed"):
+            _call(operator, upload, operator.region_checkpointed, id)
+
+
 def _call(operator: Operator, upload: UploadOptions, callback: Callable[..., T], *args: Any) -> T:
     return call_within(upload.checkpoint_timeout_s, operator, partial(callback, *args), callback.__name__, OPTION)

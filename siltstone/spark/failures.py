@@ -32,7 +32,8 @@ def may_pass(error: BaseException) -> bool:
             return False
         error = cause
     said = str(error)
-    return OperatorFailed.__name__ not in said and any(sign in said for sign in (*WORKER_DIED, *LOST))
+    is_users = isinstance(error, OperatorFailed) or OperatorFailed.__name__ in said
+    return not is_users and any(sign in said for sign in (*WORKER_DIED, *LOST))
 
 
 def explain(error: BaseException, action: str) -> str:

@@ -27,6 +27,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger
+from siltstone.run import callbacks
 from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.progress import RunProgress
@@ -351,8 +352,7 @@ class StreamRunner:
         """Deliver the outputs of a complete checkpoint, and say that it exists."""
         _LOG.debug("checkpoint completed", bytes=completed.bytes, seconds=round(completed.seconds, 3))
         self._deliver(checked=True)
-        for operator in self.region.stream.operators:
-            operator.region_checkpointed(completed.id)
+        callbacks.region_checkpointed(self.region.stream.operators, completed.id, self.region.options.upload)
         self._on_checkpoint(completed)
         self._requests.completed(completed.id)
 

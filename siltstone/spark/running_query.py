@@ -56,8 +56,9 @@ def run_stream(
             raise
         reason = _reason(runner, error)
         raise reason from (None if reason is error else error)
-    if runner.failure is not None:
-        raise _reason(runner, runner.failure)
+    if (failure := runner.failure) is not None:
+        reason = _reason(runner, failure)
+        raise reason from (None if reason is failure else failure)
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:

@@ -12,7 +12,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Stopped, UsageError
+from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
@@ -124,7 +124,7 @@ class _Work:
             self.completed = checkpoint.id
             resets.note_checkpoint()
             run.last_checkpoint = checkpoint
-            self.on_checkpoint(checkpoint)
+            self._tell(checkpoint)
 
         self.current = None
         is_reset = lambda e: resets.solve(e, self._cause(e))  # noqa: E731
@@ -135,6 +135,18 @@ class _Work:
             self._note_position(run.stream, runner, resets)
             run_stream(runner, self.rows, self.trigger, self.stop, run.set_query)
         return runner
+
+    def _tell(self, checkpoint: Completed) -> None:
+        try:
+            self.on_checkpoint(checkpoint)
+        except SiltstoneError:
+            raise
+        except Exception as error:  # the user's function may fail in any way
+            said = (str(error).strip() or "no message").splitlines()[0]
+            raise StateError(
+                f"stream {self.stream.name}: on_checkpoint failed at checkpoint {checkpoint.id}: "
+                f"{type(error).__name__}: {said}; the checkpoint is complete, and the next run goes on from it"
+            ) from error
 
     def _request(self) -> RunRequest:
         """Return the request for the next epoch, without what a checkpoint of this run has done."""
