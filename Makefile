@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-cluster bench-policy fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-quick bench-cluster bench-policy fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -71,6 +71,9 @@ lint: $(READY)dev ## ruff, pyright and the import contracts
 
 bench: $(READY)dev $(READY)gateway ## the engine beside its peers, in one run
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks
+
+bench-quick: $(READY)dev $(READY)gateway ## three parts of it at small sizes, in three minutes: steps, Python operators, waits for checkpoints
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks step pending python --quick
 
 bench-cluster: $(READY)dev $(READY)gateway ## a Spark cluster beside one machine with as many cores, and how fast it goes on when a worker is killed; needs root
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks cluster

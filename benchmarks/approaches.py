@@ -44,6 +44,8 @@ APPROACHES = {
     "local": "persistent state",
 }
 FLAT_AT_MOST = 2.0
+AT_HAND_AT_MOST_S = 0.2
+"""to resume with working state at hand"""
 GROWS_AT_LEAST = 0.5
 """fraction of the stream's growth"""
 _NEVER = 1_000_000_000
@@ -201,6 +203,8 @@ def goals(sizes: Sizes, found: dict[str, list[Resumed]]) -> list[Goal]:
             reached.append(Goal(what, growth, at_least=GROWS_AT_LEAST * grown))
         else:
             reached.append(Goal(what, growth, at_most=FLAT_AT_MOST))
+    longest_s = max(resumed.seconds for resumed in found["local"])
+    reached.append(Goal(f"resume by {APPROACHES['local']}: seconds, longest", longest_s, at_most=AT_HAND_AT_MOST_S))
     return reached
 
 

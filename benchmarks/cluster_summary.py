@@ -72,12 +72,11 @@ def steps_report(workload: Workload, rounds: Sequence[Mapping[str, SideRun]]) ->
         cpus = ", ".join("-" if run.cpu_s is None else f"{run.cpu_s:.2f}" for run in runs)
         table.add_row(side, walls, f"{median(steps):.3f}", f"{min(steps):.3f} to {max(steps):.3f}", cpus)
     ratios = [each[CLUSTER].wall_s / each[LOCAL].wall_s for each in rounds]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    what = f"wall time per step, {workload.name}: {CLUSTER} / {LOCAL}, median of rounds ({spread})"
-    report.goals = [Goal(what, median(ratios), at_most=STEP_AT_MOST)]
+    what = f"wall time per step, {workload.name}: {CLUSTER} / {LOCAL}"
+    report.goals = [Goal.of_rounds(what, ratios, at_most=STEP_AT_MOST)]
     cpu = [(each[CLUSTER].cpu_s, each[LOCAL].cpu_s) for each in rounds]
     if both := [ours / theirs for ours, theirs in cpu if ours and theirs]:
-        report.goals.append(Goal(f"CPU seconds per step, {workload.name}: {CLUSTER} / {LOCAL}", median(both)))
+        report.goals.append(Goal.of_rounds(f"CPU seconds per step, {workload.name}: {CLUSTER} / {LOCAL}", both))
     plain = [{side: vars(run) for side, run in each.items()} for each in rounds]
     report.numbers = {"rounds": plain, "ratios": ratios}
     return report

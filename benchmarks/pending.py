@@ -4,7 +4,7 @@ Each micro-batch ends in a checkpoint and comes `PACE_S` seconds after the one b
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
 waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`): bases and
 back-pressure are included. What its tasks upload themselves, before they return, is counted apart: as the time of the
-whole step. The ways take turns on the same input.
+whole step. The ways take turns on the same input, in rounds (A B, B A).
 """
 
 import time
@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.goals import Goal, Report, table_of
+from benchmarks.goals import Goal, Report, spread_of, table_of
 from benchmarks.systems import CORES, SPARK, source, totals_stream
 from benchmarks.workload import Workload
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -28,16 +28,21 @@ from tests.servers import versitygw
 from tests.store_cases_s3 import fresh_bucket
 
 DELAY_S, PACE_S = 0.2, 2.0
-AT_MOST = 0.1
-WAYS = {"blocking": 0, "2 pending": 2}
+AT_MOST, GROWTH_AT_MOST = 0.1, 1.25
+BLOCKING, PENDING = "blocking", "2 pending"
+WAYS = {BLOCKING: 0, PENDING: 2}
+FULL = [(300_000, 10_000), (3_000_000, 10_000), (10_000_000, 10_000)]
+QUICK = [(30_000, 1_000)]
 
 Steps = Sequence[tuple[float, float]]
 """per step, (seconds that it waited for checkpoints, seconds from its begin to its end)"""
+Rounds = Mapping[str, Sequence[Steps]]
+"""way -> its steps in each round"""
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each size."""
-    sizes, rounds, measured = ([(30_000, 1_000)], 1, 8) if quick else ([(300_000, 10_000), (3_000_000, 10_000)], 2, 15)
+    sizes, rounds, measured = (QUICK, 2, 5) if quick else (FULL, 3, 15)
     versitygw()  # before Spark's workers inherit the environment, which has its credentials
     spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(scratch / "spark")}, steps=True)
     found: dict[str, dict[str, list[Steps]]] = {}
@@ -47,10 +52,10 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
             inputs = scratch / f"inputs-{state_rows}"
             work.write(inputs)
             of_size = found[work.name] = {way: [] for way in WAYS}
-            for turn in range(rounds):
-                for way, max_pending in WAYS.items():
-                    local = scratch / f"{state_rows}-{turn}-{max_pending}"
-                    of_size[way].append(measure(spark, work, inputs, local, max_pending))
+            for number in range(rounds):
+                for way in list(WAYS)[:: -1 if number % 2 else 1]:
+                    local = scratch / f"{state_rows}-{number}-{WAYS[way]}"
+                    of_size[way].append(measure(spark, work, inputs, local, WAYS[way]))
     finally:
         spark.stop()
     return report_of(found)
@@ -92,22 +97,34 @@ def _run(
     return found
 
 
-def report_of(found: Mapping[str, Mapping[str, Sequence[Steps]]]) -> Report:
-    """Compare the ways of each size."""
-    report = Report()
+def report_of(found: Mapping[str, Rounds]) -> Report:
+    """Compare the ways of each size, and the waits of pending checkpoints over the sizes."""
     title = f"waiting for checkpoints: {DELAY_S * 1000:.0f} ms a request, a step and a checkpoint each {PACE_S:g} s"
-    heads = ("rows, step", "checkpoints are", "wait, mean", "wait, median", "longest", "whole step, median")
-    table = table_of(title, *heads, left=2)
+    heads = ("rows, step", "checkpoints are", "mean wait s, rounds", "median wait", "longest", "whole step, median")
+    report = Report(
+        [table := table_of(title, *heads, left=2)], numbers={size: dict(ways) for size, ways in found.items()}
+    )
     for size, ways in found.items():
-        means = {}
-        for way, turns in ways.items():
-            steps = [step for turn in turns for step in turn]
+        for way, rounds in ways.items():
+            steps = [step for each in rounds for step in each]
             waits = [waited for waited, _ in steps]
-            means[way] = mean(waits)
-            whole = median(seconds for _, seconds in steps)
-            table.add_row(size, way, *(f"{s:.3f} s" for s in (mean(waits), median(waits), max(waits), whole)))
-        blocking, pending = means.values()
-        report.goals.append(Goal(f"pending: wait / blocking wait, {size}", pending / blocking, at_most=AT_MOST))
-        report.numbers[size] = {way: [list(turn) for turn in turns] for way, turns in ways.items()}
-    report.tables.append(table)
+            cells = (median(waits), max(waits), median(seconds for _, seconds in steps))
+            table.add_row(size, way, spread_of(mean_waits(rounds)), *(f"{s:.3f}" for s in cells))
+        ratios = _ratios(mean_waits(ways[PENDING]), mean_waits(ways[BLOCKING]))
+        what = f"pending: wait / blocking wait, {size}"
+        report.goals.append(Goal.of_rounds(what, ratios, at_most=AT_MOST))
+    small, great = next(iter(found)), list(found)[-1]
+    if small != great:
+        ratios = _ratios(*(mean_waits(found[size][PENDING]) for size in (great, small)))
+        what = f"pending: growth of the wait, {small} to {great}"
+        report.goals.append(Goal.of_rounds(what, ratios, at_most=GROWTH_AT_MOST))
     return report
+
+
+def mean_waits(rounds: Sequence[Steps]) -> list[float]:
+    """Return the mean seconds that a step waited in each round."""
+    return [mean(waited for waited, _ in steps) for steps in rounds]
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(ours, theirs, strict=True)]

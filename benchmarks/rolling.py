@@ -128,7 +128,7 @@ def report_of(found: Mapping[str, Turns], name: str) -> Report:
         columns = [cell for each in (*ways, ratios) for cell in (f"{median(each):.3f}", _range(each))]
         table.add_row(case, *columns)
         what = f"roll forward / restore, {name}, {case}"
-        report.goals.append(Goal(what, median(ratios), at_most=AT_MOST))
+        report.goals.append(Goal.of_rounds(what, ratios, at_most=AT_MOST))
     return report
 
 

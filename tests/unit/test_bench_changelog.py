@@ -50,7 +50,7 @@ def test_each_contest_moves_the_same_bytes_both_ways(of_store: Callable, tmp_pat
 
 def test_ratios_are_of_pairs():
     outcome = stores.Outcome("s", "write", 1, [1.0, 2.0, 10.0], [2.0, 2.0, 5.0])
-    assert (outcome.ratio, outcome.best_ratio) == (1.0, 2.0)
+    assert (outcome.ratios, outcome.best_ratio) == ([2.0, 1.0, 0.5], 2.0)
 
 
 def test_batches_share_objects_and_single_segments_do_not(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_ratio_is_taken_within_each_round() -> None:
     report = steps_report(WORKLOAD, rounds)
     step, cpu = report.goals
     assert (step.measured, step.at_most, step.is_kept) == (pytest.approx(1.2), 1.3, True)
-    assert "(1.00 to 1.40)" in step.what
+    assert (step.low, step.high) == (pytest.approx(1.0), pytest.approx(1.4))
     assert (cpu.measured, cpu.is_kept) == (1.5, None)
     missed, *_ = steps_report(WORKLOAD, rounds[1:2]).goals
     assert missed.measured == pytest.approx(1.4) and missed.is_kept is False
