@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import URL, create_engine, text
@@ -21,13 +21,23 @@ from siltstone.catalog.engine import is_passing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable, UsageError
+from siltstone.run.pending import PendingCheckpoint
+from siltstone.store.open import Warehouse
+from tests import sums
 from tests.catalog_cases import add, commit_of, stored
+from tests.proofs import failures
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy
+from tests.region_run import RegionRun
+from tests.unit.test_behind import WAIT_S, Gate, expected
+from tests.unit.test_behind import Run as Behind
 
 pytestmark = pytest.mark.server
 COMMIT = rb"COMMIT(?!TED)"
 """not of BEGIN ISOLATION LEVEL READ COMMITTED"""
+AWAY_S = 0.5
+"""how long a server is away of which a run's checkpoints are pending"""
 
 
 @pytest.fixture
@@ -206,6 +216,47 @@ def test_a_run_commits_on_through_an_outage(flights: Catalog, proxy: Proxy, seco
         while id < 20 or not proxy.listening:
             flights.commits.add("flights", 1, commit_of(id := id + 1))
     assert_whole(flights, id)
+
+
+@pytest.mark.parametrize(("outage_s", "outlasts"), [(60.0, True), (0.2, False)], ids=["outlasted", "given up"])
+def test_checkpoints_that_are_pending_when_an_outage_begins_complete_or_come_again(
+    through: str, proxy: Proxy, tmp_path: Path, outage_s: float, outlasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing, store = Gate(), PendingCheckpoint.store
+    warehouse = Warehouse.at(str(tmp_path / "w"))
+    warehouse.prepare()
+
+    def held(self: PendingCheckpoint, *args: Any) -> None:
+        storing()
+        store(self, *args)
+
+    with OpenWarehouse(warehouse, open_catalog(through, outage_s=outage_s)) as place:
+        run = Behind(place, 2)
+        run.step()
+        run.drain()
+        with monkeypatch.context() as patch:
+            patch.setattr(PendingCheckpoint, "store", held)
+            run.step()
+            run.step()
+            proxy.down()
+            storing.open()
+            back = threading.Timer(AWAY_S if outlasts else WAIT_S, proxy.up)
+            back.start()
+            run.drain()
+            back.cancel()
+            back.join()
+            proxy.up()
+        run.behind.close()
+        assert [type(error) for error in run.errors] == ([] if outlasts else [Unreachable])
+    with OpenWarehouse(warehouse, open_catalog(through)) as place:
+        again = RegionRun(place, sums.STREAM, sums.POLICY)
+        assert again.batches == (3 if outlasts else 1)
+        while again.batches < 4:
+            again.step(sums.rows(again.batches + 1))
+        assert not failures(place, sums.NAME)
+        found = [record.digest for record in place.catalog.checkpoints.list(sums.NAME)]
+    with OpenWarehouse.writable(str(tmp_path / "still")) as still:
+        assert found == expected(still, 4)
 
 
 def test_a_run_commits_on_through_a_crash_of_the_server(schema: URL) -> None:
