@@ -42,7 +42,7 @@ Rounds = Mapping[str, Sequence[Steps]]
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each size."""
-    sizes, rounds, measured = (QUICK, 2, 5) if quick else (FULL, 3, 15)
+    sizes, rounds, measured = (QUICK, 2, 4) if quick else (FULL, 3, 15)
     versitygw()  # before Spark's workers inherit the environment, which has its credentials
     spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(scratch / "spark")}, steps=True)
     found: dict[str, dict[str, list[Steps]]] = {}

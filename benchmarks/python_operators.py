@@ -14,7 +14,7 @@ OURS, THEIRS = "operator", "pandas"
 QUICK_TITLES = {OURS: "Siltstone, Operator", THEIRS: "Spark, transformWithStateInPandas"}
 TITLES = QUICK_TITLES | {"keyed": "Siltstone, KeyedProcessor", "rows": "Spark, transformWithState"}
 FULL = (Workload(100_000, 10_000, warm_up=2, measured=4), Workload(100_000, 100_000, warm_up=1, measured=2))
-QUICK = (Workload(5_000, 1_000, warm_up=3, measured=4),)
+QUICK = (Workload(5_000, 1_000, warm_up=2, measured=3),)
 AT_LEAST = {10_000: 25.0, 100_000: 250.0}
 """keys per step -> how many times the steps of `THEIRS` take those of `OURS`"""
 

@@ -56,8 +56,13 @@ class Run:
 
     @property
     def deltas(self) -> list[dict[str, Any]]:
-        """The measured steps that wrote only changes."""
-        return [s for s in self.measured if not s["base"]]
+        """The measured steps that wrote only changes; all, if each wrote a base."""
+        return [s for s in self.measured if not s["base"]] or self.measured
+
+    @property
+    def bases(self) -> int:
+        """How many of the measured steps wrote the whole state."""
+        return sum(s["base"] for s in self.measured)
 
     @property
     def delta_s(self) -> float:

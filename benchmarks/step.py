@@ -18,7 +18,7 @@ FULL = [
     Workload(10_000_000, 100_000, warm_up=3, measured=15),
     Workload(10_000_000, 1_000_000, warm_up=3, measured=10),
 ]
-QUICK = [Workload(300_000, 10_000, warm_up=5, measured=12)]
+QUICK = [Workload(300_000, 10_000, warm_up=4, measured=10)]
 
 
 def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:

@@ -65,13 +65,12 @@ class Summary:
         heads = ("delta step s", "mean s of all", "bases", "load s")
         table = table_of(title, "state, step", "system", *heads, left=2)
         for workload, system, runs in self.rounds.sides():
-            steps = sum(len(run.measured) for run in runs)
             table.add_row(
                 workload.name,
                 system,
                 spread_of([run.delta_s for run in runs]),
                 spread_of([run.mean_s for run in runs]),
-                f"{steps - sum(len(run.deltas) for run in runs)} of {steps}",
+                f"{sum(run.bases for run in runs)} of {sum(len(run.measured) for run in runs)}",
                 f"{median(run.load_s for run in runs):.1f}",
             )
         return table

@@ -92,6 +92,8 @@ def test_a_step_that_writes_a_base_counts_on_both_sides():
     ours.steps[-2].update(base=True, trigger_ms=300)
     goals = {goal.what: goal for goal in Rounds(TITLES, [ours, theirs]).compare_step(workload, "siltstone", "rocksdb")}
     assert goals["trigger, 1k, 10: Siltstone / Spark, RocksDB"].measured == pytest.approx(3.0)
+    ours.steps[-3]["base"] = True  # each step changes so much that it is a base
+    assert (ours.bases, ours.delta_bytes) == (3, 40)
 
 
 def test_a_ratio_is_taken_within_each_round():
