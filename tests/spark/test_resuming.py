@@ -80,18 +80,27 @@ def torn(work: Path) -> None:
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize("disturb", [nothing, lost, torn])
-def test_a_run_goes_on_where_the_one_before_stopped(
-    disturb: Callable[[Path], None], undisturbed: Undisturbed, tmp_path: Path
-) -> None:
-    settings = at(tmp_path / "w")
-    first = run(settings, LITTLE, RunRequest(batches=3))
-    assert (first.checkpoints, first.rows) == ([1, 2, 3], 900)
-    disturb(tmp_path / "w" / "work")
-    # Other working state, another number of subtasks: `nothing` moves every key group to another subtask.
-    parallelism = 3 if disturb is nothing else 2
-    last = run(at(tmp_path / "w", parallelism=parallelism), LITTLE, RunRequest())
-    assert last.checkpoints == [4, 5, 6]
+def test_runs_go_on_where_the_one_before_stopped(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    settings, work = at(tmp_path / "w"), tmp_path / "w" / "work"
+    # Other working state, at last another number of subtasks, which moves every key group to another subtask.
+    parts: list[tuple[Callable[[Path], None], int, int]] = [
+        (nothing, 2, 2),
+        (torn, 2, 1),
+        (lost, 2, 2),
+        (nothing, 3, 1),
+    ]
+    begun = 0
+    for disturb, parallelism, batches in parts:
+        disturb(work)
+        result = run(at(tmp_path / "w", parallelism=parallelism), LITTLE, RunRequest(batches=batches))
+        wanted = list(range(begun + 1, begun + batches + 1))
+        assert (result.checkpoints, result.rows, result.digest) == (
+            wanted,
+            300 * batches,
+            undisturbed.digests[wanted[-1]],
+        )
+        begun += batches
+    assert begun == FILES
     assert digests(settings, "little") == undisturbed.digests
     assert sink_rows(settings).equals(undisturbed.sink)
     check_proven(settings, "little")
