@@ -17,6 +17,7 @@ from siltstone.run.consistency import DrainResult
 from siltstone.run.pending import PendingCheckpoint
 from siltstone.spark.operations import RunRequest, run, write_stream
 from siltstone.spark.sources import open_source
+from siltstone.spark.stream_run import RunResult
 from tests.spark_runs import at, check_proven, digests
 from tests.spark_streams import COUNTS, FILES, LITTLE
 
@@ -30,9 +31,16 @@ def delivered(warehouse: Path) -> list[tuple[str, dict[str, Any]]]:
     return sorted(((f.parent.name, row) for f in files for row in pq.ParquetFile(f).read().to_pylist()), key=str)
 
 
+@pytest.fixture(scope="module")
+def waits(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    """LITTLE from end to end, its checkpoints stored one after the other: the warehouse, and what the run says."""
+    path = tmp_path_factory.mktemp("waits") / "w"
+    return path, run(at(path), LITTLE, RunRequest())
+
+
 @pytest.mark.parametrize("max_pending", [1, 2])
 def test_state_and_outputs_are_those_of_a_run_that_waits(
-    tmp_path: Path, max_pending: int, monkeypatch: pytest.MonkeyPatch
+    waits: tuple[Path, RunResult], tmp_path: Path, max_pending: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although one checkpoint cannot be stored at first, so that the run goes back to the newest complete one."""
     store, failed = PendingCheckpoint.store, list[int]()
@@ -43,16 +51,16 @@ def test_state_and_outputs_are_those_of_a_run_that_waits(
             raise Unreachable("the test says so")
         store(self, *args)
 
-    waits = run(at(tmp_path / "waits"), LITTLE, RunRequest())
+    warehouse, waited = waits
     monkeypatch.setattr(PendingCheckpoint, "store", failing_once)
     seen: list[int] = []
     settings = at(tmp_path / "goes-on", max_pending=max_pending, recovery={"reset_delay_s": 0.01})
     goes_on = run(settings, LITTLE, RunRequest(), on_checkpoint=lambda done: seen.append(done.id))
-    assert (waits.resets, goes_on.resets, failed) == (0, 1, [3])
-    assert goes_on.checkpoints == waits.checkpoints == seen and len(seen) == FILES
-    assert digests(settings, "little") == digests(at(tmp_path / "waits"), "little")
+    assert (waited.resets, goes_on.resets, failed) == (0, 1, [3])
+    assert goes_on.checkpoints == waited.checkpoints == seen and len(seen) == FILES
+    assert digests(settings, "little") == digests(at(warehouse), "little")
     check_proven(settings, "little")
-    assert delivered(tmp_path / "goes-on") == delivered(tmp_path / "waits") != []
+    assert delivered(tmp_path / "goes-on") == delivered(warehouse) != []
 
 
 def test_a_query_that_is_stopped_cancels_no_delivery_behind_it(tmp_path: Path) -> None:
