@@ -24,6 +24,7 @@ from siltstone.model import StoredObject
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of
 from siltstone.store.open import open_store
+from tests.examples import examples
 from tests.servers import marked
 from tests.store_cases import FACTORIES, Case
 
@@ -167,7 +168,7 @@ def test_delete_is_idempotent_and_leaves_the_rest(store: Store) -> None:
 @pytest.mark.slow
 def test_writers_and_deletes_in_one_directory_do_not_trip_each_other(store: Store) -> None:
     def churn(worker: int) -> None:
-        for i in range(40):
+        for i in range(examples(40)):
             name = f"s/1/{worker}-{i}"
             store.put(name, b"x")
             store.delete([name])

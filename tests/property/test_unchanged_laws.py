@@ -29,6 +29,7 @@ from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.run import changed_opaque, persist
 from siltstone.run.chains import RunChains
+from tests.examples import examples
 from tests.outbox_run import roll_back
 from tests.places import place_at
 from tests.proofs import failures, in_order, restored_digest
@@ -88,7 +89,7 @@ def check(place: OpenWarehouse) -> None:
             assert restored_digest(place, NAME, record.id, parallelism) == record.digest
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=12)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=examples(20))
 @given(st.data())
 def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_written(data) -> None:
     keys, names = st.lists(st.integers(0, 30), min_size=1, max_size=8), st.sets(st.sampled_from(VARIABLES))
