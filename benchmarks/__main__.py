@@ -16,6 +16,7 @@
     heap        the heap backend alone: look-ups, updates, memory, growth (`benchmarks.heap`)
     pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
+    latency     from a row's arrival to a durable sink, compared with Spark's RocksDB state store (`benchmarks.latency`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. Sides
 take turns, and a goal is missed if every round is beyond its bound. The stores are real servers, the same as in the
@@ -157,6 +158,13 @@ def python(scratch: Path, options: argparse.Namespace) -> Report:
     return python_operators.run(scratch, quick=options.quick)
 
 
+def latency(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.latency`."""
+    from benchmarks import latency
+
+    return latency.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -172,6 +180,7 @@ PARTS: dict[str, Part] = {
     "heap": heap,
     "pending": pending,
     "python": python,
+    "latency": latency,
 }
 SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
 
