@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -15,9 +14,7 @@ from typing import Any, cast
 
 import pytest
 from sqlalchemy import URL, create_engine, text
-from sqlalchemy import exc as sa
 
-from siltstone.catalog.engine import is_passing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
@@ -38,30 +35,6 @@ COMMIT = rb"COMMIT(?!TED)"
 """not of BEGIN ISOLATION LEVEL READ COMMITTED"""
 AWAY_S = 0.5
 """how long a server is away of which a run's checkpoints are pending"""
-
-
-@pytest.fixture
-def schema(postgres: URL) -> URL:
-    """A place in the server for one test; it stays, as connections to it are cut."""
-    name = f"test_{uuid.uuid4().hex}"
-    admin = create_engine(postgres, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {name}"))
-    admin.dispose()
-    return postgres.update_query_dict({"options": f"-csearch_path={name}"})
-
-
-@pytest.fixture
-def proxy(schema: URL) -> Iterator[Proxy]:
-    with Proxy(f"{schema.query['host']}/.s.PGSQL.5432") as opened:
-        yield opened
-
-
-@pytest.fixture
-def through(schema: URL, proxy: Proxy) -> str:
-    """The URL of the catalog behind the proxy."""
-    query = {name: value for name, value in schema.query.items() if name != "host"} | {"sslmode": "disable"}
-    return schema.set(host="127.0.0.1", port=proxy.port, query=query).render_as_string(hide_password=False)
 
 
 @pytest.fixture
@@ -377,34 +350,3 @@ def test_a_sqlite_catalog_that_somebody_holds_is_waited_for(tmp_path: Path, capl
             thread.start()
             assert catalog.runs.begin("flights", "host:1") == 1
             thread.join()
-
-
-def postgres_error(url: URL, *statements: str) -> sa.SQLAlchemyError:
-    engine = create_engine(url)
-    try:
-        with engine.connect() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
-    except sa.SQLAlchemyError as error:
-        return error
-    finally:
-        engine.dispose()
-    raise AssertionError(f"{statements} did not fail")
-
-
-def test_which_errors_of_postgresql_pass(schema: URL, through: str, proxy: Proxy) -> None:
-    passing = [
-        postgres_error(schema, "SET TRANSACTION READ ONLY", "CREATE TABLE refused (id int)"),
-        postgres_error(schema, "SELECT pg_terminate_backend(pg_backend_pid())"),
-        postgres_error(schema, "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"),
-    ]
-    lasting = [
-        postgres_error(schema.set(database="nowhere"), "SELECT 1"),
-        postgres_error(schema.set(username="nobody"), "SELECT 1"),
-        postgres_error(schema, "SELECT * FROM nothing"),
-        postgres_error(schema, "SELECT 1 / 0"),
-    ]
-    proxy.down()
-    passing.append(postgres_error(schema.set(host="127.0.0.1", port=proxy.port, query={}), "SELECT 1"))
-    assert [is_passing(error) for error in passing] == [True] * len(passing)
-    assert [is_passing(error) for error in lasting] == [False] * len(lasting)
