@@ -34,7 +34,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [20130704, 9471438, 158])
+@pytest.mark.parametrize(
+    "seed", [158, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (20130704, 9471438))]
+)
 def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: OpenWarehouse, seed: int) -> None:
     first, chance = firsts(place), random.Random(seed)
     order = chance.sample(range(1, CHECKPOINTS), CHECKPOINTS - 1)

@@ -2,7 +2,7 @@
 
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,14 +51,25 @@ def check_stopped(place: OpenWarehouse) -> None:
     assert stored <= {o.name for o in place.catalog.objects.list(NAME)}
 
 
+AGAIN = (IDS, [], [6])
+"""what the next deletion is asked for: the same again, nothing more, another"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [IDS, [], [6]], ids=["the same again", "nothing more", "another"])
+@pytest.mark.parametrize("turns", [(0,), pytest.param((1, 2), marks=pytest.mark.thorough)])
 def test_stopped_in_the_store_it_is_completed_by_the_next(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[int]
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: Sequence[int]
 ) -> None:
+    """Wherever it is stopped, by one kind of deletion after the other; by all of them in `make test-thorough`."""
+    for turn in turns:
+        stop_at_each_delete(written, tmp_path / str(turn), monkeypatch, turn)
+
+
+def stop_at_each_delete(written: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     deletes, total = 0, 1
     while deletes < total:
-        root = tmp_path / f"w{deletes}"
+        again = AGAIN[(deletes + turn) % len(AGAIN)]
+        root = directory / f"w{deletes}"
         shutil.copytree(written, root)
         with OpenWarehouse.writable(str(root)) as place:
             first = firsts(place)
