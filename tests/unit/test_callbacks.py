@@ -169,7 +169,7 @@ def test_a_callback_that_fails_or_hangs_leaves_the_newest_checkpoint_as_it_is(
     before = 0 if callback == "initial" else 1
     if before:
         run(place).step(rows(1))
-    upload = UploadOptions(checkpoint_timeout_s=0.2)
+    upload = UploadOptions(checkpoint_timeout_s=0.2) if error is StateError else UploadOptions()
     broken = run(place, Failing(callback, how), upload=upload, max_pending=max_pending)
     with pytest.raises(error) as raised:
         broken.step(rows(2))
