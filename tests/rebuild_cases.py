@@ -76,9 +76,11 @@ def _of_stream(catalog: Catalog, stream: str, stored: Collection[str] | None) ->
 def check_same(found: dict[str, Any], known: dict[str, Any]) -> None:
     """Check that a rebuilt catalog knows what the lost one did.
 
-    Only the next manifest, or an extract, says exactly when the newest checkpoint was committed. And an interval of
-    checkpoints that need an object may have been too long, until a run would have noticed (`catalog.objects`). When an
-    object was replaced matters to a run that is open, and none is.
+    Only the next manifest, or an extract, says exactly when the newest checkpoint was committed. When an object was
+    replaced matters to a run that is open, and none is. The interval of checkpoints that need an object may be another
+    one, but no checkpoint that can be restored needs more: the lost interval may have been too long, until a run would
+    have noticed (`catalog.objects`). The rebuilt one may end later, among checkpoints that are deleted, if what
+    replaced the object at one of these was deleted with it.
     """
     assert found.keys() == known.keys()
     for stream, theirs in known.items():
@@ -91,8 +93,10 @@ def check_same(found: dict[str, Any], known: dict[str, Any]) -> None:
         names = [{each.name: each for each in of["objects"]} for of in (mine, theirs)]
         differ = [of[name] for name in names[0].keys() ^ names[1].keys() for of in names if name in of]
         assert not differ, f"objects of {stream}, in one of both only: {differ}; marked {theirs['marked']}"
+        restorable = mine["manifests"].keys()
         for own, lost in zip(mine["objects"], theirs["objects"], strict=True):
-            assert own.until <= lost.until, (own, lost)
+            needing = [{id for id in restorable if each.is_needed_by(id)} for each in (own, lost)]
+            assert needing[0] <= needing[1], f"{own} is needed by more than {lost}: {needing[0] - needing[1]}"
             assert replace(own, until=lost.until, replaced_at=lost.replaced_at) == lost, (own, lost)
         assert mine["manifests"].keys() == theirs["manifests"].keys()
         assert all(set(mine["manifests"][id]) <= set(read) for id, read in theirs["manifests"].items())

@@ -8,15 +8,17 @@ from siltstone.catalog.epochs import begin_epoch, check_new_name
 from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import CorruptObject, Fenced, StateError, UsageError, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, epoch_mark
-from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch, follow_log, inputs, write
+from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import FORK, catalog_url, check_same, plant, rebuilt, what_it_knows, write_history
+from tests.region_run import RegionRun
 
 
 @pytest.mark.slow
@@ -214,6 +216,26 @@ def test_a_materialization_at_a_deleted_checkpoint_without_manifest_comes_back(
     run.region.close("done")
     _, found = rebuilt(place, catalog_url(tmp_path))
     assert found[NAME]["marked"] == known[NAME]["marked"] and 7 in found[NAME]["manifests"]
+    with OpenWarehouse.existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+        assert not failures(again, NAME)
+
+
+@pytest.mark.slow
+def test_what_a_deleted_materialization_replaced_is_kept_no_longer(place: OpenWarehouse, tmp_path: Path) -> None:
+    """Its interval may end later, but only among deleted checkpoints: the store no longer says what ended it."""
+    policy = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+    run = RegionRun(place, STREAM, policy)
+    for n in range(1, 6):
+        run.step(batch(n))
+        if n in (3, 4):
+            materialize(place, NAME, SINK, n - 1, id=f"m{n}", parallelism=1, run=in_order)
+    run.region.close("done")
+    delete_checkpoints(place, NAME, [2])
+    known = what_it_knows(place.catalog)
+    _, found = rebuilt(place, catalog_url(tmp_path))
+    first = [[o.until for o in of[NAME]["objects"] if o.checkpoint == 1] for of in (known, found)]
+    assert set(first[0]) == {1} and set(first[1]) == {2}
+    check_same(found, known)
     with OpenWarehouse.existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME)
 
