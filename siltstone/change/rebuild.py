@@ -71,9 +71,13 @@ class Rebuild(Result):
 
 @dataclass
 class Clock:
-    """The time of the draft: that of what is being replayed."""
+    """The time of the draft: that of what is being replayed. `now` returns the time of the rebuild itself."""
 
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    at: datetime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = self.now()
 
     def __call__(self) -> datetime:
         """Return the time."""
@@ -104,18 +108,10 @@ def rebuild_catalog(warehouse: Warehouse, url: str, tell: Callable[[str], None] 
             f"the store at {warehouse.label} has no identity, so it holds no warehouse whose catalog could be rebuilt: "
             "check --warehouse"
         )
-    extracts, left_out = _find_streams(warehouse.store)
-    if not extracts:
-        why = "; ".join(f"{each.stream}: {each.why}" for each in left_out) or "it holds no stream"
-        raise WrongWarehouse(f"no catalog can be rebuilt from the store at {warehouse.label}: {why}")
-    warehouse.prepare()  # the directory on this machine may be lost, too
     with tempfile.TemporaryDirectory(prefix="siltstone-rebuild-") as directory:
         draft, clock = Path(directory) / "catalog.db", Clock()
         with open_catalog(f"sqlite:///{draft}", now=clock) as catalog:
-            catalog.identity.propose(identity, replacing=None)
-            catalog.identity.settle(identity)
-            place = OpenWarehouse(warehouse, catalog)
-            rebuilt = [_rebuild(place, extract, clock, tell) for extract in extracts]
+            rebuilt, left_out = rebuild_streams(OpenWarehouse(warehouse, catalog), identity, clock, tell)
         tell("writing the catalog")
         bring_back(draft, url)
     for each in left_out:
@@ -125,10 +121,32 @@ def rebuild_catalog(warehouse: Warehouse, url: str, tell: Callable[[str], None] 
     )
 
 
+def rebuild_streams(
+    place: OpenWarehouse, identity: str, clock: Clock, tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[RebuiltStream], tuple[LeftOut, ...]]:
+    """Rebuild every stream of a store into the catalog of `place`, which is new and has no other user.
+
+    Args:
+        identity: the warehouse's, for the catalog.
+        clock: the catalog's clock.
+
+    Raises:
+        WrongWarehouse, CorruptObject, NewerFormat, Unreachable: as `rebuild_catalog`.
+    """
+    extracts, left_out = _find_streams(place.warehouse.store)
+    if not extracts:
+        why = "; ".join(f"{each.stream}: {each.why}" for each in left_out) or "it holds no stream"
+        raise WrongWarehouse(f"no catalog can be rebuilt from the store at {place.warehouse.label}: {why}")
+    place.warehouse.prepare()  # the directory on this machine may be lost, too
+    place.catalog.identity.propose(identity, replacing=None)
+    place.catalog.identity.settle(identity)
+    return [_rebuild(place, extract, clock, tell) for extract in extracts], left_out
+
+
 def _rebuild(place: OpenWarehouse, extract: Extract, clock: Clock, tell: Callable[[str], None]) -> RebuiltStream:
     tell(f"reading the manifests of stream {extract.stream}")
     done = rebuild_stream(place, extract, clock, tell)
-    clock.at = datetime.now(UTC)
+    clock.at = clock.now()
     epoch = mark_rebuilt(place, extract.stream, f"{this_process()} rebuilt the catalog", OUTCOME)
     write_extract(place, extract.stream)
     _LOG.debug("stream rebuilt", stream=extract.stream, epoch=epoch, newest=done.newest)

@@ -35,6 +35,8 @@ class _Followed:
 
     checkpoints: dict[int, _Seen] = field(default_factory=lambda: {0: _NOTHING})
     rewindings: int = 0
+    visible: frozenset[int] = frozenset()
+    """checkpoints that could be restored, when it was last looked at"""
 
 
 class Oracle:
@@ -139,6 +141,25 @@ class Oracle:
         )
         assert not pinned, pinned
 
+    def continue_with_rebuilt(self) -> None:
+        """The catalog is another one, rebuilt from the store: it has every checkpoint that there was.
+
+        It may also have some whose rollback was not acknowledged, and may lack a fork that was not.
+        """
+        streams = self.streams()
+        self._streams = {stream: known for stream, known in self._streams.items() if stream in streams}
+        for stream, known in self._streams.items():
+            known.rewindings = self.rewindings(stream)
+            epochs = dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream))
+            assert known.visible <= epochs.keys(), f"{stream} had {known.visible}, and has {epochs.keys()}"
+            newest = max(epochs, default=0)
+            for id in range(1, newest + 1):
+                if (
+                    id not in known.checkpoints
+                    or epochs.get(id, known.checkpoints[id].epoch) != known.checkpoints[id].epoch
+                ):
+                    known.checkpoints[id] = self._replayed(stream, id, epochs.get(id, 0), known.checkpoints[id - 1])
+
     def _follow(self, stream: str) -> None:
         """What came to be since, of this stream: committed by its newest writer, or given up, or forked."""
         if stream not in self._streams:
@@ -154,6 +175,7 @@ class Oracle:
             assert id == last + 1 and epoch == self.epoch(stream), f"checkpoint {id} of epoch {epoch} of {stream}"
             known.checkpoints[id] = self._replayed(stream, id, epoch, known.checkpoints[last])
             last = id
+        known.visible = frozenset(self.visible(stream))
         for id, epoch in self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream):
             assert known.checkpoints[id].epoch == epoch, f"checkpoint {id} of {stream} is another one now"
 

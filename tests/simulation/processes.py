@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
@@ -126,6 +126,24 @@ def memory_engine() -> tuple[Engine, sqlite3.Connection]:
     create_tables(engine)
     raw.execute("PRAGMA foreign_keys = ON")
     return engine, raw
+
+
+class Database:
+    """A database in memory with the catalog's tables, made once for each name, and empty to begin with."""
+
+    _made: ClassVar[dict[str, tuple[Engine, sqlite3.Connection, bytes]]] = {}
+
+    def __init__(self, name: str) -> None:
+        if name not in self._made:
+            engine, raw = memory_engine()
+            self._made[name] = engine, raw, raw.serialize()
+        self.engine, self.raw, empty = self._made[name]
+        self.load(empty)
+
+    def load(self, data: bytes) -> None:
+        """Hold what another one did when it was serialized."""
+        self.raw.deserialize(data)
+        self.raw.execute("PRAGMA foreign_keys = ON")
 
 
 class SimulatedTransactions(Transactions):

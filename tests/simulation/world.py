@@ -14,6 +14,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
+from siltstone.catalog.epochs import begin_epoch
+from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -35,16 +37,18 @@ from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import beginnings
+from tests.simulation.loss import IDENTITY, lose
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import (
     NOON,
     Clock,
+    Database,
     MemoryStore,
     Process,
     SimulatedStore,
     SimulatedTransactions,
-    memory_engine,
 )
+from tests.simulation.uploads import name_store, simulated_uploads
 from tests.simulation.writer import GROUPS, NAME, OPERATORS, STREAM, TABLE, Writer, restored
 
 POLICY = AdjustD(PolicyOptions(d0=3, d_max=4, size_ratio_max=None))
@@ -63,41 +67,40 @@ Work = Callable[[Process, OpenWarehouse, str], Any]
 class World:
     """Streams, processes, a store, a catalog and the time."""
 
-    _database: Any = None
-    """engine, connection, and the database as it begins: made once"""
-
     def __init__(self) -> None:
-        if World._database is None:
-            engine, raw = memory_engine()
-            World._database = engine, raw, raw.serialize()
-        self.engine, raw, empty = World._database
-        raw.deserialize(empty)
-        raw.execute("PRAGMA foreign_keys = ON")
+        self.database = Database("world")
+        self.engine = self.database.engine
         self.clock = Clock()
         self.memory = MemoryStore(self.clock.now)
         self.catalog = Catalog(Transactions(self.engine, self.clock.now, outage_s=0.0))
         self.catalog.streams.register(NAME, GROUPS, definition_of(STREAM, {}))
-        identity = "5" * 32
-        write_identity(cast(Any, SimulatedStore(self.memory)), identity)
-        self.catalog.identity.propose(identity)
-        self.catalog.identity.settle(identity)
-        self.oracle = Oracle(self.catalog, raw, self.memory)
+        write_identity(cast(Any, SimulatedStore(self.memory)), IDENTITY)
+        self.catalog.identity.propose(IDENTITY)
+        self.catalog.identity.settle(IDENTITY)
+        self.oracle = Oracle(self.catalog, self.database.raw, self.memory)
         self.memory.may_delete = self.oracle.is_written_down
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
         self._names = 0
+        self._uploads = simulated_uploads()
+        self._uploads.__enter__()
 
     def start(self, kind: str, stream: str, work: Work) -> Process:
         """A process at its first stop."""
 
         def run(process: Process) -> None:
             catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process))
-            warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process), store_url="", label="memory")
-            work(process, OpenWarehouse(cast(Any, warehouse), catalog), stream)
+            work(process, self.place(catalog, process), stream)
 
         process = Process(kind, stream, run)
         self.processes.append(process)
         return process
+
+    def place(self, catalog: Catalog, process: Process | None = None) -> OpenWarehouse:
+        """The warehouse as one process sees it, with a catalog."""
+        store = SimulatedStore(self.memory, process)
+        warehouse = SimpleNamespace(store=store, store_url=name_store(store), label="memory", prepare=lambda: None)
+        return OpenWarehouse(cast(Any, warehouse), catalog)
 
     def act(self, action: str, a: int, b: int) -> None:
         """One action, chosen by `a`, for `b` stops; and then everything must hold."""
@@ -112,6 +115,8 @@ class World:
             self.clock.time += timedelta(seconds=JUMPS_S[a % len(JUMPS_S)])
         elif action == "damage":
             self._damage(a)
+        elif action == "lose":
+            lose(self, a, b)
         elif alive:
             process = alive[a % len(alive)]
             if action == "go":
@@ -223,6 +228,7 @@ class World:
                 path = CheckpointPath(stream, record.epoch, record.id).snapshot("a", TABLE, 0, label)
                 stored = place.warehouse.store.put(path, b"rows")
                 place.catalog.reference_copies.add(stream, epoch, record.id, [stored], 1)
+            try_write_extract(place, stream)
 
         return work
 
@@ -235,6 +241,7 @@ class World:
                 last = place.catalog.checkpoints.last_id(stream)
                 expires = timedelta(hours=1) if a % 4 == 1 else None
                 set_savepoint(place.catalog, stream, name, at=str(max(1, last - a % 3)), expires_in=expires)
+            try_write_extract(place, stream)
 
         return work
 
@@ -269,9 +276,10 @@ class World:
 
     def _rewind(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            epoch = place.catalog.runs.begin(stream, "rewinds")
+            epoch = begin_epoch(place, stream, "rewinds")
             last = place.catalog.checkpoints.last_id(stream)
             place.catalog.rollbacks.roll_back(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
+            write_extract(place, stream)
 
         return work
 
@@ -333,6 +341,7 @@ class World:
         """No thread is left."""
         for process in self.processes:
             process.kill()
+        self._uploads.__exit__(None, None, None)
 
 
 def _nothing_there(error: BaseException) -> bool:
