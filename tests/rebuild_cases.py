@@ -30,26 +30,34 @@ def what_it_knows(catalog: Catalog, stored: Collection[str] | None = None) -> di
     """What a rebuilt catalog must know as the lost one did, by stream: all but proofs, tombstones, leases and runs.
 
     Args:
-        stored: the names of all objects in the store. A deletion that was killed may have left rows of others, which
-            a rebuilt catalog does not have.
+        stored: the names of all objects in the store. A deletion that was killed, or fenced, may have left rows of
+            others, and of checkpoints whose manifests are gone. A rebuilt catalog does not have these.
     """
     return {record.name: _of_stream(catalog, record.name, stored) for record in catalog.streams.list()}
 
 
 def _of_stream(catalog: Catalog, stream: str, stored: Collection[str] | None) -> dict[str, Any]:
     record, newest = catalog.streams.get(stream), catalog.checkpoints.last_id(stream)
-    retained = catalog.checkpoints.list(stream, marked=True)
+    materializations = [m for m in catalog.materializations.list(stream) if m.manifest]
+    manifests = {m.manifest.name: m.checkpoint for m in materializations if m.manifest}
+    known = catalog.checkpoints.list(stream, marked=True)
+    manifests |= {c.manifest.name: c.id for c in known}
+    there = {id for name, id in manifests.items() if stored is None or name in stored}
+    retained = [c for c in known if c.deleted_at is None or c.id in there]
+    gone = {c.id for c in known} - {c.id for c in retained}
     position = catalog.input_log.get_position(stream, newest)
     marked, forked_at = [c.id for c in retained if c.deleted_at], record.forked_at or 0
 
     def is_left(each: ObjectRecord) -> bool:
         shared = each.checkpoint < forked_at and not each.is_needed_by(forked_at)
+        if each.checkpoint in gone:
+            return False
         return stored is None or each.checkpoint not in marked or (each.name in stored and not shared)
 
     objects = [each for each in catalog.objects.list(stream) if is_left(each)]
     names = {each.name for each in objects}
     # Of a materialization at a deleted checkpoint, or one that was replaced, only a record is left.
-    materialized = [m for m in catalog.materializations.list(stream) if m.manifest and m.manifest.name in names]
+    materialized = [m for m in materializations if m.manifest and m.manifest.name in names]
     return {
         "stream": {k: v for k, v in asdict(record).items() if k not in ("epoch", "extracts")},
         "checkpoints": [

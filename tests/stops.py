@@ -19,6 +19,7 @@ def stop(*_: object, **__: object) -> None:
 KILLED_WHILE_DELETING = """
 import os, signal, sys
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 
 root, deletes, stream, *ids = sys.argv[1:]
@@ -27,6 +28,9 @@ delete, left = FilesystemStore.delete, int(deletes)
 def one_by_one(self, names):
     global left
     for name in names:
+        if name.startswith(extract_prefix(stream)):
+            delete(self, [name])
+            continue
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
@@ -36,7 +40,7 @@ FilesystemStore.delete = one_by_one
 with OpenWarehouse.existing(root) as place:
     {what}
 """
-"""a program that kills itself once it has deleted so many objects"""
+"""a program that kills itself once it has deleted so many objects, besides extracts"""
 
 
 def killed_while_deleting(what: str, root: Path, deletes: int, stream: str, *ids: int) -> int:

@@ -7,7 +7,9 @@ no mark and has done nothing. A mark is written once: of two catalogs that begin
 without its own identity), one is refused.
 
 A backup may also hold the newest epoch, if it was taken during that run. It is noticed by the manifest of the
-checkpoint two above the catalog's newest, which is written only after the one in between was committed.
+checkpoint two above the catalog's newest, which is written only after the one in between was committed. If retention
+has deleted that manifest, it is noticed by the newest extract, which was written before anything was deleted: the
+catalog counts its extracts, and counts each before it is stored.
 
 A fork shares objects with its parent, and is marked beside the parent's epochs: a catalog that does not know the fork
 is older than the store, too, and would delete shared objects. A new stream is refused if the store holds objects under
@@ -31,6 +33,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.store.base import Store
+from siltstone.store.catalog_paths import extract_number, extract_prefix
 from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, fork_of_mark, stream_prefix
 
 _LOG = get_logger(__name__)
@@ -130,10 +133,8 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
     if not forks and not _is_older(warehouse, stream, marks):
         return False
     known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-    newest, stored = known, 0
-    for epoch in marks.epochs:
-        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
-        newest = max(newest, epoch)
+    _check_marks(warehouse, marks, known)
+    newest, stored = max(known, marks.newest), 0
     for name, _ in store.list(stream_prefix(stream)):
         path = CheckpointPath.of(name)
         if path is not None:
@@ -163,10 +164,9 @@ def mark_rebuilt(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) 
         Unreachable: the store failed.
     """
     marks, known = _marks(warehouse.warehouse.store, stream), warehouse.catalog.streams.get(stream).epoch
-    for epoch in marks.epochs:
-        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
+    _check_marks(warehouse, marks, known)
     mark_fork(warehouse, stream)
-    epoch = warehouse.catalog.runs.begin(stream, who, above=max([known, *marks.epochs]))
+    epoch = warehouse.catalog.runs.begin(stream, who, above=max(known, marks.newest))
     _mark(warehouse, stream, epoch, who, marks.epochs)
     warehouse.catalog.runs.end(stream, epoch, outcome)
     return epoch
@@ -187,18 +187,40 @@ def check_catalog(warehouse: OpenWarehouse, stream: str) -> None:
 
 @dataclass(frozen=True)
 class _Marks:
-    """One stream's marks in the store: writer epochs, and forks by name."""
+    """What marks the progress of one stream in the store.
+
+    Attributes:
+        epochs: its marked writer epochs.
+        forks: the names of its forks.
+        extract: epoch and number of its newest extract; (0, 0) if it has none.
+        names: writer epoch -> an object that is of it.
+    """
 
     epochs: list[int]
     forks: list[str]
+    extract: tuple[int, int]
+    names: dict[int, str]
+
+    @property
+    def newest(self) -> int:
+        """The highest writer epoch."""
+        return max(self.names, default=0)
 
 
 def _marks(store: Store, stream: str) -> _Marks:
     prefix = epoch_marks(stream)
     names = [name for name, _ in store.list(prefix)]
-    numbers = (name.removeprefix(prefix) for name in names)
-    forks = (fork_of_mark(name) for name in names)
-    return _Marks([int(number) for number in numbers if _EPOCH.fullmatch(number)], [fork for fork in forks if fork])
+    epochs = {int(number): name for name in names if _EPOCH.fullmatch(number := name.removeprefix(prefix))}
+    forks = [fork for name in names if (fork := fork_of_mark(name))]
+    extracts = {number: name for name, _ in store.list(extract_prefix(stream)) if (number := extract_number(name))}
+    extract = max(extracts, default=(0, 0))
+    return _Marks(list(epochs), forks, extract, {epoch: name for (epoch, _), name in extracts.items()} | epochs)
+
+
+def _check_marks(warehouse: OpenWarehouse, marks: _Marks, known: int) -> None:
+    """Refuse an epoch that is too far above the catalog's newest to be of a run."""
+    for epoch, name in marks.names.items():
+        _refuse_implausible(warehouse, name, epoch - known)
 
 
 def _first(store: Store, prefix: str) -> str | None:
@@ -260,8 +282,9 @@ def _is_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> bool:
     """Whether the store, whose marks were read before, has runs of the stream that the catalog does not know."""
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     while True:
-        epoch, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-        if max(marks.epochs, default=0) > epoch:
+        record, newest = catalog.streams.get(stream), catalog.checkpoints.last_id(stream)
+        epoch = record.epoch
+        if max(marks.epochs, default=0) > epoch or marks.extract > (epoch, record.extracts):
             return True
         if epoch:
             manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
@@ -280,8 +303,7 @@ def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> None:
     if not forks and not _is_older(warehouse, stream, marks):
         return
     known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-    for epoch in marks.epochs:  # such a mark would also make `recover --accept-loss` fail
-        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
+    _check_marks(warehouse, marks, known)  # such a mark would also make `recover --accept-loss` fail
     if forks:
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
     else:

@@ -2,7 +2,9 @@
 
     1  list the store, then read the catalog: an object that appeared in between is already referred to, or belongs to
        the checkpoint being written
-    2  in batches of some hundred objects: judge them again, in the transaction that records their tombstones
+    2  write an extract: the process that made objects orphans may have died before it did so, and a catalog rebuilt
+       from the extract before would need them
+    3  in batches of some hundred objects: judge them again, in the transaction that records their tombstones
        (`catalog.tombstones`), and delete those that are orphans in both views
 
 A sweep takes no writer epoch and stops no run. Whatever happens meanwhile (a commit, a new run, another sweep, a lease)
@@ -18,6 +20,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 
 from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.passes import Pass
 from siltstone.catalog.references import CatalogView
 from siltstone.catalog.tombstones import Tombstone
@@ -179,7 +182,7 @@ class _Work:
         epoch: int | None = None,
     ) -> None:
         self._reasons, self._epoch = reasons, epoch
-        self._catalog, self._store = warehouse.catalog, warehouse.warehouse.store
+        self._warehouse, self._catalog, self._store = warehouse, warehouse.catalog, warehouse.warehouse.store
         self._stream, self._who, self._options = stream, who, options
         self._by = Pass.begin(ORPHANS, who)
         self._left = options.limit
@@ -217,7 +220,10 @@ class _Work:
                 orphans.append(name)
             elif why is not None:
                 self._count(why, name, size)
-        for some in _batches(self._within_limit(orphans, sizes)):
+        going = self._within_limit(orphans, sizes)
+        if going and not self._options.dry_run:
+            write_extract(self._warehouse, self._stream)
+        for some in _batches(going):
             ages |= _known(self._store, some)
             self._delete(some, sizes, reason, ages, self._store.delete)
 

@@ -1,5 +1,8 @@
 """A lost catalog is rebuilt from the store, and knows what the lost one knew."""
 
+from collections.abc import Collection
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,12 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.rebuild import rebuild_catalog
-from siltstone.errors import CorruptObject, Fenced, StateError, UsageError, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, UsageError, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.sweep import sweep
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.store.base import Store
 from siltstone.store.open import Warehouse
-from siltstone.store.paths import CheckpointPath, epoch_mark
+from siltstone.store.paths import CheckpointPath, epoch_mark, is_built_here
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import FORK, catalog_url, check_same, plant, rebuilt, what_it_knows, write_history
@@ -114,6 +118,32 @@ def test_a_rollback_that_is_not_followed_by_a_run_stays(place: OpenWarehouse, he
         follow_log(run)
         run.step(batch(6))
     assert heard.ids == [1, 2, 3, 4, 5, 6], "what was given up had been delivered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_sweep_does_not_delete_what_the_newest_extract_lists(
+    place: OpenWarehouse, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """The process that rolled back was killed before it wrote an extract; and so may be the sweep."""
+    write(place, heard, 5).region.close("done")
+    epoch = begin_epoch(place, NAME, "a test")
+    place.catalog.rollbacks.roll_back(NAME, epoch, 3, "a test", "a test")
+    known, store = what_it_knows(place.catalog), place.warehouse.store
+    delete = type(store).delete
+
+    def delete_manifests(own: Store, names: Collection[str]) -> None:
+        given_up = [name for name in names if is_built_here(name)]
+        delete(own, [name for name in given_up if name.endswith("manifest.arrow")] or names)
+        if given_up:
+            raise Unreachable("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(Unreachable) if killed else nullcontext():
+        if killed:
+            patch.setattr(type(store), "delete", delete_manifests)
+        assert sweep(place, NAME, SweepOptions(age_guard=timedelta(0))).deleted
+    assert not any(_is_stored(place, CheckpointPath(NAME, 1, id).manifest()) for id in (4, 5))
+    check_same(rebuilt(place, catalog_url(tmp_path))[1], known)
 
 
 @pytest.mark.slow

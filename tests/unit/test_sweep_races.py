@@ -21,6 +21,7 @@ from siltstone.errors import Fenced, StateError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
@@ -49,12 +50,13 @@ def check_completed(place: OpenWarehouse, injected: Injected) -> None:
 
 
 def one_by_one(patch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None:
-    """Let the store delete objects one by one, and call `before` with the name of each."""
+    """Let the store delete objects one by one, and call `before` with the name of each, except for extracts."""
     delete = FilesystemStore.delete
 
     def deleting(self: FilesystemStore, names: Iterable[str]) -> None:
         for name in names:
-            before(name)
+            if not name.startswith(extract_prefix(NAME)):
+                before(name)
             delete(self, [name])
 
     patch.setattr(FilesystemStore, "delete", deleting)
