@@ -43,6 +43,7 @@ from siltstone.restore.restore import (
 )
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
+from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath, materialization_of
@@ -258,7 +259,8 @@ def _read_chain(
         stored = chains.list_manifests_before(stream, checkpoint, operator)
     else:
         stored = chains.list_manifests(stream, checkpoint)
-    return [(each.name, read_manifest(warehouse.warehouse.store, each, stream)) for each in stored]
+    manifests = read_ahead(lambda each: read_manifest(warehouse.warehouse.store, each, stream), stored)
+    return [(each.name, manifest) for each, manifest in zip(stored, manifests, strict=True)]
 
 
 def _replaced_by(

@@ -15,7 +15,6 @@ was committed. Manifests of other epochs that the extract does not list were fen
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
@@ -37,12 +36,11 @@ from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.restore import read_manifest
 from siltstone.run.commit import commit_of
+from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.checksums import algorithm_of, checksum_of
 from siltstone.store.paths import CheckpointPath
 
-_AT_ONCE = 16
-_BATCH = 64
 _TELL_EACH = 500
 """checkpoints between two lines of progress"""
 _LEASE = timedelta(days=1)
@@ -297,17 +295,14 @@ class _Replay:
         return self._store.modified_at([found.stored.name]).get(found.stored.name, self._clock.at)
 
     def _read_all(self, paths: Sequence[CheckpointPath]) -> Iterator[tuple[CheckpointPath, _Found | None]]:
-        """Read the manifests of retained checkpoints, some at once; None for those that were deleted."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for some in (paths[at : at + _BATCH] for at in range(0, len(paths), _BATCH)):
-                for path, found in zip(some, pool.map(self._read, some), strict=True):
-                    if found is not None or path.checkpoint in self._marked:
-                        yield path, found
-                    else:
-                        raise CorruptObject(
-                            f"object {path.manifest()}, the manifest of checkpoint {path.checkpoint} of stream "
-                            f"{self._stream}, is missing: bring it back, or restore a backup of the catalog"
-                        )
+        """Read the manifests of retained checkpoints; None for those that were deleted."""
+        for path, found in zip(paths, read_ahead(self._read, paths), strict=True):
+            if found is None and path.checkpoint not in self._marked:
+                raise CorruptObject(
+                    f"object {path.manifest()}, the manifest of checkpoint {path.checkpoint} of stream "
+                    f"{self._stream}, is missing: bring it back, or restore a backup of the catalog"
+                )
+            yield path, found
 
     def _read_later(self) -> Iterator[_Found]:
         """Read the manifests that the extract's epoch wrote after it, as far as each follows the one before."""

@@ -32,7 +32,7 @@ MERGED_BYTES = 256 << 20
 """maximum bytes of rows copied together, unless one row has more"""
 MERGED_ROWS = 1 << 16
 """about how many changes are merged with the base at once; at least those of one key group"""
-NEWEST_ROWS = 1 << 18
+NEWEST_ROWS = 1 << 19
 """about how many changes are compared by `newest_changes` at once; at least those of one key group"""
 
 

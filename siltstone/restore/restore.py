@@ -27,6 +27,7 @@ from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
 from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
+from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath, materialization_of
@@ -257,7 +258,7 @@ def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | N
     Raises:
         CorruptObject: one of them is missing, cut or altered.
     """
-    return with_materializations([read_manifest(store, s, stream) for s in stored])
+    return with_materializations(list(read_ahead(lambda each: read_manifest(store, each, stream), stored)))
 
 
 def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:

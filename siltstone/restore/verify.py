@@ -31,6 +31,7 @@ from siltstone.restore.restore import (
 )
 from siltstone.restore.verify_rules import VerifyChain, verify_plan
 from siltstone.state.protocol import key_batch
+from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
 
@@ -84,13 +85,17 @@ def plan_proof(store: Store, chains: Mapping[int, Sequence[StoredObject]], strea
         chains: the checkpoints to prove -> the manifests that a restore of each reads.
         stream: see `read_manifest`.
     """
-    read: dict[str, Manifest] = {}
-    broken: dict[str, CorruptObject] = {}
-    for stored in {stored.name: stored for chain in chains.values() for stored in chain}.values():
+
+    def read_or_error(stored: StoredObject) -> Manifest | CorruptObject:
         try:
-            read[stored.name] = read_manifest(store, stored, stream)
+            return read_manifest(store, stored, stream)
         except CorruptObject as error:
-            broken[stored.name] = error
+            return error
+
+    named = {stored.name: stored for chain in chains.values() for stored in chain}
+    found = dict(zip(named, read_ahead(read_or_error, named.values()), strict=True))
+    read = {name: each for name, each in found.items() if isinstance(each, Manifest)}
+    broken = {name: each for name, each in found.items() if isinstance(each, CorruptObject)}
     bad = {c: next((stored.name for stored in chain if stored.name in broken), None) for c, chain in chains.items()}
     failures = [Failure(c, str(broken[name]), name) for c, name in bad.items() if name is not None]
     provable = sorted(c for c, name in bad.items() if name is None)

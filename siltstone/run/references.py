@@ -6,7 +6,6 @@ bases of some variables but not of all: where every chain begins anew, nothing e
 """
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject
@@ -15,10 +14,9 @@ from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces, state_handles
 from siltstone.restore.restore import read_manifest
+from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, is_materialization_manifest
-
-_READS_AT_ONCE = 8
 
 
 class RunReferences:
@@ -95,8 +93,7 @@ class RunReferences:
             # Objects first: those of a materialization that completes now are then not open without being live.
             self._open = {o.name: o.checkpoint for o in self._catalog.chains.list_objects(self._stream, newest)}
             manifests = self._catalog.chains.list_manifests(self._stream, newest)
-            with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-                read = list(zip(manifests, pool.map(self._read, manifests), strict=True))
+            read = list(zip(manifests, read_ahead(self._read, manifests), strict=True))
             # By checkpoint, and at each its own manifest first: so they are listed.
             for stored, manifest in sorted(read, key=lambda each: _checkpoint_of(each[0])):
                 self._apply(live, stored, manifest)

@@ -18,6 +18,7 @@ from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.protocol import apply_delta, key_batch
+from siltstone.store.ahead import read_ahead
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.paths import is_materialization_manifest
 
@@ -122,10 +123,10 @@ def _stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Bl
     """The same of the checkpoints up to the newest; None if the chain does not reach back to the version."""
     blocks: list[_Block] = []
     objects: list[StoredObject] = []
-    for stored in reversed(task.restore.manifests):
-        if is_materialization_manifest(stored.name):
-            continue
-        manifest = read_manifest(task.warehouse.store, stored, task.stream)
+    newest_first = [each for each in task.restore.manifests[::-1] if not is_materialization_manifest(each.name)]
+    # Each checkpoint has a step of its own, so no more are needed.
+    newest_first = newest_first[: task.restore.step - version + 1]
+    for manifest in read_ahead(lambda each: read_manifest(task.warehouse.store, each, task.stream), newest_first):
         if manifest.step <= version:
             return blocks, objects
         wanted = [

@@ -5,6 +5,7 @@ Each function takes a `Subject` and raises `SiltstoneError` if the facts cannot 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.sinks.resolve import resolve_sinks
+from siltstone.store.ahead import read_ahead
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import DEAD_LETTERS, Stream
 
@@ -70,7 +72,8 @@ def links(subject: Subject) -> Facts:
     rows: list[dict[str, Any]] = []
     with subject.warehouse() as warehouse:
         retained = {c.id: c.manifest for c in warehouse.catalog.checkpoints.list(subject.name, marked=True)}
-        manifests = {id: read_manifest(warehouse.warehouse.store, stored) for id, stored in retained.items()}
+        read = read_ahead(partial(read_manifest, warehouse.warehouse.store), retained.values())
+        manifests = dict(zip(retained, read, strict=True))
         tables = {
             id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
             for id, manifest in manifests.items()

@@ -43,6 +43,7 @@ class Records:
 
     def scatter(self, ids: np.ndarray, block: np.ndarray) -> None:
         """Write many records; there must be room."""
+        self._region.expect_writes(len(ids))
         self._items[ids] = block.view(self.layout.opaque)
 
     @property
