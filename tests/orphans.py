@@ -94,6 +94,7 @@ def inject(place: OpenWarehouse) -> Injected:
             path(1, 3).segment("killed"),
             path(1, 3).base("by_key", "totals", 1, "killed"),
             path(1, 3).manifest(),
+            path(1, 40).segment("pending"),
         ],
         late=[
             path(2, 4).base("by_key", "totals", 0, "lost"),
@@ -104,7 +105,7 @@ def inject(place: OpenWarehouse) -> Injected:
             path(2, 4).materialization("by_key", "m1"),
         ],
         writing=[path(2, 6).segment("now"), path(2, 6).base("by_key", "window.bounds", 0, "now")],
-        ahead=[path(3, 6).segment("newer"), path(2, 8).manifest(), path(1, 40).manifest()],
+        ahead=[path(3, 6).segment("newer"), path(2, 8).manifest()],
         strange=[f"{NAME}/README", f"{path(1, 1).prefix}notes.txt", f"{NAME}/00000001/manifest.arrow"],
         foreign=["other/00000001/000000000001/lost.segment", f"{NAME}-2/00000001/000000000001/manifest.arrow"],
     )

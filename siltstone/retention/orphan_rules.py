@@ -11,16 +11,18 @@ By name and catalog alone:
 By age as well, since a run may be writing them right now:
 
     ABANDONED  of the newest epoch, for the checkpoint it is writing, whose newest object is older than the age guard: a
-               run logs each step, and may take longer than that for a checkpoint
+               run logs each step, and may take longer than that for a checkpoint. Those of later checkpoints (pending
+               ones, or else the catalog is behind) stay until there is a newer epoch
 
 By the time of a rollback (`catalog.rollbacks`), so that people can still examine them:
 
     GIVEN_UP   of a checkpoint that was given up longer ago than the age guard
 
 Nothing ever refers again to objects that are FENCED, ENDED, LATE or GIVEN_UP: epochs only grow, as do the checkpoints
-of one epoch, and a rollback gives up only what older epochs wrote. The exception is work beside a run, such as a
-snapshot of a completed checkpoint: a lease covers its objects until they are referred to. Everything else is kept, and
-reported if its name is not Siltstone's.
+of one epoch, and a rollback gives up only what older epochs wrote. How many checkpoints a fenced epoch had begun does
+not matter: the catalog is not older than the store (`catalog.epochs`), so it knows all that were completed. The
+exception is work beside a run, such as a snapshot of a completed checkpoint: a lease covers its objects until they are
+referred to. Everything else is kept, and reported if its name is not Siltstone's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,9 +44,6 @@ ENDED_WELL = frozenset({"done", "stopped"})
 """outcomes of runs that have swept what was left of their last checkpoint"""
 KILLED_SWEPT = 10
 """how many failed runs the next run sweeps after"""
-IN_FLIGHT = 1
-"""for how many checkpoints after the newest completed one objects are judged; what a run has of further pending ones is
-kept, as AHEAD, until the stream has come that far: the catalog may be the one that is behind"""
 
 
 class Reason(StrEnum):
@@ -107,7 +106,7 @@ def _judge_place(name: str, view: "CatalogView", age_guard: timedelta, modified_
     assert warehouse is not None
     later = [rollback for rollback in view.rollbacks if warehouse.epoch < rollback.epoch]
     reached = max([view.newest, *(rollback.newest for rollback in later)])
-    if warehouse.epoch > view.epoch or warehouse.checkpoint > reached + IN_FLIGHT:
+    if (warehouse.epoch, warehouse.checkpoint) > (view.epoch, reached + 1):
         return Reason.AHEAD
     if any(lease.covers(warehouse.checkpoint) for lease in view.leases):
         return Reason.LEASED

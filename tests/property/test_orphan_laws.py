@@ -259,7 +259,7 @@ def test_the_future_the_leased_and_the_referred_to_are_kept_however_old(place, s
     reason = judge(name, standing, timedelta(0), LONG_AGO)
     if name in standing.referenced:
         assert reason is None
-    elif place.epoch > standing.epoch or place.checkpoint > standing.newest + 1:
+    elif (place.epoch, place.checkpoint) > (standing.epoch, standing.newest + 1):
         assert reason is Reason.AHEAD
     elif any(lease.first <= place.checkpoint <= lease.last for lease in standing.leases):
         assert reason is Reason.LEASED
