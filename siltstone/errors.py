@@ -43,6 +43,11 @@ def says_what_to_do(message: str) -> bool:
     return bool(_INSTRUCTION.search(message) or _WHAT_THERE_IS.search(message))
 
 
+def summarize(error: BaseException) -> str:
+    """Say on one line what an error is that anything may have raised: `OSError: No space left on device`."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
 class SiltstoneError(Exception):
     """Root of the tree. `exit_code` is what the command line ends with."""
 

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from siltstone.cli.logs import apply_log_option, apply_log_settings, command_logs
 from siltstone.cli.output import err, out
-from siltstone.errors import SiltstoneError
+from siltstone.errors import SiltstoneError, summarize
 from siltstone.log import Format, Level, configuration, get_logger, redact
 from siltstone.settings import load_settings
 from siltstone.store.private import own_umask
@@ -102,8 +102,7 @@ def main(command: Callable[[], object] = _run_app) -> NoReturn:
         except Exception as error:
             if isinstance(error, CLICK_USAGE_ERROR):
                 _fail_usage(error)
-            first = (str(error).strip() or "no message").splitlines()[0]
-            _fail(f"{type(error).__name__}: {first} (--log-level debug shows the traceback)", 1, error)
+            _fail(f"{summarize(error)} (--log-level debug shows the traceback)", 1, error)
         finally:
             os.umask(before)
         if code == INTERRUPTED:  # typer caught the KeyboardInterrupt

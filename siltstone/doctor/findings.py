@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from siltstone.errors import SiltstoneError, UnknownStream, Unreachable
+from siltstone.errors import SiltstoneError, UnknownStream, Unreachable, summarize
 from siltstone.log import redact
 
 State = Literal["ok", "warning", "problem"]
@@ -66,8 +66,7 @@ class Examination:
                 self._silent.update(uses[:1])
             found = [Finding(check, "problem", redact(str(error)), stream=stream)]
         except Exception as error:  # the other checks still run
-            first = (str(error).strip() or "no message").splitlines()[0]
-            found = [Finding(check, "problem", redact(f"{type(error).__name__}: {first}"), _REPORT, stream)]
+            found = [Finding(check, "problem", redact(f"{summarize(error)}"), _REPORT, stream)]
         if found is None:
             self._silent.update(uses[:1])
             what = " and ".join(f"the {name}" for name in uses) or "this machine"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from siltstone.errors import SiltstoneError, StateError
+from siltstone.errors import SiltstoneError, StateError, summarize
 from siltstone.operator import Operator
 
 T = TypeVar("T")
@@ -30,8 +30,7 @@ def users_code(operator: Operator) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         frame = ([f for f in frames if f.filename == file] or frames)[-1]
         where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise OperatorFailed(f"operator {operator.name}: {type(error).__name__}: {said} ({where})") from error
+        raise OperatorFailed(f"operator {operator.name}: {summarize(error)} ({where})") from error
 
 
 def _file_of(operator: Operator) -> str | None:

@@ -15,6 +15,7 @@ import gc
 import os
 import signal
 import sys
+from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -32,19 +33,17 @@ def prefer_unpacked(path: list[str]) -> list[str]:
     found = PathFinder.find_spec("pyspark", rest)
     if found is None or found.origin is None:
         return path
-    package = Path(found.origin).parent
-    return rest if all(Path(each).parents[2].samefile(package) for each in zips) else path
+    package = Path(found.origin).parent.resolve()
+    return rest if all(Path(each).parents[2].resolve() == package for each in zips) else path
 
 
 def import_for_workers() -> None:
     """Import what a worker needs for a step, and exempt it from garbage collection, which PySpark does in each task."""
     os.environ.setdefault(ARROW_ALLOCATOR, "background_thread:false")
     import numpy as np
-    import pandas  # noqa: F401 - Arrow asks for it
-    import pyspark.worker  # noqa: F401
 
-    import siltstone.spark.step  # noqa: F401
-
+    for name in ("pandas", "pyspark.worker", "siltstone.spark.step"):  # Arrow imports pandas when it converts values
+        import_module(name)
     os.register_at_fork(after_in_child=np.random.seed)  # else all workers would draw the same numbers
     gc.collect()
     gc.freeze()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from siltstone.errors import SiltstoneError, StateError
+from siltstone.errors import SiltstoneError, StateError, summarize
 from siltstone.format.output import read_output
 from siltstone.sinks.delta import SinkTable
 from siltstone.store.open import open_store
@@ -44,10 +44,9 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
 
             # Spark wraps errors of its tasks: rows that were altered after the commit are not the sink's fault.
             check_output(open_store(store_url), output)
-            said = (str(error).strip() or "no message").splitlines()[0]
             raise StateError(
                 f"stream {output.stream}: the sink of {output.name} failed at checkpoint {output.checkpoint}: "
-                f"{type(error).__name__}: {said}; the checkpoint is complete, and the next run delivers it first"
+                f"{summarize(error)}; the checkpoint is complete, and the next run delivers it first"
             ) from error
 
     return give

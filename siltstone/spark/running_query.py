@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -54,11 +54,14 @@ def run_stream(
     except Exception as error:
         if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
             raise
-        reason = _reason(runner, error)
-        raise reason from (None if reason is error else error)
-    if (failure := runner.failure) is not None:
-        reason = _reason(runner, failure)
-        raise reason from (None if reason is failure else failure)
+        _raise_reason(runner, error)
+    if runner.failure is not None:
+        _raise_reason(runner, runner.failure)
+
+
+def _raise_reason(runner: StreamRunner, error: BaseException) -> NoReturn:
+    reason = _reason(runner, error)
+    raise reason from (None if reason is error else error)
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:

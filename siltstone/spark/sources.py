@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.errors import SiltstoneError, UsageError, summarize
 from siltstone.operator import SOURCE
 from siltstone.secret import Secret, hide
 from siltstone.spark.queries import check_source
@@ -34,11 +34,9 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     except SiltstoneError:
         raise
     except Exception as error:  # a user's source may fail in any way
-        message = hide((str(error).strip() or "no message").splitlines()[0], secrets.values())
+        message = hide(summarize(error), secrets.values())
         cause = None if secrets else error  # a traceback could show them
-        raise UsageError(
-            f"the source of stream {stream.name} failed: {type(error).__name__}: {message}; check its options"
-        ) from cause
+        raise UsageError(f"the source of stream {stream.name} failed: {message}; check its options") from cause
     check_rows(stream, rows)
     return rows
 

@@ -12,7 +12,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError
+from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
@@ -142,10 +142,9 @@ class _Work:
         except SiltstoneError:
             raise
         except Exception as error:  # the user's function may fail in any way
-            said = (str(error).strip() or "no message").splitlines()[0]
             raise StateError(
                 f"stream {self.stream.name}: on_checkpoint failed at checkpoint {checkpoint.id}: "
-                f"{type(error).__name__}: {said}; the checkpoint is complete, and the next run goes on from it"
+                f"{summarize(error)}; the checkpoint is complete, and the next run goes on from it"
             ) from error
 
     def _request(self) -> RunRequest:
