@@ -43,6 +43,7 @@ from benchmarks.cluster_run import STREAM
 from benchmarks.cluster_summary import CLUSTER, LOCAL, Death, SideRun, deaths_report, steps_report
 from benchmarks.cpu import watch_cpu
 from benchmarks.goals import Report, goals_table
+from benchmarks.rounds import in_turn
 from benchmarks.systems import OPERATOR
 from benchmarks.workload import Workload
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -155,9 +156,8 @@ def run_rounds(machines: Machines, workload: Workload, rounds: int, measured: in
     """Run both sides in each round; who is first alternates."""
     progress, found = Console(stderr=True), []
     for number in range(rounds):
-        sides = (LOCAL, CLUSTER) if number % 2 == 0 else (CLUSTER, LOCAL)
         runs = {}
-        for side in sides:
+        for side in in_turn((LOCAL, CLUSTER), number):
             progress.print(f"round {number + 1}: {side} at {workload.name} ...")
             runs[side] = run_side(machines, side, workload, measured)
         if len({each.digest for each in runs.values()}) != 1:
@@ -193,35 +193,35 @@ def run_deaths(machines: Machines, workload: Workload, kills: int) -> list[Death
 def next_restore(
     place: OpenWarehouse, checkpoints: Iterator[dict[str, Any]], after_s: float
 ) -> tuple[dict[str, Any], float]:
-    """Wait for a checkpoint after a time for which a subtask was restored; return it with the seconds of the restore.
+    """Wait for a checkpoint after a time for which a subtask was restored, or rolled forward where its host had older
+    state of it; return it with the seconds that this took.
 
     Raises:
-        RuntimeError: many checkpoints had no restore, or the input is at its end.
+        RuntimeError: many checkpoints had neither, or the input has ended.
     """
     for _ in range(_MOST_CHECKPOINTS):
         if (checkpoint := next(checkpoints, None)) is None:
-            break
+            raise RuntimeError("the input ended before a subtask was restored")
         statistics = place.catalog.checkpoints.get(STREAM.name, checkpoint["id"]).statistics
-        restore_s = statistics["operators"][OPERATOR]["seconds"].get("restore")
+        seconds = statistics["operators"][OPERATOR]["seconds"]
+        restore_s = seconds.get("restore", seconds.get("forward"))
         if restore_s is not None and checkpoint["completed_s"] > after_s:
             return checkpoint, restore_s
-    raise RuntimeError("no subtask was restored")
+    raise RuntimeError("no subtask was restored or rolled forward")
 
 
-def measure(scratch: Path, workload: Workload, rounds: int, kills: int, measured: int) -> dict[str, Report]:
+def measure(scratch: Path, workload: Workload, rounds: int, kills: int, measured: int) -> Iterator[tuple[str, Report]]:
     """Start servers and cluster, and measure both parts."""
     use_test_credentials()
-    reports: dict[str, Report] = {}
     with postgres_server() as database, Cluster(scratch) as cluster:
         for host in HOSTS:
             cluster.add_worker(host)
         machines = Machines(cluster, database, cluster.shared / "input")
         workload.write(machines.inputs)
         if rounds:
-            reports["steps"] = steps_report(workload, run_rounds(machines, workload, rounds, measured))
+            yield "steps", steps_report(workload, run_rounds(machines, workload, rounds, measured))
         if kills:
-            reports["deaths"] = deaths_report(workload, run_deaths(machines, workload, kills))
-    return reports
+            yield "deaths", deaths_report(workload, run_deaths(machines, workload, kills))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -235,14 +235,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if obstacle := find_obstacle():
         parser.exit(1, f"{obstacle}\n")
+    console, reports = Console(width=None if sys.stdout.isatty() else 150), dict[str, Report]()
     with tempfile.TemporaryDirectory(prefix="siltstone-cluster-", dir=options.directory) as scratch:
         workload = QUICK if options.quick else FULL
-        reports = measure(Path(scratch), workload, options.rounds, options.kills, MEASURED)
+        for name, report in measure(Path(scratch), workload, options.rounds, options.kills, MEASURED):
+            reports[name] = report
+            for table in report.tables:
+                console.print(table)
     options.json.write_text(json.dumps({name: report.numbers for name, report in reports.items()}, indent=1))
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    for report in reports.values():
-        for table in report.tables:
-            console.print(table)
     goals = [goal for report in reports.values() for goal in report.goals]
     console.print(goals_table(goals, "cluster: goals"))
     console.print(f"numbers: {options.json}")

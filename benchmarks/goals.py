@@ -10,7 +10,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Goal:
-    """A number and its upper or lower bound; None if there is no such bound.
+    """A measured number, and the upper or the lower bound that it has to keep; None for a bound that it does not have.
 
     What was measured in several rounds has their median, and the lowest and the highest of them as its spread. The goal
     is missed only by more than the spread: if every round is beyond the bound.

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.outputs import OPERATOR, Steps
+from benchmarks.rounds import in_turn
 from benchmarks.workload import short
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.keyed import KeyedProcessor, Record
@@ -92,7 +93,7 @@ def measure(scratch: Path, keys: int, step_rows: int, rows_per_key: int, steps: 
         for turn in range(1 + WARM_UP + steps):
             rows = _rows(draw, keys, step_rows, rows_per_key, every_key=not turn)
             # Which of them goes first alternates: the first meets colder caches.
-            for name in sorted(sides, reverse=bool(turn % 2)):
+            for name in in_turn(sorted(sides), turn):
                 seconds = sides[name].step(rows)
                 if turn > WARM_UP:
                     found[name]["seconds"].append(seconds)

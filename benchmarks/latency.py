@@ -9,14 +9,10 @@ Rows of a micro-batch have keys of their own, so each row's time counts. The sys
 process of its own, which is killed when it has run for long enough. Its first seconds do not count.
 """
 
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,9 +25,11 @@ from rich.console import Console
 
 import siltstone as st
 from benchmarks.goals import Goal, Report, spread_of, table_of
+from benchmarks.rounds import in_turn, own_process
 from benchmarks.systems import CORES, OPERATOR, ROCKSDB, SPARK
 from siltstone.aggregates.operator import Aggregate, Count, Max
 from siltstone.spark.session import spark_session
+from siltstone.store.files import make_durable
 
 ROWS_PER_S, KEYS = 1000, 100_000
 OURS, PENDING, PEER = "siltstone", "siltstone-pending", "rocksdb"
@@ -50,7 +48,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     rounds, warm_up_s, measured_s = (1, 10.0, 20.0) if quick else (3, 30.0, 200.0)
     progress, found = Console(stderr=True), {system: list[Mapping[int, float]]() for system in TITLES}
     for number in range(rounds):
-        for system in list(TITLES)[:: -1 if number % 2 else 1]:
+        for system in in_turn(TITLES, number):
             progress.print(f"round {number + 1} of {rounds}: {TITLES[system]} ...")
             with tempfile.TemporaryDirectory(dir=scratch) as work:
                 seconds = measure(system, Path(work), warm_up_s, measured_s)
@@ -65,22 +63,18 @@ def measure(system: str, work: Path, warm_up_s: float, measured_s: float) -> np.
         RuntimeError: it delivered nothing, or ended; the message ends with its output.
     """
     (work / OUTPUT).mkdir()
-    with (work / "said").open("w+") as said:
-        command = [sys.executable, "-m", "benchmarks.latency", system, str(work)]
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-        try:
-            give_up = time.monotonic() + _START_S
-            while not (work / DELIVERED).exists() and process.poll() is None and time.monotonic() < give_up:
-                time.sleep(0.1)
-            began = time.time() + warm_up_s
-            time.sleep(warm_up_s + measured_s if (work / DELIVERED).exists() else 0)
-            if process.poll() is not None or not (work / DELIVERED).exists():
-                said.seek(0)
-                raise RuntimeError(f"{system} delivered nothing, or ended:\n{said.read()[-4000:]}")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with (
+        (work / "said").open("w+") as said,
+        own_process("benchmarks.latency", system, str(work), said=said) as process,
+    ):
+        give_up = time.monotonic() + _START_S
+        while not (work / DELIVERED).exists() and process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.1)
+        began = time.time() + warm_up_s
+        time.sleep(warm_up_s + measured_s if (work / DELIVERED).exists() else 0)
+        if process.poll() is not None or not (work / DELIVERED).exists():
+            said.seek(0)
+            raise RuntimeError(f"{system} delivered nothing, or ended:\n{said.read()[-4000:]}")
     return delays(work, began, began + measured_s)
 
 
@@ -101,14 +95,11 @@ def deliver(work: Path, rows: DataFrame, number: int) -> None:
     table: pa.Table = rows.toArrow()
     if not len(table):
         return
-    with (directory / f".{name}").open("wb") as file:
-        pq.write_table(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    (directory / f".{name}").rename(directory / name)
-    descriptor = os.open(directory, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    draft = directory / f".{name}"
+    pq.write_table(table, draft)
+    make_durable(draft)
+    draft.rename(directory / name)
+    make_durable(directory)
     with (work / DELIVERED).open("a") as file:
         file.write(f"{name} {time.time()!r}\n")
 

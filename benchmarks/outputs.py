@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
+from benchmarks.rounds import in_turn
 from benchmarks.workload import short
 from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.outbox import OutputRecord
@@ -109,7 +110,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mappi
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)
             rows = pa.table({"key": keys, "value": draw.integers(-1000, 1000, len(keys))})
             # The order alternates, because the first one has colder caches.
-            took = {name: sides[name].step(rows) for name in sorted(sides, reverse=bool(turn % 2))}
+            took = {name: sides[name].step(rows) for name in in_turn(sorted(sides), turn)}
             took["delivery"] = sides["with"].deliver()
             if turn > WARM_UP:
                 for name, seconds in took.items():

@@ -1,6 +1,6 @@
 """Measure how long a micro-batch waits for a checkpoint on a slow store: blocking, and with two checkpoints pending.
 
-Each micro-batch ends in a checkpoint and comes `PACE_S` seconds after the one before, so both ways complete the same
+Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
 waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`): bases and
 back-pressure are included. What its tasks upload themselves, before they return, is counted apart: as the time of the
@@ -15,6 +15,7 @@ from statistics import mean, median
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.goals import Goal, Report, spread_of, table_of
+from benchmarks.rounds import in_turn
 from benchmarks.systems import CORES, SPARK, source, totals_stream
 from benchmarks.workload import Workload
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -27,7 +28,7 @@ from tests.proxy import Fault, Proxy
 from tests.servers import versitygw
 from tests.store_cases_s3 import fresh_bucket
 
-DELAY_S, PACE_S = 0.2, 2.0
+DELAY_S, PACE_S, QUICK_PACE_S = 0.2, 2.0, 1.0
 AT_MOST, GROWTH_AT_MOST = 0.1, 1.25
 BLOCKING, PENDING = "blocking", "2 pending"
 WAYS = {BLOCKING: 0, PENDING: 2}
@@ -42,7 +43,7 @@ Rounds = Mapping[str, Sequence[Steps]]
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each size."""
-    sizes, rounds, measured = (QUICK, 2, 4) if quick else (FULL, 3, 15)
+    sizes, rounds, measured, pace_s = (QUICK, 2, 4, QUICK_PACE_S) if quick else (FULL, 3, 15, PACE_S)
     versitygw()  # before Spark's workers inherit the environment, which has its credentials
     spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(scratch / "spark")}, steps=True)
     found: dict[str, dict[str, list[Steps]]] = {}
@@ -53,15 +54,15 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
             work.write(inputs)
             of_size = found[work.name] = {way: [] for way in WAYS}
             for number in range(rounds):
-                for way in list(WAYS)[:: -1 if number % 2 else 1]:
+                for way in in_turn(WAYS, number):
                     local = scratch / f"{state_rows}-{number}-{WAYS[way]}"
-                    of_size[way].append(measure(spark, work, inputs, local, WAYS[way]))
+                    of_size[way].append(measure(spark, work, inputs, local, WAYS[way], pace_s))
     finally:
         spark.stop()
-    return report_of(found)
+    return report_of(found, pace_s)
 
 
-def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_pending: int) -> Steps:
+def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_pending: int, pace_s: float) -> Steps:
     """Load the state without delays, then run the steps with them."""
     _, bucket = fresh_bucket(versitygw())
     with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
@@ -70,7 +71,7 @@ def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_
         with OpenWarehouse.writable(settings.warehouse, settings.catalog) as warehouse:
             _run(spark, settings, warehouse, inputs, work.first_measured, None)
             proxy.next(Fault(delay_s=DELAY_S), None)
-            return _run(spark, settings, warehouse, inputs, work.measured, PACE_S)
+            return _run(spark, settings, warehouse, inputs, work.measured, pace_s)
 
 
 def _run(
@@ -97,9 +98,9 @@ def _run(
     return found
 
 
-def report_of(found: Mapping[str, Rounds]) -> Report:
+def report_of(found: Mapping[str, Rounds], pace_s: float = PACE_S) -> Report:
     """Compare the ways of each size, and the waits of pending checkpoints over the sizes."""
-    title = f"waiting for checkpoints: {DELAY_S * 1000:.0f} ms a request, a step and a checkpoint each {PACE_S:g} s"
+    title = f"waiting for checkpoints: {DELAY_S * 1000:.0f} ms a request, a step and a checkpoint each {pace_s:g} s"
     heads = ("rows, step", "checkpoints are", "mean wait s, rounds", "median wait", "longest", "whole step, median")
     report = Report(
         [table := table_of(title, *heads, left=2)], numbers={size: dict(ways) for size, ways in found.items()}

@@ -22,7 +22,7 @@ AT_LEAST = {10_000: 25.0, 100_000: 250.0}
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each size."""
     titles, workloads = (QUICK_TITLES, QUICK) if quick else (TITLES, FULL)
-    rounds = run_rounds(titles, workloads, 2 if quick else 3, scratch, "benchmarks.python_systems")
+    rounds = run_rounds(titles, workloads, 1 if quick else 3, scratch, "benchmarks.python_systems")
     report = Report([rounds.steps_table("an operator written in Python")], numbers=rounds.to_json())
     for workload in workloads:
         for system in titles:

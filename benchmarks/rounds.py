@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +29,7 @@ from benchmarks.memory import watch_memory
 from benchmarks.workload import Workload
 
 MB = 1_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Run:
     @property
     def mean_s(self) -> float:
         """The mean seconds of any step's trigger."""
-        return sum(s["trigger_ms"] for s in self.measured) / len(self.measured) / 1000
+        return mean(s["trigger_ms"] for s in self.measured) / 1000
 
     @property
     def wall_s(self) -> float:
@@ -192,6 +193,24 @@ def measured_span(steps: Sequence[Mapping[str, Any]], workload: Workload) -> tup
     return measured[0]["began_s"], max(step["completed_s"] for step in measured)
 
 
+def in_turn(sides: Iterable[T], number: int) -> list[T]:
+    """Return the sides in the order of a round: as they are, or the other way round in every second one."""
+    return list(sides)[:: -1 if number % 2 else 1]
+
+
+@contextmanager
+def own_process(module: str, *arguments: str, said: TextIO) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module in a process of its own; kill it, and all that it has started, when the block ends."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def run_rounds(
     titles: Mapping[str, str],
     workloads: Sequence[Workload],
@@ -210,7 +229,7 @@ def run_rounds(
             inputs = Path(directory) / "input"
             workload.write(inputs)
             for number in range(rounds):
-                for system in list(titles)[:: -1 if number % 2 else 1]:
+                for system in in_turn(titles, number):
                     progress.print(f"round {number + 1} of {rounds} at {workload.name}: {titles[system]} ...")
                     runs.append(measure(system, workload, inputs, scratch, module))
     return Rounds(titles, runs)
@@ -225,14 +244,14 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path, module
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=scratch) as work:
         result = Path(work) / "result.json"
-        command = [sys.executable, "-m", module, system, str(inputs), work, str(result)]
         with (Path(work) / "output").open("w+") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-            with watch_memory(process.pid) as peak, watch_cpu(process.pid) as cpu:
-                process.wait()
             # Spark's RocksDB state store may keep the JVM alive for ten minutes after its session has stopped.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            with (
+                own_process(module, system, str(inputs), work, str(result), said=said) as process,
+                watch_memory(process.pid) as peak,
+                watch_cpu(process.pid) as cpu,
+            ):
+                process.wait()
             if process.returncode:
                 said.seek(0)
                 raise RuntimeError(f"{system} at {workload.name} failed:\n{said.read()[-4000:]}")

@@ -23,7 +23,7 @@ QUICK = [Workload(300_000, 10_000, warm_up=4, measured=10)]
 
 def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
     """Run every system under every workload, and draw a picture."""
-    rounds = run_rounds(TITLES, QUICK if quick else FULL, 2 if quick else 3, scratch)
+    rounds = run_rounds(TITLES, QUICK if quick else FULL, 1 if quick else 3, scratch)
     summary = Summary(rounds)
     picture(rounds, picture_to)
     return Report(list(summary.tables()), list(summary.goals()), rounds.to_json())

@@ -32,7 +32,8 @@ def test_a_restore_does_not_pass_for_rolling_forward(tmp_path: Path, monkeypatch
 
 def test_the_ratio_is_taken_within_each_turn() -> None:
     turns = [{FORWARD: 0.1, RESTORE: 1.0}, {FORWARD: 1.0, RESTORE: 5.0}, {FORWARD: 0.1, RESTORE: 2.0}]
-    (met,) = rolling.report_of({"case": turns}, "3M, 10 steps of 100k").goals
+    met, free = rolling.report_of({rolling.SAME: turns, rolling.OTHER: turns}, "3M, 10 steps of 100k").goals
     assert (met.measured, met.at_most, met.is_kept) == (0.1, 0.1, True)
-    (missed,) = rolling.report_of({"case": turns[1:2]}, "3M, 10 steps of 100k").goals
+    assert (free.measured, free.at_most, free.is_kept) == (0.1, None, None)
+    (missed,) = rolling.report_of({rolling.SAME: turns[1:2]}, "3M, 10 steps of 100k").goals
     assert missed.measured == pytest.approx(0.2) and missed.is_kept is False
