@@ -24,7 +24,21 @@ VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 MOTO = """
 import sys
+import threading
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+
+# moto looks for an object and creates it in two steps: two threads would both be told that they did.
+lock = threading.RLock()
+
+def one_at_a_time(method):
+    def call(*arguments):
+        with lock:
+            return method(*arguments)
+    return call
+
+for name in ("put_object", "_key_response_post"):
+    setattr(S3Response, name, one_at_a_time(getattr(S3Response, name)))
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
 print("http://%s:%d" % server.get_host_and_port(), flush=True)

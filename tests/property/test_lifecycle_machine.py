@@ -18,7 +18,7 @@ def test_no_schedule_breaks_a_promise(schedule: Schedule, finish: bool) -> None:
 
 
 def test_a_run_that_nothing_disturbs_completes_checkpoints() -> None:
-    """Else no schedule would have anything to break: a run that is refused is no violation."""
+    """The simulation takes a run that is refused for no violation: if all were, no schedule could break a promise."""
     world = World()
     try:
         world.act("run", 5, 60)

@@ -54,5 +54,5 @@ def _start(world: "World") -> tuple[Process, Database]:
     """A process at the first stop of a rebuild, and the draft that it writes."""
     draft, clock = Database("draft"), Clock(world.clock.now)
     catalog = Catalog(Transactions(draft.engine, clock, outage_s=0.0))
-    work = lambda it: rebuild_streams(world.place(catalog, it), IDENTITY, clock)  # noqa: E731
-    return Process("rebuild-catalog", "", work), draft
+    rebuild = Process("rebuild-catalog", "", lambda it: rebuild_streams(world.place(catalog, it), IDENTITY, clock))
+    return rebuild, draft

@@ -152,12 +152,9 @@ class Oracle:
             known.rewindings = self.rewindings(stream)
             epochs = dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream))
             assert known.visible <= epochs.keys(), f"{stream} had {known.visible}, and has {epochs.keys()}"
-            newest = max(epochs, default=0)
-            for id in range(1, newest + 1):
-                if (
-                    id not in known.checkpoints
-                    or epochs.get(id, known.checkpoints[id].epoch) != known.checkpoints[id].epoch
-                ):
+            for id in range(1, max(epochs, default=0) + 1):
+                seen = known.checkpoints.get(id)
+                if seen is None or epochs.get(id, seen.epoch) != seen.epoch:
                     known.checkpoints[id] = self._replayed(stream, id, epochs.get(id, 0), known.checkpoints[id - 1])
 
     def _follow(self, stream: str) -> None:

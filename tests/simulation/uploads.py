@@ -40,11 +40,14 @@ def name_store(store: SimulatedStore) -> str:
     return store.url
 
 
+def _find(url: str, _: object) -> SimulatedUploader:
+    return SimulatedUploader(_STORES[url])
+
+
 @contextmanager
 def simulated_uploads() -> Iterator[None]:
     """Let the engine's uploads to named stores go through them."""
     with ExitStack() as stack:
         for module in _UPLOADING:
-            find = lambda url, _: SimulatedUploader(_STORES[url])  # noqa: E731
-            stack.enter_context(mock.patch(f"{module}.uploader_of", find))
+            stack.enter_context(mock.patch(f"{module}.uploader_of", _find))
         yield

@@ -9,6 +9,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -82,8 +83,8 @@ class World:
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
         self._names = 0
-        self._uploads = simulated_uploads()
-        self._uploads.__enter__()
+        self._patched = ExitStack()
+        self._patched.enter_context(simulated_uploads())
 
     def start(self, kind: str, stream: str, work: Work) -> Process:
         """A process at its first stop."""
@@ -341,7 +342,7 @@ class World:
         """No thread is left."""
         for process in self.processes:
             process.kill()
-        self._uploads.__exit__(None, None, None)
+        self._patched.close()
 
 
 def _nothing_there(error: BaseException) -> bool:

@@ -11,13 +11,12 @@ from siltstone.spark.daemon import prefer_unpacked
 
 FORKS = """
 import os
-from pathlib import Path
 from siltstone.spark.daemon import import_for_workers
 import_for_workers()
 print(len(os.listdir("/proc/self/task")), flush=True)
 for _ in range(2):
     if not os.fork():
-        import numpy, sys
+        import numpy
         print(numpy.random.random(), flush=True)
         os._exit(0)
     os.wait()
@@ -45,6 +44,12 @@ def test_those_of_another_spark_stay(installed: tuple[str, list[str]], tmp_path:
     assert prefer_unpacked([*zips, str(tmp_path)]) == [*zips, str(tmp_path)]
     (other / "__init__.py").touch()
     assert prefer_unpacked([*zips, str(other.parent), packages]) == [*zips, str(other.parent), packages]
+
+
+def test_those_of_a_spark_that_is_not_there_stay(installed: tuple[str, list[str]]) -> None:
+    """A search path may come from another machine."""
+    gone = "/nowhere/pyspark/python/lib/pyspark.zip"
+    assert prefer_unpacked([gone, installed[0]]) == [gone, installed[0]]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")

@@ -54,7 +54,7 @@ def go_on(place: OpenWarehouse, heard: Heard, batches: int = 4, **options: Any) 
 
 
 def undisturbed(root: Path, batches: int = 4) -> str | None:
-    """The digest after so many batches, of a run that waits for each checkpoint."""
+    """The digest of the state after `batches` micro-batches, if each waits for its checkpoint."""
     with OpenWarehouse.writable(str(root / "undisturbed")) as place:
         run = Outboxed(place, Heard())
         for n in range(1, batches + 1):

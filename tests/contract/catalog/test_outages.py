@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from sqlalchemy import URL, create_engine, text
@@ -20,15 +20,14 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable, UsageError
-from siltstone.run.pending import PendingCheckpoint
 from siltstone.store.open import Warehouse
 from tests import sums
+from tests.behind_run import WAIT_S, expected, hold_stores
+from tests.behind_run import Run as Behind
 from tests.catalog_cases import add, commit_of, stored
 from tests.proofs import failures
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy
 from tests.region_run import RegionRun
-from tests.unit.test_behind import WAIT_S, Gate, expected
-from tests.unit.test_behind import Run as Behind
 
 pytestmark = pytest.mark.server
 COMMIT = rb"COMMIT(?!TED)"
@@ -195,20 +194,15 @@ def test_a_run_commits_on_through_an_outage(flights: Catalog, proxy: Proxy, seco
 def test_checkpoints_that_are_pending_when_an_outage_begins_complete_or_come_again(
     through: str, proxy: Proxy, tmp_path: Path, outage_s: float, outlasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storing, store = Gate(), PendingCheckpoint.store
     warehouse = Warehouse.at(str(tmp_path / "w"))
     warehouse.prepare()
-
-    def held(self: PendingCheckpoint, *args: Any) -> None:
-        storing()
-        store(self, *args)
 
     with OpenWarehouse(warehouse, open_catalog(through, outage_s=outage_s)) as place:
         run = Behind(place, 2)
         run.step()
         run.drain()
         with monkeypatch.context() as patch:
-            patch.setattr(PendingCheckpoint, "store", held)
+            storing = hold_stores(patch)
             run.step()
             run.step()
             proxy.down()
