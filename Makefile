@@ -57,7 +57,7 @@ test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real 
 		$(BIN)/python tests/fault/harness.py --kills 6 --spark-kills 1 --process-kinds run --warehouse-kind cassandra
 
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
-	@$(TEST) --hypothesis-profile thorough --ignore $(CLUSTER) --ignore $(CASSANDRA)
+	@$(TEST) --hypothesis-profile thorough --timeout 3600 --ignore $(CLUSTER) --ignore $(CASSANDRA)
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract
