@@ -1,5 +1,6 @@
 """Work that a forked child does until it is killed at a chosen moment: a statement, a commit, or a change of a file."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -11,7 +12,8 @@ from sqlalchemy import Engine, event
 
 FILES = frozenset({"fcntl.flock", "os.link", "os.mkdir", "os.remove", "os.rename", "sqlite3.connect"})
 """audit events (PEP 578) that are moments, too"""
-
+_LIMIT_S = 300
+"""a child that works longer shows where its threads are, and ends"""
 
 Made = TypeVar("Made")
 
@@ -26,6 +28,7 @@ def prepared_and_killed_at(prepare: Callable[[], Made], work: Callable[[Made], o
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
         had, made = 0, prepare()
 
         def count(*_: object) -> None:
@@ -58,6 +61,7 @@ def frozen_at(work: Callable[[], object], name: str) -> Iterator[None]:
     """Let a child work up to its first audit event of that name, where it stands still; killed at the end."""
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
 
         def audit(found: str, _: tuple[Any, ...]) -> None:
             if found == name:
