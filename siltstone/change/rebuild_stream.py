@@ -147,8 +147,8 @@ class _Replay:
         self._rows = Rebuilding(place.catalog.transactions)
         self._live = LiveHandles()
         self._count = 0
-        self._open: set[str] = set()
-        """names of the objects that the newest checkpoint needs"""
+        self._open: frozenset[str] = frozenset()
+        """names of the objects that the newest checkpoint needs, and of those that it wrote"""
         self._newest: _Found | None = None
         self._later: _Found | None = None
         """the newest checkpoint that the extract does not have"""
@@ -249,8 +249,8 @@ class _Replay:
     def _commit(self, found: _Found, details: CommitDetails) -> CheckpointCommit:
         """Make the record of a checkpoint, which replaces what earlier ones wrote."""
         self._live.apply(found.manifest, found.stored.name)
-        replaced = self._open - self._live.needed
-        self._open = set(self._live.needed)
+        needed = self._live.needed | self._live.own
+        replaced, self._open = self._open - needed, needed
         return replace(commit_of(found.manifest, found.stored, details), replaced=sorted(replaced))
 
     def _add_materializations(self, checkpoint: int) -> None:
@@ -264,7 +264,7 @@ class _Replay:
             before = self._live.needed
             replaced = self._live.apply(manifest, stored.name)
             unneeded = before - self._live.needed
-            self._open = set(self._live.needed)
+            self._open = self._live.needed | self._live.own
             catalog, id = self._catalog, row["id"]
             self._clock.at = row["began_at"]
             catalog.leases.take(self._stream, [checkpoint], id=id, who=row["who"], lasts=_LEASE)

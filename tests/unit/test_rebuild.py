@@ -270,6 +270,21 @@ def test_what_a_deleted_materialization_replaced_is_kept_no_longer(place: OpenWa
         assert not failures(again, NAME)
 
 
+def test_the_manifest_of_a_checkpoint_that_changed_nothing_is_needed_by_none_after_it(
+    place: OpenWarehouse, tmp_path: Path
+) -> None:
+    """Such is a rescale's. Seen in a campaign: the rebuilt catalog kept it as long as the stream."""
+    run = RegionRun(place, STREAM, policy_by_name("adjust-d"))
+    run.step(batch(1))
+    run.step_without_rows()
+    run.step(batch(2))
+    run.region.close("done")
+    known = what_it_knows(place.catalog)
+    _, found = rebuilt(place, catalog_url(tmp_path))
+    assert [o.until for o in found[NAME]["objects"] if o.checkpoint == 2] == [2]
+    check_same(found, known)
+
+
 def test_a_missing_manifest_is_named(place: OpenWarehouse, heard: Heard, tmp_path: Path) -> None:
     write(place, heard, 3).region.close("done")
     place.warehouse.store.delete([CheckpointPath(NAME, 1, 2).manifest()])
