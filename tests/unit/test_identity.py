@@ -141,7 +141,7 @@ def test_stopped_while_an_identity_is_written(tmp_path: Path, after: bool) -> No
 
 
 def test_many_processes_make_one_warehouse(tmp_path: Path) -> None:
-    start = Barrier(4)
+    start = Barrier(4, timeout=60)
 
     def make(_: int) -> str | None:
         start.wait()

@@ -120,7 +120,7 @@ def test_a_worker_logs_as_the_command_line_does_that_started_it(lines: list[str]
 
 def test_an_outage_is_told_of_once_not_at_each_attempt_or_thread(caplog: pytest.LogCaptureFixture) -> None:
     outages, back = Outages("the catalog", 60), threading.Event()
-    failed = threading.Barrier(2)
+    failed = threading.Barrier(2, timeout=60)
     attempts = []
 
     def call() -> None:

@@ -319,7 +319,7 @@ def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: OpenWarehouse
 def test_two_sweeps_at_once_delete_what_one_does(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
-    start = threading.Barrier(2)
+    start = threading.Barrier(2, timeout=60)
 
     def swept() -> int:
         with OpenWarehouse.existing(str(place.warehouse.local.root)) as own:

@@ -150,7 +150,7 @@ def test_whoever_is_fenced_names_nothing(place: OpenWarehouse, monkeypatch: pyte
 
 
 def test_two_truncations_at_once_keep_what_both_keep(place: OpenWarehouse, clock: Clock) -> None:
-    start = Barrier(2)
+    start = Barrier(2, timeout=60)
 
     def one(options: RetentionOptions) -> Truncation:
         with place_at(place.warehouse.local.root, clock) as own:

@@ -195,7 +195,7 @@ def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
 @pytest.mark.slow
 def test_many_threads_may_create_catalogs(catalog_url: str, tmp_path: Path) -> None:
     urls = [*[catalog_url] * 4, *[f"sqlite:///{tmp_path}/{n}.db" for n in range(8)]]
-    start = threading.Barrier(len(urls))
+    start = threading.Barrier(len(urls), timeout=60)
 
     def create(url: str) -> int:
         start.wait()

@@ -17,7 +17,7 @@ from tests.catalog_cases import add, commit_of
 
 def outcomes(count: int, work: Callable[[int], object]) -> list[object]:
     """Run `work(0..count-1)` at once; what each returned or raised."""
-    start = Barrier(count)
+    start = Barrier(count, timeout=60)
 
     def one(n: int) -> object:
         start.wait()

@@ -37,7 +37,7 @@ def test_it_is_replaced_only_by_who_knows_it(catalog: Catalog) -> None:
 
 def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
     open_catalog(catalog_url).close()
-    start = Barrier(4)
+    start = Barrier(4, timeout=60)
 
     def propose(n: int) -> CatalogIdentity:
         with open_catalog(catalog_url) as catalog:

@@ -87,7 +87,7 @@ def test_an_unknown_stream_is_named_with_those_there_are(catalog: Catalog) -> No
 
 def test_a_stream_may_be_registered_by_many_at_once(catalog_url: str) -> None:
     open_catalog(catalog_url).close()
-    start = Barrier(4)
+    start = Barrier(4, timeout=60)
 
     def register() -> int:
         with open_catalog(catalog_url) as catalog:
