@@ -35,6 +35,8 @@ WEAK_COPYLEFT = re.compile(r"(MPL-2\.0|Mozilla Public License 2\.0)( \(MPL 2\.0\
 """applies only to changes of the package's own files, which we do not make"""
 LIBRARY_COPYLEFT = re.compile(r"LGPL-3\.0-only|GNU Library or Lesser General Public License \(LGPL\)")
 """requires that users can replace the library, which `pip` allows; never part of the engine"""
+DEBIANS = "DFSG approved"
+"""what a package may say besides naming its licence"""
 HEAD = """\
 # Licences of others
 
@@ -70,6 +72,7 @@ def problems(lines: Mapping[str, tuple[str, str]]) -> list[str]:
     for name, (said, parts) in lines.items():
         needed = frozenset(parts.split(", "))
         terms = re.split(r" AND |; | OR ", said)
+        terms = [term for term in terms if term != DEBIANS] or terms
         for term in terms:
             is_fine = PERMISSIVE.fullmatch(term) or WEAK_COPYLEFT.fullmatch(term)
             if not is_fine and not (LIBRARY_COPYLEFT.fullmatch(term) and ENGINE not in needed):
