@@ -10,12 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import CorruptObject, Fenced
 from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
+from siltstone.spark.operations.changing import take_over
 from siltstone.store.checksums import checksum_of
 from siltstone.stream import find_stream
 from tests.command_line import plain, siltstone
+from tests.spark_streams import COUNTS
 
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\n'
 
@@ -192,3 +195,15 @@ def test_an_edit_that_cannot_be_changes_nothing(
     before = state()
     siltstone("edit", stream, "--operator", operator, "--variable", variable, "--from", path).failed(2, said)
     assert state() == before
+
+
+def test_what_a_newer_writer_has_deleted_is_no_damage(spark: SparkSession, tmp_path: Path) -> None:
+    """Seen in a campaign: a frozen rescale woke up after others had run on and truncated, and asked for a recovery."""
+    settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
+    operations.run(settings, COUNTS, operations.RunRequest(batches=1))
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        with pytest.raises(Fenced), take_over(settings, COUNTS, place, spark, {}):
+            place.catalog.runs.begin("counts", "another")
+            raise CorruptObject("a manifest is missing")
+        with pytest.raises(CorruptObject), take_over(settings, COUNTS, place, spark, {}):
+            raise CorruptObject("a manifest is missing")

@@ -12,6 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bind_fields
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
+from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explain
@@ -63,7 +64,7 @@ def take_over(
     outcome = "failed"
     try:
         _check_log(warehouse.catalog, stream.name)
-        with bind_fields(stream=stream.name, epoch=region.epoch):
+        with bind_fields(stream=stream.name, epoch=region.epoch), _explained(region):
             yield StreamRunner(spark, region, placement=settings.placement)
         outcome = "done"
     except Fenced:
@@ -72,13 +73,24 @@ def take_over(
     except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
         raise
-    except (PySparkException, Py4JError) as error:
-        with suppress(Unreachable):
-            region.check_fence()  # if the run was fenced, that is the cause
-        said = explain(error, "do it again")
-        raise StateError(f"stream {stream.name}: step {region.step} failed, nothing was changed: {said}") from error
-    except SiltstoneError:
-        raise
     finally:
         with suppress(Unreachable):
             region.close(outcome)
+
+
+@contextmanager
+def _explained(region: ConsistentRegion) -> Iterator[None]:
+    """Say why a step failed. Whatever it was, a newer writer is the cause, if there is one: it may have deleted what
+    the step reads."""
+    try:
+        yield
+    except (SiltstoneError, PySparkException, Py4JError) as error:
+        if not isinstance(error, Fenced):
+            with suppress(Unreachable):
+                region.check_fence()
+        if isinstance(error, SiltstoneError):
+            raise
+        said = explain(error, "do it again")
+        raise StateError(
+            f"stream {region.stream.name}: step {region.step} failed, nothing was changed: {said}"
+        ) from error
