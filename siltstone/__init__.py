@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.parquet import ParquetSink
-    from siltstone.stream import Stream
+    from siltstone.stream import Autonomous, Stream
 
 __all__ = [
     "Aggregate",
+    "Autonomous",
     "Average",
     "BadRow",
     "Client",
@@ -113,7 +114,7 @@ _DOOR = {
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
-    "siltstone.stream": ("Stream",),
+    "siltstone.stream": ("Autonomous", "Stream"),
 }
 """module -> the names it defines; each is imported on first use, so that `import siltstone` is quick"""
 

@@ -41,6 +41,45 @@ DEAD_LETTERS = "dead_letters"
 ON_BAD_ROW = ("fail", "dead-letter")
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""
+NO_SINK = object()
+"""in place of a sink: the rows go nowhere"""
+
+
+@dataclass(frozen=True)
+class Autonomous:
+    """An operator outside the consistent region of its stream: it reads the source by itself, and no checkpoint of the
+    region waits for it.
+
+    It is kept as a stream of its own, `STREAM-OPERATOR`, which every run of the stream runs too, in a query beside the
+    region's. So it has checkpoints, digests, resets and a working state of its own, and all commands take its name.
+
+    Args:
+        operator: it reads the source.
+        checkpoint_steps: micro-batches per checkpoint; None for the run's option.
+        checkpoint_s: seconds between checkpoints, instead.
+        sink: where its output goes, as in `Stream.sinks`; nowhere if it is not given. A sink has every row exactly
+            once, but not at the same checkpoint as the region's sinks.
+    """
+
+    operator: Operator
+    checkpoint_steps: int | None = None
+    checkpoint_s: float | None = None
+    sink: Any = NO_SINK
+
+    def __post_init__(self) -> None:
+        for option in ("checkpoint_steps", "checkpoint_s"):
+            value = getattr(self, option)
+            if value is not None and value <= 0:
+                raise UsageError(
+                    f"autonomous operator {self.operator.name}: {option} is {value}: use more than 0, or leave it out"
+                )
+
+    @property
+    def cadence(self) -> dict[str, Any]:
+        """The settings in which its run differs from the region's."""
+        if self.checkpoint_steps is None and self.checkpoint_s is None:
+            return {}
+        return {"checkpoint_steps": self.checkpoint_steps or 1, "checkpoint_s": self.checkpoint_s}
 
 
 @dataclass(frozen=True)
@@ -66,6 +105,9 @@ class Stream:
             its reason, its checkpoint and the source's offsets (`siltstone.run.dead_letters`).
         max_parallelism: the number of key groups; fixed for the stream's life.
         origin: for a fork, the first stream of its line, from whose `directory` its source keeps reading.
+        autonomous: operators outside the consistent region, which only a stream with a source that can be read twice
+            may have. A fork has none.
+        beside: for the stream of an autonomous operator, the one from whose `directory` its source reads.
 
     Raises:
         UsageError: names clash, an operator reads one that does not exist or makes no output, a cycle.
@@ -81,6 +123,8 @@ class Stream:
     options: Mapping[str, str | Secret] = field(default_factory=dict)
     origin: str | None = None
     on_bad_row: str = "fail"
+    autonomous: Sequence[Autonomous] = ()
+    beside: str | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad_row not in ON_BAD_ROW:
@@ -124,9 +168,50 @@ class Stream:
                 "before the shuffle: leave out combined (of an Aggregate: map_side)"
             )
         self.topological()
+        self._check_autonomous()
+
+    def _check_autonomous(self) -> None:
+        """Check the autonomous operators, each also as the stream that it is kept as."""
+        names = {op.name for op in self.operators}
+        for one in self.autonomous:
+            operator, where = one.operator, f"stream {self.name}, autonomous operator {one.operator.name}"
+            if operator.name in names:
+                raise UsageError(f"{where}: another operator has this name: rename one")
+            if operator.reads != SOURCE:
+                raise UsageError(
+                    f"{where} reads the output of {operator.reads}, which comes again after a failure: let it read the "
+                    "source, or make it one of the operators"
+                )
+            if operator.defines("prepare_for_nonblocking_checkpoint"):
+                raise UsageError(
+                    f"{where} prepares for the region's checkpoints, in which it has no part: leave out "
+                    "prepare_for_nonblocking_checkpoint, or make it one of the operators"
+                )
+            names.add(operator.name)
+        self.autonomous_streams()
+
+    def autonomous_streams(self) -> list["Stream"]:
+        """Return the streams that the autonomous operators are kept as, in their order."""
+        return [
+            Stream(
+                name=f"{self.name}-{one.operator.name}",
+                source=self.source,
+                operators=[one.operator],
+                event_time=self.event_time if one.operator.combined is None else None,
+                event_days=self.event_days if one.operator.combined is None else None,
+                sinks={} if one.sink is NO_SINK else {one.operator.name: one.sink},
+                max_parallelism=self.max_parallelism,
+                options=self.options,
+                on_bad_row=self.on_bad_row,
+                beside=self.origin or self.name,
+            )
+            for one in self.autonomous
+        ]
 
     def as_fork(self, name: str, origin: str | None) -> "Stream":
         """Return this stream as the fork `name` of a line that began with `origin`; itself if `origin` is None.
+
+        Autonomous operators stay with the stream that defines them.
 
         Raises:
             UsageError: a sink has a fixed path, which both streams would write to.
@@ -139,7 +224,7 @@ class Stream:
                     f"stream {name} is a fork of {self.name} and would write to its sink of {operator}: "
                     f"define a stream {name} with sinks of its own"
                 )
-        return replace(self, name=name, origin=origin)
+        return replace(self, name=name, origin=origin, autonomous=self.autonomous if name == self.name else ())
 
     @property
     def dead_letters(self) -> bool:
@@ -180,7 +265,8 @@ class Stream:
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
     """Find every stream defined in `modules` (see `load_module`) and in the entry point group `siltstone.streams`.
 
-    A module's streams are its attributes of type `Stream`; a package's are those that it imports itself.
+    A module's streams are its attributes of type `Stream`, and those that their autonomous operators are kept as; a
+    package's are those that it imports itself.
 
     Returns:
         name -> stream, and module -> reason for each module that could not be imported.
@@ -189,8 +275,11 @@ def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[s
     broken: dict[str, str] = {}
     for module in [*modules, *installed_streams()]:
         try:
-            loaded = load_module(module)
-            found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})
+            defined = [each for each in vars(load_module(module)).values() if isinstance(each, Stream)]
+            found.update({s.name: s for s in defined})
+            for each in (beside for stream in defined for beside in stream.autonomous_streams()):
+                if found.setdefault(each.name, each) != each:
+                    raise UsageError(f"two streams are called {each.name}, one for an autonomous operator: rename one")
         except Exception as error:  # a user's module may fail in any way; the others must still load
             broken[module] = f"{type(error).__name__}: {error}"
     return found, broken

@@ -93,9 +93,12 @@ def run(
     print_result(
         result,
         as_json,
-        f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
-        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}"
-        f"{f', {result.resets} resets' if result.resets else ''}",
+        "\n".join(
+            f"{each.stream}: {len(each.checkpoints)} checkpoints, {each.rows:,} rows, "
+            f"{size(each.bytes)}, {each.seconds:.1f} s, digest {each.digest}{dead_letters(each.dead_letters)}"
+            f"{f', {each.resets} resets' if each.resets else ''}"
+            for each in (result, *result.autonomous)
+        ),
     )
 
 

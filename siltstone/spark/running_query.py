@@ -20,6 +20,11 @@ ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
 """trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
 
 
+def ends_by_itself(trigger: Mapping[str, Any]) -> bool:
+    """Whether a query with this trigger ends once it has processed its input."""
+    return bool(trigger.get("availableNow") or trigger.get("once"))
+
+
 def run_stream(
     runner: StreamRunner,
     rows: DataFrame,

@@ -26,7 +26,7 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
         raise UsageError(
             f"stream {stream.name} has no source of its own: give its rows with siltstone.write_stream(rows, stream)"
         )
-    directory = warehouse.local.source(stream.origin or stream.name)
+    directory = warehouse.local.source(stream.beside or stream.origin or stream.name)
     secrets = {name: value.read() for name, value in stream.options.items() if isinstance(value, Secret)}
     given = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
     try:

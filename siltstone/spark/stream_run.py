@@ -1,7 +1,7 @@
 """The handle of a stream's run: it owns the query and the thread that runs the stream."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ class RunResult(Result):
         resets: how often the run went back to its newest checkpoint by itself, after a failure that passed.
         stopped: the signal that ended a run with `follow`; None if it ended by itself.
         waited_s: seconds that its steps waited for checkpoints, before the last one.
+        autonomous: the outcomes of the autonomous operators' runs.
     """
 
     stream: str
@@ -49,6 +50,7 @@ class RunResult(Result):
     resets: int = 0
     stopped: str | None = None
     waited_s: float = 0.0
+    autonomous: "Sequence[RunResult]" = ()
 
 
 class StreamRun:
@@ -169,9 +171,13 @@ class StreamRun:
     def __enter__(self) -> Self:
         return self
 
+    def await_end(self) -> None:
+        """Wait until the run has ended, whether or not it has failed."""
+        self._ended.wait()
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.ask("stop")
-        self._ended.wait()
+        self.await_end()
         if kind is None:
             self._raise()
 

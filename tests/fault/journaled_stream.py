@@ -1,8 +1,20 @@
-"""The small stream with a sink that keeps a journal, as processes with Spark run it."""
+"""The small stream as processes with Spark run it: with a sink that keeps a journal, or an autonomous operator."""
 
 from dataclasses import replace
 
+from siltstone.sinks.parquet import ParquetSink
+from siltstone.stream import Autonomous
 from tests.fault import small_stream
 from tests.fault.journal import JournaledSink
 
+
+class Audit(small_stream.Accounts):
+    """The same, outside of the region."""
+
+    name = "audit"
+
+
 SMALL = replace(small_stream.SMALL, sinks={"accounts": JournaledSink()})
+BESIDE = replace(
+    small_stream.SMALL, name="beside", autonomous=[Autonomous(Audit(), checkpoint_steps=3, sink=ParquetSink())]
+)

@@ -34,6 +34,7 @@ class RunMetrics:
 
     Attributes:
         progress: the run's steps and checkpoints; only served, since a file would be out of date between checkpoints.
+        beside: the metrics of runs that are served with this one's.
 
     Args:
         settings: `openmetrics` names the file; None writes nothing. `metrics_port` is where `serve` listens.
@@ -46,6 +47,7 @@ class RunMetrics:
         self._settings, self._stream = settings, stream
         self._path = settings.openmetrics and Path(str(settings.openmetrics).replace("{stream}", stream))
         self.progress = RunProgress(stream)
+        self.beside: list[RunMetrics] = []
         self.uploads = UploadStatistics()
         self._server: tuple[WSGIServer, Thread] | None = None
         self._lock = threading.Lock()
@@ -67,13 +69,14 @@ class RunMetrics:
 
         host, port = parse_address(self._settings.metrics_port)
         try:
-            self._server = start_http_server(port, host, registry_of(self._families))
+            self._server = start_http_server(port, host, registry_of(self._served))
         except OSError as error:
             raise UsageError(
                 f"metrics cannot be served on {host} port {port}: {error.strerror or error}; end what listens there, "
                 "or give another --metrics-port"
             ) from None
-        self.progress.is_watched = True
+        for each in (self, *self.beside):
+            each.progress.is_watched = True
         url = f"http://{f'[{host}]' if ':' in host else host}:{self._server[0].server_port}/metrics"
         _LOG.debug("serving metrics", stream=self._stream, url=url)
         return url
@@ -92,7 +95,16 @@ class RunMetrics:
         if self.progress.is_watched:
             self.progress.begin_epoch(catalog.checkpoints.get(self._stream, completed) if completed else None)
 
-    def _families(self) -> "Iterator[Metric]":
+    def _served(self) -> "Iterator[Metric]":
+        """Each family once, with the samples of all runs."""
+        families: dict[str, Metric] = {}
+        for family in (family for each in (self, *self.beside) for family in each.families()):
+            if (first := families.setdefault(family.name, family)) is not family:
+                first.samples += family.samples
+        yield from families.values()
+
+    def families(self) -> "Iterator[Metric]":
+        """Yield what is known now."""
         with self._lock:
             uploads, dead_letters = self.uploads, dict(self.dead_letters)
         yield from self.progress.families()

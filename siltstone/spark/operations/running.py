@@ -13,6 +13,7 @@ from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
+from siltstone.log import get_logger
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
@@ -22,12 +23,14 @@ from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.resets import Resets
 from siltstone.spark.runner import StreamRunner
-from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, run_stream
+from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, ends_by_itself, run_stream
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.sources import check_rows, open_source
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
+
+_LOG = get_logger(__name__)
 
 
 @dataclass
@@ -38,6 +41,7 @@ class _Work:
         done: the checkpoints that the run has completed.
         answered_late: those of them whose commit got no answer, and which a reset found in the catalog.
         completed: id of the stream's newest checkpoint.
+        beside: the work of the autonomous operators' runs, each in a thread of its own.
     """
 
     settings: Settings
@@ -60,22 +64,51 @@ class _Work:
     """the micro-batch that the run began with; None before its first epoch"""
     first_completed: int = 0
     """the newest checkpoint then"""
+    beside: "list[_Work]" = field(default_factory=list)
 
     def __call__(self, run: StreamRun) -> RunResult:
-        """Run the stream.
+        """Run the stream, and its autonomous operators beside it.
 
         If it is damaged, and no checkpoint was completed, recover it and run it again, once. After a failure that may
-        pass, reset it (`spark.resets`).
+        pass, reset it (`spark.resets`). If an autonomous operator fails for good, the stream goes on to its end.
         """
         try:
-            return self._run(run)
+            with self._running_beside() as beside:
+                result = self._run(run)
+            for each in beside:
+                each.await_termination()
+            return replace(result, autonomous=[each.result for each in beside if each.result])
+        except BaseException as error:
+            if self.stream.beside is not None:
+                _LOG.error("an autonomous operator has stopped", stream=self.stream.name, error=str(error))
+            raise
         finally:
             self.close()
 
+    @contextmanager
+    def _running_beside(self) -> Iterator[list[StreamRun]]:
+        """Run the autonomous operators. They end with their input, or once the stream has failed or was stopped."""
+        begun: list[StreamRun] = []
+        if not self.beside:  # it may itself be beside another, which it must not stop
+            yield begun
+            return
+        try:
+            begun += map(_begin, self.beside)
+            yield begun
+        except BaseException:
+            self.stop.ask("the stream has failed")
+            raise
+        finally:
+            if not ends_by_itself(self.trigger):
+                self.stop.ask("the stream has ended")
+            for each in begun:
+                each.await_end()
+
     def close(self) -> None:
-        """Stop serving metrics, and close the catalog."""
-        self.metrics.close()
-        self.warehouse.catalog.close()
+        """Stop serving metrics, and close the catalogs; nobody may be at work any more."""
+        for each in (self, *self.beside):
+            each.metrics.close()
+            each.warehouse.catalog.close()
 
     @needs_spark
     def _run(self, run: StreamRun) -> RunResult:
@@ -187,7 +220,7 @@ def run(
     """
     start = time.perf_counter()
 
-    def source(warehouse: OpenWarehouse) -> DataFrame:
+    def source(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
         spark = spark_session(settings.master, settings.spark, steps=True)
         check_cluster(spark, stream, warehouse)
         return open_source(spark, stream, warehouse.warehouse, request.options)
@@ -226,7 +259,7 @@ def write_stream(
     if not isinstance(rows.sparkSession, SparkSession):
         raise UsageError("a stream runs in the driver, which Spark Connect has elsewhere: use a classic Spark session")
 
-    def check_given(warehouse: OpenWarehouse) -> DataFrame:
+    def check_given(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
         check_cluster(rows.sparkSession, stream, warehouse)
         check_rows(stream, rows)
         return rows
@@ -258,22 +291,36 @@ def _prepare(
     settings: Settings,
     stream: Stream,
     request: RunRequest,
-    source: Callable[[OpenWarehouse], DataFrame],
+    source: Callable[[Stream, OpenWarehouse], DataFrame],
     trigger: Mapping[str, Any],
     on_checkpoint: Callable[[Completed], None],
 ) -> _Work:
-    """Prepare a run, with every check that is possible before the stream is taken over."""
+    """Prepare a run, with every check that is possible before the stream, or an autonomous operator, is taken over."""
     policy_by_name(settings.policy, settings.policy_options)
-    check_run(stream, request.options, settings.parallelism or 1)
+    autonomous = stream.autonomous_streams()
+    for each in (stream, *autonomous):
+        check_run(each, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
         url = stack.enter_context(closing(metrics)).serve()
         warehouse = stack.enter_context(_writable(settings))
         check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over, so that a source that fails changes nothing.
-        rows = source(warehouse)
-        stack.pop_all()  # the thread of the run closes the warehouse and the metrics
-        return _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
+        rows = source(stream, warehouse)
+        work = _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
+        files = settings.openmetrics if "{stream}" in str(settings.openmetrics) else None
+        for each, one in zip(autonomous, stream.autonomous, strict=True):
+            own = settings.model_copy(update={**one.cadence, "metrics_port": None, "openmetrics": files})
+            # Not as a run of Dagster, which reports only the stream's checkpoints.
+            asked = replace(request, drop=(), who=None)
+            beside = _prepare(own, each, asked, source, trigger, lambda _: None)
+            stack.callback(beside.close)
+            beside.stop = work.stop
+            beside.metrics.progress.is_watched = metrics.progress.is_watched
+            metrics.beside.append(beside.metrics)
+            work.beside.append(beside)
+        stack.pop_all()  # the threads of the runs close the warehouses and the metrics
+        return work
 
 
 @contextmanager
@@ -291,9 +338,15 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     stop_on_signals(spark) as stop` inside this one, and wait for the query with `runner.await_query(query, stop)`.
 
     Raises:
-        UsageError: the session runs tasks on machines that cannot reach the stream's sinks or catalog.
+        UsageError: the session runs tasks on machines that cannot reach the stream's sinks or catalog, or the stream
+            has autonomous operators.
         SiltstoneError: see `ConsistentRegion.open`.
     """
+    if stream.autonomous:
+        raise UsageError(
+            f"stream {stream.name} has autonomous operators, which need a query of their own: run it by "
+            "siltstone.write_stream(rows, stream), or take them out of its definition"
+        )
     metrics = RunMetrics(settings, stream.name)
     with closing(metrics), _writable(settings) as warehouse, ExitStack() as stack:
         metrics.serve()
