@@ -1,7 +1,7 @@
 """Commands that run a stream and show what it has recorded."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from siltstone.cli.output import (
     table,
 )
 from siltstone.model import check_name
+
+if TYPE_CHECKING:
+    from siltstone.spark.stream_run import RunResult
 
 GROUP = "Run and look"
 MaterializeEvery = Annotated[
@@ -90,15 +93,14 @@ def run(
             drop=drop or (),
             on_checkpoint=lambda c: tell(checkpoint_line(c)),
         )
-    print_result(
-        result,
-        as_json,
-        "\n".join(
-            f"{each.stream}: {len(each.checkpoints)} checkpoints, {each.rows:,} rows, "
-            f"{size(each.bytes)}, {each.seconds:.1f} s, digest {each.digest}{dead_letters(each.dead_letters)}"
-            f"{f', {each.resets} resets' if each.resets else ''}"
-            for each in (result, *result.autonomous)
-        ),
+    print_result(result, as_json, "\n".join(map(_run_line, (result, *result.autonomous))))
+
+
+def _run_line(result: "RunResult") -> str:
+    return (
+        f"{result.stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
+        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}"
+        f"{f', {result.resets} resets' if result.resets else ''}"
     )
 
 

@@ -41,7 +41,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     (path / "siltstone.toml").write_text(CONFIGURATION)
     first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
     counts = ["rows", "bytes", "seconds", "uploads", "dead_letters"]
-    fields = ["stream", "checkpoints", "digest", *counts, "recovered", "resets", "stopped", "waited_s"]
+    fields = ["stream", "checkpoints", "digest", *counts, "recovered", "resets", "stopped", "waited_s", "autonomous"]
     assert list(first) == fields
     assert first["uploads"]["objects"] >= 3 and first["uploads"]["failures"] == 0 < first["uploads"]["latency_p999_s"]
     assert (first["stream"], first["checkpoints"], first["rows"]) == ("little", [1, 2, 3], 900)

@@ -9,7 +9,7 @@ import siltstone as st
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
     "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink Secret open write_stream Client",
-    "StreamClient",
+    "StreamClient Autonomous",
     "ValueState MapState ListState WindowState OpaqueState",
     "Aggregate Average Count First Last Max Min Sum",
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
