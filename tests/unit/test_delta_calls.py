@@ -22,7 +22,7 @@ def commit_on_and_on():
             begun.set()
 
 threading.Thread(target=commit_on_and_on, daemon=True).start()
-begun.wait()
+assert begun.wait(60)
 """
 
 
