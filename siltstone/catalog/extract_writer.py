@@ -29,6 +29,7 @@ from siltstone.store.catalog_paths import (
     extract_prefix,
     steps_part_name,
     steps_part_number,
+    stream_of_extract,
 )
 from siltstone.store.checksums import checksum_of
 
@@ -146,7 +147,7 @@ def _find_unneeded(there: Iterable[str], own: tuple[int, int], needing: Sequence
     needed = {part.stored.name for extract in needing for part in extract.parts}
     needed |= {extract.beginning.name for extract in needing if extract.beginning}
     unneeded = []
-    for name in there:
+    for name in filter(stream_of_extract, there):
         number = extract_number(name) or steps_part_number(name)
         if name not in needed and (number is None or number < own):
             unneeded.append(name)

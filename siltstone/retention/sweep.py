@@ -39,7 +39,7 @@ from siltstone.retention.orphan_rules import (
     killed_prefixes,
 )
 from siltstone.store.base import Store, Unfinished
-from siltstone.store.paths import CheckpointPath, sink_tables, stream_prefix
+from siltstone.store.paths import CheckpointPath, is_manifest, sink_tables, stream_prefix
 
 _LOG = get_logger(__name__)
 ORPHANS = "objects that nothing refers to"
@@ -220,10 +220,13 @@ class _Work:
                 orphans.append(name)
             elif why is not None:
                 self._count(why, name, size)
+        orphans.sort(key=is_manifest, reverse=True)
         going = self._within_limit(orphans, sizes)
         if going and not self._options.dry_run:
             write_extract(self._warehouse, self._stream)
-        for some in _batches(going):
+        # A rebuilt catalog takes the newest manifest over, and everything with it: so manifests go before the rest.
+        manifests = [name for name in going if is_manifest(name)]
+        for some in (*_batches(manifests), *_batches(going[len(manifests) :])):
             ages |= _known(self._store, some)
             self._delete(some, sizes, reason, ages, self._store.delete)
 

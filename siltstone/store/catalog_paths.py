@@ -10,7 +10,9 @@ import re
 from siltstone.model import check_name
 
 _CATALOG = "_catalog"
-_NUMBERED = re.compile(r"(steps-)?([0-9]{8})-([0-9]{12})")
+_OURS = re.compile(
+    rf"{_CATALOG}/([a-z][a-z0-9_-]{{0,63}})/(?:(?P<steps>steps-)?(?P<epoch>[0-9]{{8}})-(?P<number>[0-9]{{12}})|beginning-[0-9a-f]+)"
+)
 
 
 def extract_prefix(stream: str) -> str:
@@ -36,20 +38,20 @@ def beginning_name(stream: str, hash: str) -> str:
 
 def extract_number(name: str) -> tuple[int, int] | None:
     """Return (epoch, number) of an extract's name; None for other names."""
-    found = _NUMBERED.fullmatch(name.rpartition("/")[2])
-    return (int(found[2]), int(found[3])) if found and not found[1] else None
+    found = _OURS.fullmatch(name)
+    return (int(found["epoch"]), int(found["number"])) if found and found["epoch"] and not found["steps"] else None
 
 
 def steps_part_number(name: str) -> tuple[int, int] | None:
     """Return (epoch, number) of the name of a part with steps; None for other names."""
-    found = _NUMBERED.fullmatch(name.rpartition("/")[2])
-    return (int(found[2]), int(found[3])) if found and found[1] else None
+    found = _OURS.fullmatch(name)
+    return (int(found["epoch"]), int(found["number"])) if found and found["steps"] else None
 
 
 def stream_of_extract(name: str) -> str | None:
     """Return the stream that such an object belongs to; None for other names."""
-    head, _, rest = name.partition("/")
-    return rest.partition("/")[0] if head == _CATALOG and "/" in rest else None
+    found = _OURS.fullmatch(name)
+    return found[1] if found else None
 
 
 ALL_EXTRACTS = f"{_CATALOG}/"

@@ -224,6 +224,12 @@ def is_built_here(name: str) -> bool:
     return CheckpointPath.of(name) is not None and _FILE.fullmatch(name.rpartition("/")[2]) is not None
 
 
+def is_manifest(name: str) -> bool:
+    """Whether it is the name of a checkpoint's manifest."""
+    path = CheckpointPath.of(name)
+    return path is not None and path.manifest() == name
+
+
 def is_base(name: str) -> bool:
     """Whether it is the name of a base form."""
     return name.endswith(_BASE)
