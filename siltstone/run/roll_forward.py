@@ -5,6 +5,7 @@ manifests of the chain. A table that a pending checkpoint has written whole is e
 compares digests afterwards, so a change that is missing cannot go unnoticed.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -80,6 +81,7 @@ def _empty(state: SubtaskState, name: str) -> None:
 def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader: BlockReader) -> None:
     """Apply changes, given oldest first, bases before them: of each key only the newest, since a key may change in each
     step."""
+    _expect(state, blocks)
     newest_first = blocks[::-1]
     fetched = reader.blocks([Wanted(handle) for handle, block in newest_first if block is None])
     deltas: dict[str, list[Delta]] = {name: [] for name in state.tables}
@@ -97,6 +99,19 @@ def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader
     for name, of in deltas.items():
         for rows, owners in newest_changes(of, state.tables[name].schema, state.groups, task.max_parallelism):
             apply_delta(state, name, rows, owners)
+
+
+def _expect(state: SubtaskState, blocks: Sequence[_Block]) -> None:
+    """Let tables prepare for their changes while these are read.
+
+    A key changes at most once in a step, so a table has at least as many changes as its largest step.
+    """
+    changes: Counter[tuple[str, int]] = Counter()
+    for handle, _ in blocks:
+        if handle.variable in state.tables:
+            changes[handle.variable, handle.sqn] += handle.rows
+    for name, table in state.tables.items():
+        table.expect_changes(max((rows for (of, _), rows in changes.items() if of == name), default=0))
 
 
 def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:

@@ -96,6 +96,10 @@ class StateTable(Protocol):
         """Pre-allocate for `rows` rows in total."""
         ...
 
+    def expect_changes(self, rows: int) -> None:
+        """Prepare in the background for `rows` changes or more, which are on their way. Rows stay as they are."""
+        ...
+
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys."""
         ...

@@ -47,6 +47,29 @@ def test_put_get_delete_and_put_again(reopen: Open):
     assert now(table) == {1: 11, 2: None, 3: 33}
 
 
+def test_changes_that_are_expected_may_come_or_not(reopen: Open):
+    state = reopen()
+    table = state.tables["t"]
+    state.begin(1, tracking=True)
+    table.put(longs(*range(5000)), values(*range(5000)))
+    state.commit()
+    state.begin(2, tracking=True)
+    table.expect_changes(5000)
+    table.put(longs(1), values(11))
+    table.expect_changes(1)
+    table.expect_changes(5000)
+    table.reserve(100_000)
+    table.put(longs(2), values(22))
+    expected = {**dict(zip(range(5000), range(5000), strict=True)), 1: 11, 2: 22}
+    assert now(table) == expected
+    state.commit()
+    state.begin(3, tracking=True)
+    table.expect_changes(5000)
+    state.rollback()
+    state.close()
+    assert now(reopen().tables["t"]) == expected
+
+
 def test_room_for_what_is_to_come_changes_nothing_else(reopen: Open):
     state = reopen()
     table = state.tables["t"]

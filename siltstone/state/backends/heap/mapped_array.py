@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -21,6 +22,8 @@ _MADV_POPULATE_WRITE = 23
 """Linux 5.14; Python's mmap does not name it"""
 _MOST_PAGES = 2
 """items per page from which on random writes touch nearly all pages"""
+_POPULATED_BYTES = 4 << 20
+"""bytes made writable in one call, since other threads of the process cannot map memory meanwhile"""
 
 # A subtask opens and closes its files at every step, and the first write to each page of a new mapping costs a
 # page fault: with random keys nearly one per key, and most of the step's time. So mappings are kept, and they are far
@@ -58,6 +61,7 @@ class MappedArray:
         self.dtype = np.dtype(dtype)
         self.items: np.ndarray = np.zeros(0, self.dtype)
         self._scattered = scattered
+        self._ahead: threading.Thread | None = None
         if path is not None and path.exists():
             self._map()
         if len(self.items) < held:
@@ -87,15 +91,28 @@ class MappedArray:
             raise Unreachable(f"cannot grow {self.path}: {error.strerror}; free some space") from error
         self._map()
 
-    def expect_writes(self, count: int) -> None:
+    def expect_writes(self, count: int, *, ahead: bool = False) -> None:
         """Tell the kernel that `count` items will be written in random order, if these are on nearly all pages.
 
         It then makes the pages writable at once. Otherwise each costs a page fault, in a new mapping and again whenever
         the kernel has written the page to the disk: twice the time, measured on ext4.
+
+        Args:
+            count: items that will be written at least.
+            ahead: do not wait. The next call does, or `close`.
         """
+        self._wait_for_pages()
         if self.path and len(self.items) and count * mmap.PAGESIZE >= _MOST_PAGES * self.items.nbytes:
-            # A hint: an older kernel refuses it, and then each page has its fault.
-            _libc.madvise(self.items.ctypes.data, self.items.nbytes, _MADV_POPULATE_WRITE)
+            if ahead:
+                self._ahead = threading.Thread(target=_populate, args=[self.items], daemon=True)
+                self._ahead.start()
+            else:
+                _populate(self.items)
+
+    def _wait_for_pages(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            ahead.join()
 
     def _map(self) -> None:
         assert self.path is not None
@@ -105,7 +122,16 @@ class MappedArray:
 
     def close(self) -> None:
         """Release the items; what was written stays in the file."""
+        self._wait_for_pages()
         self.items = np.zeros(0, self.dtype)
+
+
+def _populate(items: np.ndarray) -> None:
+    """Make the pages of mapped items writable; the items stay as they are."""
+    first, end = items.ctypes.data, items.ctypes.data + items.nbytes
+    for at in range(first, end, _POPULATED_BYTES):
+        # A hint: an older kernel refuses it, and then each page has its fault.
+        _libc.madvise(at, min(_POPULATED_BYTES, end - at), _MADV_POPULATE_WRITE)
 
 
 def _grow_file(path: Path, size: int) -> None:

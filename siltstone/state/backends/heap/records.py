@@ -41,6 +41,10 @@ class Records:
         # One opaque item per record is one copy per row; mode clip saves NumPy a buffer for the whole result.
         return np.take(self._items, ids, mode="clip").view(self.layout.dtype)
 
+    def expect_changes(self, rows: int) -> None:
+        """Begin to make the records' pages writable, if `rows` changes touch nearly all of them."""
+        self._region.expect_writes(rows, ahead=True)
+
     def scatter(self, ids: np.ndarray, block: np.ndarray) -> None:
         """Write many records; there must be room."""
         self._region.expect_writes(len(ids))

@@ -128,6 +128,10 @@ class HeapTable:
         """Pre-allocate for `rows` rows in total."""
         self.records.make_room(rows)
 
+    def expect_changes(self, rows: int) -> None:
+        """Prepare in the background for `rows` changes or more, which are on their way."""
+        self.records.expect_changes(rows)
+
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys."""
         found = self._find(batch)

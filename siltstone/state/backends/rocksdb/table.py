@@ -104,6 +104,9 @@ class RocksDBTable:
     def reserve(self, rows: int) -> None:
         """Do nothing: RocksDB needs no room beforehand."""
 
+    def expect_changes(self, rows: int) -> None:
+        """Do nothing: RocksDB writes in the background by itself."""
+
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys."""
         found = self._find(batch).values
