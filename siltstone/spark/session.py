@@ -45,8 +45,6 @@ SETTINGS = {
     # How often a waiting stream polls its source: Spark's default of 10 ms lists a directory or bucket all the time.
     "spark.sql.streaming.pollingDelay": "1s",
     "spark.sql.streaming.fileSource.log.compactInterval": str(FILE_SOURCE_COMPACT_INTERVAL),
-    # Spark's record of a local query is written again at each start, so checksum files would only take time.
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     # Spark's default, INT96, loses the time zone for every other reader.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A supervisor may signal every process of a run while it takes its last checkpoint.
@@ -54,6 +52,14 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+STEP_SETTINGS = {
+    # Spark's own choice for a query's record runs the command `readlink` twelve times per micro-batch, because PySpark
+    # comes without Hadoop's native library.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""settings of a session that runs steps; its queries have their records on the driver's disk"""
 CONNECT = "sc"
 CONNECT_PORT = 15002
 _CONNECT_WAIT_S = 10.0
@@ -102,7 +108,11 @@ def spark_session(
         return spark
     if _is_connect(master):
         return _connect(master, extra or {})
-    return _start(master, extra or {}, java_options="" if steps else _QUICK_COMPILATION)
+    if not steps:
+        return _start(master, SETTINGS, extra or {}, java_options=_QUICK_COMPILATION)
+    spark = _start(master, SETTINGS | STEP_SETTINGS, extra or {}, java_options="")
+    _write_no_checksums(spark)
+    return spark
 
 
 def running_session() -> SparkSession | None:
@@ -146,7 +156,7 @@ def _connect(url: str, extra: Mapping[str, str]) -> SparkSession:
     return spark
 
 
-def _start(master: str, extra: Mapping[str, str], java_options: str) -> SparkSession:
+def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_options: str) -> SparkSession:
     """Start a session with the driver in this process."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -155,7 +165,7 @@ def _start(master: str, extra: Mapping[str, str], java_options: str) -> SparkSes
     _, log_format = configuration() or (None, "text")
     log4j = Path(__file__).parent / LOG_CONFIGURATIONS[log_format]
     java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} {java_options}".rstrip()
-    settings = SETTINGS | {"spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
+    settings = {**own, "spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
     settings |= {f"spark.executorEnv.{name}": value for name, value in worker_variables().items()}
     if SUBMITTED not in os.environ:
         settings |= {"spark.master": master} | (LOCAL_SETTINGS if master.startswith("local") else {})
@@ -174,6 +184,17 @@ def _start(master: str, extra: Mapping[str, str], java_options: str) -> SparkSes
         signal.signal(signal.SIGINT, signal.default_int_handler)
     register(spark)
     return spark
+
+
+def _write_no_checksums(spark: SparkSession) -> None:
+    """Let the driver's JVM write no `.crc` files beside local files.
+
+    Spark's record of a query is written again at each start, so they would only take time: a file and a process each.
+    """
+    jvm: Any = spark._jvm
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
+    local.setWriteChecksum(False)
 
 
 def _build_session(settings: Mapping[str, str], extra: Mapping[str, str]) -> SparkSession:
