@@ -109,7 +109,7 @@ def spark() -> Iterator["SparkSession"]:
 
     use_test_credentials()  # workers have the environment that the JVM was started in
     settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
-    session = spark_session("local[2]", settings | jvm.PLANTED_SETTINGS)
+    session = spark_session("local[2]", settings | jvm.PLANTED_SETTINGS, steps=True)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -264,18 +264,19 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     wanted = columns_read(rows, operator)
     keys = {f.name: spark_type(f.type) for f in operator.key}
     if operator.combined is not None:
-        combined = _combine(rows.select(*_cast(rows, wanted, operator)), operator)
-        return combined.select(*_cast(combined, operator.combined.names, operator))
+        combined = _combine(rows.selectExpr(*_cast(rows, wanted, operator)), operator)
+        return combined.selectExpr(*_cast(combined, operator.combined.names, operator))
     timed = (event_time,) if event_time else ()
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
-        return rows.select(*_cast(rows, wanted, operator))
+        return rows.selectExpr(*_cast(rows, wanted, operator))
     # Without ANSI a cast never fails and accepts more than try_cast; which keys are valid must not depend on
     # `on_bad_row`.
-    cast = Column.try_cast if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else Column.cast
-    columns = [cast(F.col(_quote(c)), keys[c]).alias(c) if c in keys else F.col(_quote(c)) for c in wanted]
+    cast = "try_cast" if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else "cast"
+    casts = {name: f"{cast}({_quote(name)} as {kind.simpleString()}) as {_quote(name)}" for name, kind in keys.items()}
+    columns = [casts.get(name, _quote(name)) for name in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
-    return rows.select(*columns, *(F.col(_quote(name)).alias(original(name)) for name in other))
+    return rows.selectExpr(*columns, *(f"{_quote(name)} as {_quote(original(name))}" for name in other))
 
 
 def _quote(name: str) -> str:
@@ -283,21 +284,26 @@ def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[Column]:
+def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str]:
     """Select columns by name, with those of the key cast to its types.
 
-    Without ANSI, a cast of a value that does not fit is null. Where null is a key, that fails, too.
+    This is SQL because making a `Column` takes a dozen calls of the JVM. Without ANSI, a cast of a value that does not
+    fit is null. Where null is a key, that fails, too.
     """
-    return [_cast_key(rows, operator, c) if c in operator.key.names else F.col(_quote(c)) for c in names]
+    return [_cast_key(rows, operator, c) if c in operator.key.names else _quote(c) for c in names]
 
 
-def _cast_key(rows: DataFrame, operator: Operator, name: str) -> Column:
-    column, kind = F.col(_quote(name)), operator.key.field(name).type
-    cast = column.cast(spark_type(kind))
-    if operator.key.field(name).nullable and rows.schema[name].dataType != spark_type(kind):
-        failed = F.raise_error(F.lit(misfit_reason(operator, name)))
-        cast = F.coalesce(cast, F.when(column.isNotNull(), failed.cast(spark_type(kind))))
-    return cast.alias(name)
+def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
+    field = operator.key.field(name)
+    column, kind = _quote(name), spark_type(field.type)
+    if rows.schema[name].dataType == kind:
+        return column
+    cast = f"cast({column} as {kind.simpleString()})"
+    if field.nullable:
+        reason = misfit_reason(operator, name).encode().hex()
+        failed = f"cast(raise_error(cast(X'{reason}' as string)) as {kind.simpleString()})"
+        cast = f"coalesce({cast}, case when {column} is not null then {failed} end)"
+    return f"{cast} as {column}"
 
 
 def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
