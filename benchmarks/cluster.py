@@ -114,8 +114,11 @@ class Machines:
         _, bucket = fresh_bucket(versitygw())
         spark = {
             **self.cluster.settings(),
-            # Without what makes a JVM of the tests start fast and run slowly.
-            "spark.executor.extraJavaOptions": f"-XX:-UsePerfData -Djava.io.tmpdir={private}/tmp",
+            # Without what makes a JVM of the tests start fast and run slowly. A worker is a machine of one core.
+            "spark.executor.extraJavaOptions": f"-XX:-UsePerfData -XX:ActiveProcessorCount=1 "
+            f"-Djava.io.tmpdir={private}/tmp",
+            # As in the driver: by default executors log a dozen lines per task, which their worker copies one by one.
+            "spark.log.level": "ERROR",
             "spark.driver.memory": "1g" if side == CLUSTER else "2g",
         }
         return {
