@@ -83,6 +83,13 @@ class Worker:
         """Let them go on."""
         self._signal(signal.SIGCONT)
 
+    def decommission(self) -> None:
+        """Tell it to give up, as Spark's script `decommission-worker.sh` does: its tasks end, and no new ones begin.
+
+        It stays registered, without executors, until it is removed.
+        """
+        os.kill(min(self.processes()), signal.SIGPWR)
+
     def kill(self) -> None:
         """Kill all its processes at once; its private files are gone."""
         self.process.kill()
@@ -215,7 +222,7 @@ class Cluster:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
-            f"-Dspark.worker.timeout={HEARTBEAT_TIMEOUT_S}",
+            f"-Dspark.worker.timeout={HEARTBEAT_TIMEOUT_S} -Dspark.decommission.enabled=true",
             **self.private_variables(),
         }
         command = around([str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments])
