@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 60.0
 """how long master and workers may take to start"""
-HEARTBEAT_S, HEARTBEAT_TIMEOUT_S = 1, 8
+HEARTBEAT_S, HEARTBEAT_TIMEOUT_S = 1, 6
 """how often executors and workers say that they live, and how long they may be silent"""
 _POLL_S = 0.05
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
