@@ -9,7 +9,7 @@ from tests.cluster.cluster import wait_until
 from tests.cluster.conftest import HOSTS, ClusterRun
 from tests.cluster.executors import executor_hosts
 
-IDLE_S = 2
+IDLE_S = 3
 """after how long without a task Spark takes an executor away"""
 DYNAMIC = {
     "spark.decommission.enabled": "false",
@@ -47,7 +47,7 @@ def test_executors_that_have_subtasks_stay_and_others_are_taken_away(cluster_run
 
     def pause(checkpoint: int) -> None:
         if checkpoint == 2:
-            time.sleep(1.5 * IDLE_S)
+            time.sleep(IDLE_S + 1)
         elif checkpoint == 4:
             _await_executors(cluster_run, 1)
         seen[checkpoint] = len(executor_hosts(cluster_run.spark))
