@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 60.0
 """how long master and workers may take to start"""
-HEARTBEAT_S, HEARTBEAT_TIMEOUT_S = 1, 8
+HEARTBEAT_S, HEARTBEAT_TIMEOUT_S = 1, 6
 """how often executors and workers say that they live, and how long they may be silent"""
 _POLL_S = 0.05
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -82,6 +82,13 @@ class Worker:
     def wake(self) -> None:
         """Let them go on."""
         self._signal(signal.SIGCONT)
+
+    def decommission(self) -> None:
+        """Tell it to give up, as Spark's script `decommission-worker.sh` does: its tasks end, and no new ones begin.
+
+        It stays registered, without executors, until it is removed.
+        """
+        os.kill(min(self.processes()), signal.SIGPWR)
 
     def kill(self) -> None:
         """Kill all its processes at once; its private files are gone."""
@@ -215,7 +222,7 @@ class Cluster:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
-            f"-Dspark.worker.timeout={HEARTBEAT_TIMEOUT_S}",
+            f"-Dspark.worker.timeout={HEARTBEAT_TIMEOUT_S} -Dspark.decommission.enabled=true",
             **self.private_variables(),
         }
         command = around([str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments])

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from sqlalchemy import URL
 
@@ -52,12 +53,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster_spark(cluster: Cluster) -> Iterator[SparkSession]:
-    """The session of all tests on the cluster, with the driver in this process."""
-    session = spark_session(cluster.master, cluster.settings(), steps=True)
+def cluster_spark(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """The session of all tests on the cluster, with the driver in this process.
+
+    Tests with settings of their own, which Spark takes only when it starts, are parametrized with these.
+    """
+    settings = cluster.settings() | {"spark.decommission.enabled": "true"} | getattr(request, "param", {})
+    session = spark_session(cluster.master, settings, steps=True)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+    _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End the driver's JVM, which would keep the settings of its first session."""
+    gateway: Any = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.communicate()  # it ends with its input
 
 
 @dataclass
@@ -174,7 +188,7 @@ class ClusterRun:
 def cluster_run(
     cluster: Cluster, cluster_spark: SparkSession, postgres: URL, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ClusterRun]:
-    """A stream with a new warehouse, on a cluster of two living workers."""
+    """A stream with a new warehouse, on a cluster of two living workers, each with an executor unless these vary."""
     for host in {*HOSTS} - {worker.host for worker in cluster.workers}:
         cluster.add_worker(host)
     monkeypatch.setenv("XDG_STATE_HOME", str(cluster.private / "home" / "state"))
@@ -188,7 +202,8 @@ def cluster_run(
             parallelism=2,
         )
         made = ClusterRun(cluster, cluster_spark, settings, shared)
-        made.await_executors(HOSTS)
+        if cluster_spark.conf.get("spark.dynamicAllocation.enabled", "false") == "false":
+            made.await_executors(HOSTS)
         acknowledge = ConsistentRegion.acknowledge
 
         def observed(region: ConsistentRegion, operator: str, received: Sequence[Acknowledgement]) -> None:

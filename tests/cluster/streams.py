@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,15 +81,21 @@ def read_shared(
 
 
 class Delivered:
-    """A sink that keeps the rows of each checkpoint in the driver."""
+    """A sink that keeps the rows of each checkpoint in the driver.
+
+    Attributes:
+        then: called with each checkpoint once its rows are kept; the stream waits for it.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, pa.Table] = {}
+        self.then: Callable[[int], None] = lambda _: None
 
     def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
         """Keep the rows; a second delivery must bring the same."""
         table = rows.toArrow().sort_by("sequence").cast(PURCHASE)
         assert self.rows.setdefault(checkpoint, table).equals(table)
+        self.then(checkpoint)
 
     def all(self) -> pa.Table:
         """Return the rows of all checkpoints, in order."""

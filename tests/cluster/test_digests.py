@@ -50,13 +50,13 @@ def test_steps_between_checkpoints_find_the_state_where_it_is(cluster_run: Clust
     assert [cluster_run.metrics[f"siltstone_{name}_total"] for name in names] == [0, 0, 0, 7]
 
 
-@pytest.mark.parametrize("steps_per_checkpoint", [1, 3])
+@pytest.mark.parametrize(("steps_per_checkpoint", "steps"), [(1, 8), (3, 9)])
 def test_subtasks_that_are_not_placed_roll_forward_where_they_have_been(
-    cluster_run: ClusterRun, steps_per_checkpoint: int
+    cluster_run: ClusterRun, steps_per_checkpoint: int, steps: int
 ) -> None:
     """Spark moves them at random. On its first visit to a worker a subtask has nothing there to roll forward, so it
     restores its state, unless the stream has just begun; after that never again."""
-    _run_unplaced(cluster_run, 12, steps_per_checkpoint, LONG_CHAINS)
+    _run_unplaced(cluster_run, steps, steps_per_checkpoint, LONG_CHAINS)
     restores, bases = cluster_run.find("restore"), Counter[tuple[str, int]]()
     for operator, received in cluster_run.received:
         bases.update((operator, a.subtask) for a in received if any(is_base(o.name) for o in a.objects))
@@ -73,7 +73,7 @@ def test_subtasks_that_are_not_placed_find_their_steps_although_each_checkpoint_
     cluster_run: ClusterRun,
 ) -> None:
     """Seen: they were not logged, the run was reset five times before its second checkpoint, and then it failed."""
-    _run_unplaced(cluster_run, 9, 3, PolicyOptions(d_max=0))
+    _run_unplaced(cluster_run, 6, 3, PolicyOptions(d_max=0))
 
 
 def _run_unplaced(run: ClusterRun, batches: int, steps_per_checkpoint: int, policy: PolicyOptions) -> None:

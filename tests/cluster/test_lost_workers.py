@@ -45,19 +45,19 @@ def test_a_third_worker_is_added_and_takes_its_share(cluster_run: ClusterRun) ->
     assert [len(machines[n]) for n in (0, 1, 3, 4)] == [2, 2, 3, 3]
 
 
-@pytest.mark.parametrize(("steps_per_checkpoint", "file"), [(1, HELD), (3, HELD + 2)])
+@pytest.mark.parametrize(("steps_per_checkpoint", "steps"), [(1, 4), (3, 6)])
 def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(
-    cluster_run: ClusterRun, steps_per_checkpoint: int, file: int
+    cluster_run: ClusterRun, steps_per_checkpoint: int, steps: int
 ) -> None:
     """What it was about to write when it froze, it writes when it wakes; nothing leads there. With three steps per
     checkpoint it freezes in the second of an interval."""
     frozen, left = cluster_run.cluster.workers
-    with cluster_run.held_run(6, file, checkpoint_steps=steps_per_checkpoint) as running:
+    with cluster_run.held_run(steps, steps - 2, checkpoint_steps=steps_per_checkpoint) as running:
         frozen.freeze()
         cluster_run.await_executors([left.host])
     frozen.wake()
     assert running.result is not None and running.result.resets == 0
     cluster_run.run(3, checkpoint_steps=steps_per_checkpoint)
-    cluster_run.check(steps=9)
+    cluster_run.check(steps=steps + 3)
     proven = verify(cluster_run.settings, cluster_run.stream.name, every=True)
-    assert proven.proven == [*range(1, 9 // steps_per_checkpoint + 1)] and not proven.failed
+    assert proven.proven == [*range(1, (steps + 3) // steps_per_checkpoint + 1)] and not proven.failed
