@@ -105,9 +105,7 @@ def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
     assert rows_in(place) == inputs(range(1, 7)) and sink_table(place).delivered() == 6
 
 
-def test_a_tick_is_skipped_if_no_sink_is_a_table(
-    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
-) -> None:
+def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
     run = TableRun(place)
     run.delivers = False
     run.region.outbox.tables = frozenset()
