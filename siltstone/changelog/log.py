@@ -59,6 +59,8 @@ class _Step:
     number: int
     received: list[Acknowledgement]
     packed: LoggedStep | None = None
+    handle_bytes: int = 0
+    """of `packed`, without segments that are not stored yet"""
 
     @property
     def logged(self) -> bool:
@@ -230,14 +232,15 @@ def _packed(step: _Step) -> LoggedStep:
     if packed is None:
         plain = (replace(a, uploads={}, seconds={}) for a in step.received)
         packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
+        step.handle_bytes = max(0, len(packed.packed) - sum(len(each) for a in step.received for each in a.inline))
         step.packed = packed
     return packed
 
 
 def _handle_bytes(step: _Step) -> int:
-    """What each task of the operator carries of a step, without segments that are not stored yet."""
-    inline = sum(len(segment) for a in step.received for segment in a.inline)
-    return max(0, len(_packed(step).packed) - inline) if step.logged else 0
+    if step.packed is None and step.logged:
+        _packed(step)
+    return step.handle_bytes
 
 
 def _changes_of(a: Acknowledgement) -> Acknowledgement:
