@@ -184,7 +184,9 @@ class StateHandler:
     def region_checkpointed(self, checkpoint: int) -> None:
         """React to a completed checkpoint of the stream, whose outputs were delivered.
 
-        Called on the driver; not again for the same id, and not at all if the process dies before.
+        Called on the driver, in the order of ids, once the deliveries are recorded. If a delivery fails, or the process
+        dies before it, the next run delivers the outputs and then makes the call. `docs/operators.md` lists when a call
+        comes twice or not at all: treat it as if it had come for all earlier ids, too.
         """
 
 

@@ -8,7 +8,7 @@
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
 here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
-such batch is under way at a time.
+such batch is under way at a time. `carried_rules` bounds what tasks carry of it.
 """
 
 import zlib
@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
+from siltstone.changelog.carried_rules import ends_interval, waits_for_upload
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, Sharers, uploader_of
@@ -58,6 +59,8 @@ class _Step:
     number: int
     received: list[Acknowledgement]
     packed: LoggedStep | None = None
+    handle_bytes: int = 0
+    """of `packed`, without segments that are not stored yet"""
 
     @property
     def logged(self) -> bool:
@@ -98,7 +101,10 @@ class LoggedInterval:
         self._waiting_bytes += sum(len(segment) for a in kept for segment in a.inline)
         if self._waiting_bytes > INLINE_BYTES:
             self._settle()
+            waits = waits_for_upload(self._waiting_bytes)
             self.send(path)
+            if waits:
+                self._settle()
 
     def send(self, path: StepPath) -> None:
         """Begin to store the small segments that wait, together."""
@@ -181,6 +187,12 @@ class Changelog:
         every = (interval.steps.get(operator, {}) for interval in (*self._cut, self._open))
         return tuple(_packed(step) for steps in every for step in steps.values() if step.logged)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether tasks carry so much of the open interval that it is to end."""
+        by_operator = (sum(map(_handle_bytes, steps.values())) for steps in self._open.steps.values())
+        return ends_interval(max(by_operator, default=0))
+
     def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
         """Return how many more bytes of each table's deltas each subtask may write in the interval; below 0 if it has
         written too many.
@@ -220,8 +232,15 @@ def _packed(step: _Step) -> LoggedStep:
     if packed is None:
         plain = (replace(a, uploads={}, seconds={}) for a in step.received)
         packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
+        step.handle_bytes = max(0, len(packed.packed) - sum(len(each) for a in step.received for each in a.inline))
         step.packed = packed
     return packed
+
+
+def _handle_bytes(step: _Step) -> int:
+    if step.packed is None and step.logged:
+        _packed(step)
+    return step.handle_bytes
 
 
 def _changes_of(a: Acknowledgement) -> Acknowledgement:

@@ -1,6 +1,7 @@
 """The schedules of a stream's operations. siltstone.toml can change them.
 
-The snapshot and the deep verification that compares with it are on by default. Turn the others on in the page.
+On by default: the snapshot, the deep verification that compares with it, and the upkeep of the tables of sinks, without
+which each checkpoint leaves them one more small file. Turn the others on in the page.
 
 [schedules.flights]
 sweep = "0 5 * * *"     # cron, UTC
@@ -20,6 +21,7 @@ from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
+from siltstone.store.paths import sink_tables
 from siltstone.stream import Stream
 
 OFF = "off"
@@ -33,7 +35,7 @@ DEFAULTS = {
     OPTIMIZE: "15 5 * * *",
 }
 """operation -> cron, UTC"""
-ON = frozenset({SNAPSHOT, VERIFY_DEEP})
+ON = frozenset({SNAPSHOT, VERIFY_DEEP, OPTIMIZE})
 """operations whose schedules are on by default"""
 
 
@@ -117,6 +119,8 @@ def _skip_reason(settings: Settings, stream: str, operation: str) -> str | None:
                 return find_obstacle(place, stream)
             if operation == VERIFY_DEEP and not catalog.reference_copies.list(stream):
                 return f"no full snapshot to compare with: materialize {stream}/full_snapshot"
+            if operation == OPTIMIZE and not any(place.warehouse.store.list(sink_tables(stream))):
+                return f"no sink of {stream} is a table"
     except UsageError as error:  # mostly: no warehouse yet
         return str(error)
     except SiltstoneError:

@@ -1,10 +1,12 @@
 """Options of one run of a consistent region."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from siltstone.changelog.carried_rules import inline_limit_bytes
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.run.protocol_rules import Interval
+from siltstone.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,10 @@ class RegionOptions:
     upload: UploadOptions = field(default_factory=UploadOptions)
     tables: frozenset[str] = frozenset()
     placed: bool = True
+
+
+def bound_inline(options: RegionOptions, stream: Stream) -> RegionOptions:
+    """Lower `upload.inline_bytes` so far that the acknowledgements of a step are bounded in total."""
+    parts = sum(1 + (op.name in stream.sinks) + bool(stream.dead_letters) for op in stream.operators)
+    limit = inline_limit_bytes(options.upload.inline_bytes, options.parallelism, parts)
+    return replace(options, upload=options.upload.model_copy(update={"inline_bytes": limit}))

@@ -93,6 +93,11 @@ class Outbox:
         """(checkpoint, output) of all that sinks do not have yet; None before the first `deliver`."""
         return None if self._outstanding is None else sorted(self._outstanding)
 
+    def outstanding_checkpoints(self, completed: int) -> list[int]:
+        """Return the checkpoints up to `completed` of which sinks do not have all outputs, ascending."""
+        left = self._catalog.outbox.list(self._stream.name, outstanding=True)
+        return sorted({output.checkpoint for output in left if output.checkpoint <= completed})
+
     def repeats(self, checkpoint: int) -> bool:
         """Whether a checkpoint was given up before, so that its output is already decided."""
         return checkpoint in self._repeated

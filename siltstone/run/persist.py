@@ -48,14 +48,16 @@ class _Inlining:
         self._uploader = uploader
         # Only a writer's last segment may be kept: the driver appends those after stored ones, and a table has the same
         # place in the index of each step. All segments before the last are larger than `preemptive_persist_bytes`.
-        self._limit_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
+        self._left_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
+        """for all writers of the task: it has several where key groups are cut"""
 
     def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
         """Store a segment, or keep it if it is small: then it has no place yet."""
-        packed = segment.pack() if len(segment.non) + len(segment.incr) < self._limit_bytes else b""
-        if not packed or len(packed) > self._limit_bytes:
+        packed = segment.pack() if len(segment.non) + len(segment.incr) < self._left_bytes else b""
+        if not packed or len(packed) > self._left_bytes:
             return self._uploader.submit(path, segment)
         self.inline.append(packed)
+        self._left_bytes -= len(packed)
         future: Future[Placed] = Future()
         future.set_result(Placed((), (), ((), Sharers(1))))
         return future

@@ -44,7 +44,7 @@ from siltstone.run.chains import RunChains
 from siltstone.run.commit import Completed
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
-from siltstone.run.options import RegionOptions
+from siltstone.run.options import RegionOptions, bound_inline
 from siltstone.run.outbox import Give, Outbox
 from siltstone.run.pending import PendingCheckpoint
 from siltstone.run.protocol_rules import Interval, Region, open_region
@@ -65,7 +65,7 @@ class ConsistentRegion:
         self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
     ) -> None:
         self.stream, self.warehouse, self.catalog = stream, warehouse, catalog
-        self.options = options
+        self.options = options = bound_inline(options, stream)
         self.epoch = epoch
         self._interval = Interval(options.checkpoint_steps, options.checkpoint_s, options.checkpoint_idle_s)
         self._coordinator = self._coordinate(0, 0)
@@ -184,8 +184,8 @@ class ConsistentRegion:
 
     @property
     def ends_next(self) -> bool:
-        """Whether the next step ends in a checkpoint by itself."""
-        return self._coordinator.ends_next()
+        """Whether the next step ends in a checkpoint by itself: it is due, or tasks carry too much of the log."""
+        return self._coordinator.ends_next() or self._log.is_full
 
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
@@ -227,7 +227,7 @@ class ConsistentRegion:
         """Start the next step, and decide whether it ends in a checkpoint (`checkpoint_due`).
 
         Args:
-            ends: whether it does; None decides by the run's options.
+            ends: whether it does; None decides by `ends_next`.
             offsets: the offsets that the step reads, as JSON for dead letters (`run.dead_letters`).
 
         Returns:
@@ -237,7 +237,7 @@ class ConsistentRegion:
             StateError: a step is running, or the region has failed or ended.
         """
         base_step = self.step
-        self._coordinator.begin_step(ends=ends)
+        self._coordinator.begin_step(ends=self.ends_next if ends is None else ends)
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
             try:

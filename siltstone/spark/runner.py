@@ -108,7 +108,7 @@ class StreamRunner:
         warehouse = region.warehouse
         sinks = resolve_sinks(stream, OpenWarehouse(warehouse, region.catalog))
         self._sinks = deliverers(spark, sinks, warehouse.store_url)
-        self._deliver()
+        self._deliver_left()
         remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
 
     @property
@@ -355,6 +355,14 @@ class StreamRunner:
         callbacks.region_checkpointed(self.region.stream.operators, completed.id, self.region.options.upload)
         self._on_checkpoint(completed)
         self._requests.completed(completed.id)
+
+    def _deliver_left(self) -> None:
+        """Deliver what earlier epochs left, and say of their checkpoints that they exist: those epochs could not."""
+        region, delivers = self.region, isinstance(self.spark, SparkSession)
+        left = region.outbox.outstanding_checkpoints(region.completed) if delivers else []
+        self._deliver()
+        for id in left:
+            callbacks.region_checkpointed(region.stream.operators, id, region.options.upload)
 
     def _deliver(self, *, checked: bool = False) -> None:
         if isinstance(self.spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers

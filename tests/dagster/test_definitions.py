@@ -162,7 +162,7 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
     }
     assert crons(small) == {f"small__{operation}__schedule": cron for operation, cron in usual.items()}
     on = {s.name for s in small.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
-    assert on == {"small__snapshot__schedule", "small__verify_deep__schedule"}
+    assert on == {f"small__{operation}__schedule" for operation in ("snapshot", "verify_deep", "optimize")}
     other = replace(SMALL, name="other")
     given = Settings(schedules={"other": {"sweep": "0 5 * * 0", "verify_deep": "off"}})
     found = crons(stream_definitions(other, settings=given))

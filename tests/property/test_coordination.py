@@ -11,7 +11,8 @@ from siltstone.run.protocol_rules import Region
 from tests.examples import examples
 from tests.simulation.coordination import run_schedules
 
-SCHEDULES = examples(2000)
+SCHEDULES = examples(5000)
+"""2,000 in `make test`"""
 
 
 @pytest.mark.slow

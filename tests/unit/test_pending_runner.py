@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -333,3 +333,37 @@ def test_an_error_of_the_users_code_after_a_checkpoint_loses_nothing_of_it(
     assert raised.value.__cause__ is not None, "its line is to be found"
     assert heard.ids[:2] == [1, 2] and place.catalog.checkpoints.last_id(NAME) >= 2
     check_rest(place, heard, digest, monkeypatch, max_pending=max_pending)
+
+
+class Noting(Tallies):
+    """Notes of which checkpoints it hears, and which outputs are outstanding then."""
+
+    heard: ClassVar[list[tuple[int, list[tuple[int, str]]]]] = []
+    place: ClassVar[OpenWarehouse]
+
+    def region_checkpointed(self, checkpoint: int) -> None:
+        """Note it."""
+        left = self.place.catalog.outbox.list(NAME, outstanding=True)
+        self.heard.append((checkpoint, [(o.checkpoint, o.name) for o in left if o.checkpoint <= checkpoint]))
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_operators_hear_of_a_checkpoint_whose_outputs_only_the_next_run_delivers(
+    place: OpenWarehouse, heard: Heard, digest: str | None, max_pending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Noting, "heard", [])
+    monkeypatch.setattr(Noting, "place", place, raising=False)
+    given: dict[str, Any] = {"stream": replace(STREAM, operators=[Noting(name=SINK)]), "max_pending": max_pending}
+    away = Unreachable("the test says so")
+
+    def fail() -> None:
+        raise away
+
+    run = Run(place, heard, monkeypatch, **given)
+    with at("deliver", fail, monkeypatch, heard), pytest.raises(Unreachable, match="the test says so"):
+        run.perform()
+    assert [id for id, _ in Noting.heard] == [1] and place.catalog.checkpoints.last_id(NAME) >= 2
+    check_rest(place, heard, digest, monkeypatch, **given)
+    assert Noting.heard == [(id, []) for id in range(1, BATCHES + 1)], "each once, after its outputs"
+    check_rest(place, heard, digest, monkeypatch, **given)
+    assert len(Noting.heard) == BATCHES, "not again, without a reason"

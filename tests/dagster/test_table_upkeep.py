@@ -1,0 +1,113 @@
+"""The daily upkeep of the tables of a stream's sinks, from the tick of its schedule to the end of its job: no Spark."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster import stream_definitions
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.sinks.delta import DeltaSink
+from tests.dagster_runs import plain
+from tests.delta_run import TableRun, rows_in, sink_table, table_files
+from tests.outbox_run import NAME, SINK, STREAM, batch, inputs, outstanding
+
+DEFINITIONS = stream_definitions(replace(STREAM, sinks={SINK: DeltaSink()}))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "warehouse")
+
+
+@pytest.fixture
+def place(url: str) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """In files, as schedules open it again."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+        yield made
+
+
+class Daemon:
+    """What Dagster's daemon does: evaluates the schedule, and runs the job that a tick asks for."""
+
+    def __init__(self, instance: dg.DagsterInstance, url: str) -> None:
+        self.instance, self.url = instance, url
+        (schedule,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"{NAME}__optimize__schedule")
+        assert isinstance(schedule, dg.ScheduleDefinition)
+        assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+        self.schedule = schedule
+
+    def tick(self) -> dict[str, Any] | str:
+        """The metadata of the job's output, or why it was not run."""
+        resources = {"warehouse": WarehouseResource(url=self.url), "spark": SparkResource()}
+        with dg.build_schedule_context(instance=self.instance, resources=resources) as context:
+            tick = self.schedule.evaluate_tick(context)
+        if tick.skip_message:
+            return tick.skip_message
+        [request] = tick.run_requests or []
+        job = DEFINITIONS.resolve_job_def(self.schedule.job_name)
+        config = {**request.run_config, "resources": {"warehouse": {"config": {"url": self.url}}}}
+        result = job.execute_in_process(config, instance=self.instance, tags=dict(request.tags))
+        assert result.success
+        [output] = [e for e in result.all_events if e.is_successful_output]
+        return plain(output.step_output_data.metadata)
+
+
+def files_in_log(place: OpenWarehouse) -> int:
+    table = sink_table(place).open()
+    assert table is not None
+    return len(table.file_uris())
+
+
+def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
+) -> None:
+    daemon = Daemon(instance, url)
+    run = TableRun(place)
+    assert daemon.tick() == f"{NAME} has no checkpoint yet"
+    for n in range(1, 6):
+        run.step(batch(n))
+    merged, before = table_files(place), files_in_log(place)
+    run.delivers = False
+    run.step(batch(6))
+    waiting = table_files(place) - merged
+    assert outstanding(place) and waiting
+
+    done = daemon.tick()
+    assert isinstance(done, dict) and done["tables"][0]["merged"] == before
+    assert files_in_log(place) < before and rows_in(place) == inputs(range(1, 6))
+
+    table = sink_table(place).open()
+    assert table is not None
+    table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+    run.region.outbox.clean()
+    for _ in range(20):  # a file is older than no time at all only in the next millisecond
+        if not merged & table_files(place):
+            break
+        daemon.tick()
+    assert not merged & table_files(place), "nobody needs the small files any more"
+    assert waiting <= table_files(place), "that delivery is outstanding"
+    assert rows_in(place) == inputs(range(1, 6))
+
+    run.deliver()
+    assert rows_in(place) == inputs(range(1, 7)) and not outstanding(place)
+    daemon.tick()
+    assert rows_in(place) == inputs(range(1, 7)) and sink_table(place).delivered() == 6
+
+
+def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
+    run = TableRun(place)
+    run.delivers = False
+    run.region.outbox.tables = frozenset()
+    run.step(batch(1))
+    assert Daemon(instance, url).tick() == f"no sink of {NAME} is a table"
