@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.chain_rules import is_base_only
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import Decision
@@ -27,7 +28,7 @@ from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
-from siltstone.run import changed_opaque, persist
+from siltstone.run import changed, persist
 from siltstone.run.chains import RunChains
 from tests.examples import examples
 from tests.outbox_run import roll_back
@@ -39,6 +40,12 @@ from tests.sums import NAME, stream_of
 GROUPS = 8
 VARIABLES = ("busy", "idle", "notes", "other")
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=6, size_ratio_max=None))
+POLICIES = [
+    POLICY,
+    policy_by_name("marginal-cost", PolicyOptions(d_max=0)),
+    policy_by_name("adjust-d", PolicyOptions(d0=0, probe_after=2, size_ratio_max=None)),
+    policy_by_name("adjust-d", PolicyOptions(d0=2, d_max=2, size_ratio_max=None)),
+]
 
 
 class Texts(OpaqueState[str]):
@@ -98,23 +105,27 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
         place = stack.enter_context(place_at(Path(directory) / "w"))
         stack.enter_context(patch.object(persist, "OPAQUE_BYTES", data.draw(st.sampled_from([100, 64 << 10]))))
         stack.enter_context(patch.object(persist, "DELTA_ROWS", data.draw(st.sampled_from([4, 1 << 15]))))
-        stack.enter_context(patch.object(changed_opaque, "CHAIN_MANIFESTS", data.draw(st.sampled_from([1, 3, 16]))))
-        steps = data.draw(st.integers(1, 3))
-        run, n = RegionRun(place, STREAM, POLICY, parallelism=2, checkpoint_steps=steps), 1
+        stack.enter_context(patch.object(changed, "CHAIN_MANIFESTS", data.draw(st.sampled_from([1, 3, 16]))))
+        steps, policy = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(POLICIES))
+        backends = data.draw(st.sampled_from([["heap"], ["heap", "rocksdb"]]))
+        run, n = RegionRun(place, STREAM, policy, parallelism=2, checkpoint_steps=steps), 1
         run.step(batch(n, range(20), VARIABLES), ends=True)
         interval: set[str] = set()
         for _ in range(data.draw(st.integers(4, 14))):
             n += 1
             match data.draw(st.sampled_from(["step"] * 8 + ["again", "lost", "materialize", "delete", "roll back"])):
                 case "step":
-                    changed = sorted(data.draw(names))
-                    interval |= set(changed)
-                    completed = run.step(batch(n, data.draw(keys), changed))
+                    what = sorted(data.draw(names))
+                    interval |= set(what)
+                    states = run.region.policy_states["mixed"]
+                    whole = {table for table, state in states.items() if is_base_only(state)}
+                    completed = run.step(batch(n, data.draw(keys), what))
                     if completed:
                         manifest = newest_manifest(place, completed.id)
                         written = {h.variable for h in manifest.handles if h.kind is not Kind.INDEX}
                         based = {h.variable for h in manifest.handles if h.form is Form.BASE}
                         assert written - interval <= based, "only a base may hold what did not change"
+                        assert not (written - interval) & whole, "a base is not written again as it is"
                         if completed.forms["mixed"] is Form.DELTA:
                             assert written <= interval, "what did not change writes nothing"
                         interval = set()
@@ -134,7 +145,14 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
                     roll_back(place, at, NAME)
             interval = set()
             parallelism = data.draw(st.integers(1, 4))
-            run = RegionRun(place, STREAM, POLICY, parallelism=parallelism, checkpoint_steps=steps)
+            run = RegionRun(
+                place,
+                STREAM,
+                policy,
+                parallelism=parallelism,
+                checkpoint_steps=steps,
+                backend=data.draw(st.sampled_from(backends)),
+            )
         check(place)
         sweep(place, NAME)
         check(place)
@@ -158,7 +176,7 @@ def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(
         run.step(batch(2, [1], ["notes"]))
         first, second = ({h.object for h in newest_manifest(place, c).handles if h.variable == "notes"} for c in (1, 2))
         assert all(name.endswith(".opaque") for name in first | second)
-        with patch.object(changed_opaque, "CHAIN_MANIFESTS", 1):
+        with patch.object(changed, "CHAIN_MANIFESTS", 1):
             run.step(batch(3, [1], ["notes"]))
         delete_checkpoints(place, NAME, [1, 2])
         kept = set(place.warehouse.store.list(""))
