@@ -33,10 +33,12 @@ from siltstone.run import changed, persist
 from siltstone.run.chains import RunChains
 from siltstone.run.task import StepTask
 from tests.examples import examples
+from tests.orphans import PLACES
 from tests.outbox_run import roll_back
 from tests.places import place_at
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.servers import marked
 from tests.sums import NAME, stream_of
 
 GROUPS = 8
@@ -201,8 +203,9 @@ def test_a_rescale_writes_a_manifest_alone(tmp_path: Path, parallelism: int) -> 
         check(place)
 
 
-def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(tmp_path: Path) -> None:
-    with place_at(tmp_path / "w") as place, patch.object(persist, "OPAQUE_BYTES", 100):
+@pytest.mark.parametrize("kind", marked(PLACES))
+def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(tmp_path: Path, kind: str) -> None:
+    with PLACES[kind](tmp_path) as place, patch.object(persist, "OPAQUE_BYTES", 100):
         run = RegionRun(place, STREAM, POLICY)
         run.step(batch(1, range(20), VARIABLES))
         run.step(batch(2, [1], ["notes"]))

@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import of_all_subtasks
-from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
@@ -20,11 +20,11 @@ from tests.region_run import RegionRun
 from tests.sums import NAME, stream_of
 
 POLICIES = [
-    ("adjust-d", {"d0": 0}),
-    ("adjust-d", {"d_max": 0}),
-    ("adjust-d", {"d_max": 2}),
-    ("marginal-cost", {"d_max": 0}),
-    ("marginal-cost", {}),
+    policy_by_name("adjust-d", PolicyOptions(d0=0)),
+    policy_by_name("adjust-d", PolicyOptions(d_max=0)),
+    policy_by_name("adjust-d", PolicyOptions(d_max=2)),
+    policy_by_name("marginal-cost", PolicyOptions(d_max=0)),
+    policy_by_name("marginal-cost"),
 ]
 
 
@@ -63,15 +63,15 @@ def check(place: OpenWarehouse) -> None:
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("name", "options"), POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_static_table_beside_a_busy_one_is_written_once(
-    tmp_path: Path, name: str, options: dict[str, int], steps: int, backend: str
+    tmp_path: Path, policy: Policy, steps: int, backend: str
 ) -> None:
     with place_at(tmp_path / "w") as place:
         run = RegionRun(
             place,
             stream_of(Tables()),
-            policy_by_name(name, PolicyOptions(**options)),
+            policy,
             parallelism=2,
             checkpoint_steps=steps,
             backend=backend,
@@ -85,12 +85,9 @@ def test_a_static_table_beside_a_busy_one_is_written_once(
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize(("name", "options"), POLICIES)
-def test_a_change_in_any_step_of_an_interval_is_written(
-    tmp_path: Path, name: str, options: dict[str, int], at: int, backend: str
-) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_change_in_any_step_of_an_interval_is_written(tmp_path: Path, policy: Policy, at: int, backend: str) -> None:
     with place_at(tmp_path / "w") as place:
-        policy = policy_by_name(name, PolicyOptions(**options))
         run = RegionRun(place, stream_of(Tables()), policy, 2, checkpoint_steps=3, backend=backend)
         run.step(batch(-1, range(100)), ends=True)
         for n in range(1, 16):
