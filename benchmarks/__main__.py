@@ -13,7 +13,8 @@
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
-    heap        the heap backend alone: look-ups, updates, memory, growth (`benchmarks.heap`)
+    heap        the heap backend alone: look-ups, updates, memory, growth, snapshots (`benchmarks.heap`)
+    rocksdb     the RocksDB backend beside rocksdict's own batch calls (`benchmarks.rocksdb`)
     pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
     latency     from a row's arrival to a durable sink, compared with Spark's RocksDB state store (`benchmarks.latency`)
@@ -144,6 +145,13 @@ def heap(scratch: Path, options: argparse.Namespace) -> Report:
     return heap.run(scratch, quick=options.quick)
 
 
+def rocksdb(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.rocksdb`."""
+    from benchmarks import rocksdb
+
+    return rocksdb.run(scratch, quick=options.quick)
+
+
 def pending(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.pending`."""
     from benchmarks import pending
@@ -178,6 +186,7 @@ PARTS: dict[str, Part] = {
     "rolling": rolling,
     "backends": backends,
     "heap": heap,
+    "rocksdb": rocksdb,
     "pending": pending,
     "python": python,
     "latency": latency,

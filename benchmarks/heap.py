@@ -1,8 +1,9 @@
-"""Measure the heap backend in one process: look-ups and updates per second, by kind of key; memory; growth.
+"""Measure the heap backend in one process: look-ups and updates per second, by kind of key; memory; growth; snapshots.
 
 A table has S rows of four int64 columns. Batches of 100,000 distinct random keys are looked up, then updated, each
 update in a step of its own: before-images are kept, digests and changes are followed, the header is written. The times
 are those of `get` and of `begin`, `put` and `commit` together; hashing the keys is Spark's part and not included.
+Then updates without a snapshot and with one that is open for all of them take turns.
 """
 
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,8 @@ from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
 
 BATCH, TURNS, GROUPS = 100_000, 30, 128
+ROUNDS, STEPS = 5, 6
+"""rounds of updates without and with a snapshot, and the steps of each"""
 TABLE = "table"
 VALUES = pa.schema([(name, pa.int64()) for name in "abcd"])
 RAW_BYTES = 40
@@ -54,7 +58,16 @@ CASES = (
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each kind of key."""
     rows = 1_000_000 if quick else 10_000_000
-    heads = ("key", "rows", "look-ups M/s", "updates M/s", "bytes per row", "growth step max / median")
+    heads = (
+        "key",
+        "rows",
+        "look-ups M/s",
+        "updates M/s",
+        "bytes per row",
+        "growth step max / median",
+        "snapshot ms",
+        "updates with one, M/s",
+    )
     report = Report([table := table_of("the heap backend, one process", *heads, left=1)])
     for case in CASES:
         with tempfile.TemporaryDirectory(dir=scratch) as directory:
@@ -66,6 +79,8 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
             f"{found['updates']:.2f}",
             f"{found['row_bytes']:.0f}",
             f"{found['growth']:.1f}",
+            f"{median(found['snapshot_ms']):.2f}",
+            f"{found['updates'] * median(found['beside_snapshot']):.2f}",
         )
         for what in ("look_ups", "updates"):
             said = f"heap: million {what.replace('_', '-')} per second, {case.name} keys, {short(rows)} rows"
@@ -73,12 +88,16 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
         if case.name == "int64":
             report.goals.append(Goal("heap: memory / raw columns", found["row_bytes"] / RAW_BYTES, at_most=1.6))
         report.goals.append(Goal(f"heap: slowest growth step / median, {case.name} keys", found["growth"], at_most=2))
+        snapshot, beside = found["snapshot_ms"], found["beside_snapshot"]
+        report.goals.append(Goal.of_rounds(f"heap: snapshot, ms, {case.name} keys", snapshot, at_most=5))
+        said = f"heap: updates beside an open snapshot / without, {case.name} keys"
+        report.goals.append(Goal.of_rounds(said, beside, at_least=0.6))
         report.numbers[case.name] = found
     return report
 
 
-def measure(case: Case, directory: Path, rows: int) -> dict[str, float]:
-    """Fill a table, then look up and update random keys."""
+def measure(case: Case, directory: Path, rows: int) -> dict[str, Any]:
+    """Fill a table, then look up and update random keys, and take snapshots."""
     schema = TableSchema(pa.schema([("key", case.keys(np.zeros(1, int)).type)]), pa.schema([]), VALUES)
     state = HeapBackend().open(directory, {TABLE: schema}, (), KeyGroupRange(0, GROUPS), GROUPS)
     draw = np.random.default_rng(1)
@@ -89,7 +108,7 @@ def measure(case: Case, directory: Path, rows: int) -> dict[str, float]:
             growth.append(took)
     look_ups, updates = [], []
     for _ in range(TURNS):
-        chosen = draw.choice(rows, BATCH, replace=False)
+        chosen = draw.choice(rows, min(BATCH, rows), replace=False)
         keys = _keys(case, chosen)
         began = time.perf_counter()
         found = state.tables[TABLE].get(keys)
@@ -97,13 +116,33 @@ def measure(case: Case, directory: Path, rows: int) -> dict[str, float]:
         assert found.found.all()
         updates.append(_update(state, _keys(case, chosen), draw))
     size = sum(path.stat().st_blocks * 512 for path in directory.glob("tables/**/*") if path.is_file())
+    snapshots = _beside_snapshots(state, case, rows, draw)
     state.close()
     return {
-        "look_ups": BATCH / median(look_ups) / 1e6,
-        "updates": BATCH / median(updates) / 1e6,
+        "look_ups": min(BATCH, rows) / median(look_ups) / 1e6,
+        "updates": min(BATCH, rows) / median(updates) / 1e6,
         "row_bytes": size / rows,
         "growth": max(growth) / median(growth),
+        **snapshots,
     }
+
+
+def _beside_snapshots(state: HeapState, case: Case, rows: int, draw: np.random.Generator) -> dict[str, list[float]]:
+    """Return per round how long a snapshot took (ms), and how fast updates were beside it, those without being 1."""
+    took, ratios = [], []
+
+    def update() -> float:
+        every = [draw.choice(rows, min(BATCH, rows), replace=False) for _ in range(STEPS)]
+        return median(_update(state, _keys(case, chosen), draw) for chosen in every)
+
+    for _ in range(ROUNDS):
+        without = update()
+        began = time.perf_counter()
+        snapshot = state.snapshot()
+        took.append((time.perf_counter() - began) * 1e3)
+        ratios.append(without / update())
+        snapshot.release()
+    return {"snapshot_ms": took, "beside_snapshot": ratios}
 
 
 def _keys(case: Case, numbers: np.ndarray) -> Keys:

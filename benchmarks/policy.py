@@ -14,7 +14,7 @@ logging still counts.
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.goals import Goal, goals_table
 from siltstone.chains.policies import (
+    DEFAULT_POLICY,
     AdjustD,
     CheckpointCost,
     Decision,
@@ -172,14 +174,16 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
 }
 
 
-def measure(seeds: int, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
+def measure(
+    seeds: int, n: int, policies: Mapping[str, Callable[[PolicyOptions], Policy]] = POLICIES
+) -> tuple[list[str], dict[str, np.ndarray]]:
     """Measure on odd seeds, since the policies are tuned on even ones.
 
     Returns:
         The trace names, and policy -> float64[trace, lambda, seed]: cost as a multiple of the optimum's.
     """
     names = list(traces(0, 2))
-    ratios = {policy: np.empty((len(names), len(LAMBDAS), seeds)) for policy in POLICIES}
+    ratios = {policy: np.empty((len(names), len(LAMBDAS), seeds)) for policy in policies}
     console = Console(stderr=True)
     for at, seed in enumerate(
         track(range(1, 2 * seeds, 2), "seeds", console=console, disable=not console.is_terminal, transient=True)
@@ -188,7 +192,7 @@ def measure(seeds: int, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
             for j, weight in enumerate(LAMBDAS):
                 options = PolicyOptions(restore_weight=weight)
                 least = optimum(trace, options)
-                for policy, make in POLICIES.items():
+                for policy, make in policies.items():
                     ratios[policy][i, j, at] = run(trace, make(options)) / least
     return names, ratios
 
@@ -216,6 +220,23 @@ def table(names: list[str], ratios: dict[str, np.ndarray]) -> Table:
         cells = [f"{r[:7].mean(axis=worst).max():.3f} / {r[9:].mean(axis=worst).max():.3f}" for r in ratios.values()]
         out.add_row(f"{what}, seven / six", *cells)
     return out
+
+
+def goals(ratios: np.ndarray) -> list[Goal]:
+    """Return the goals of the default policy, over the first seven traces and the last six.
+
+    Args:
+        ratios: its costs, float64[trace, lambda, seed].
+    """
+    found = np.concatenate([ratios[:7], ratios[9:]])
+    return [
+        Goal("marginal-cost / optimum in hindsight, average", float(found.mean()), at_most=1.03),
+        Goal(
+            "marginal-cost / optimum in hindsight, worst trace and lambda",
+            float(found.mean(axis=2).max()),
+            at_most=1.12,
+        ),
+    ]
 
 
 def picture(names: list[str], ratios: dict[str, np.ndarray], path: Path) -> None:
@@ -257,14 +278,17 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--seeds must be at least 1 and --checkpoints at least 2")
     names, ratios = measure(options.seeds, options.checkpoints)
     picture(names, ratios, options.picture)
+    wanted = goals(ratios[DEFAULT_POLICY])
     if options.json:
         cells = {p: {n: r[i].mean(axis=1).tolist() for i, n in enumerate(names)} for p, r in ratios.items()}
-        print(json.dumps({"lambdas": LAMBDAS, "ratios": cells, "picture": str(options.picture)}))
+        reached = {"goals": {goal.what: goal.measured for goal in wanted}}
+        print(json.dumps({"lambdas": LAMBDAS, "ratios": cells, "picture": str(options.picture), **reached}))
     else:
         console = Console(width=None if sys.stdout.isatty() else 150)
         console.print(table(names, ratios))
+        console.print(goals_table(wanted))
         console.print(f"picture: {options.picture}")
-    return 0
+    return int(not all(goal.is_kept for goal in wanted))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def decoded_bytes_max(stored_bytes: int) -> int:
     return FREE_BYTES + RATIO * stored_bytes
 
 
+def json_bytes_max(stored_bytes: int) -> int:
+    """Return how many bytes of JSON text there may be in data stored in `stored_bytes` bytes."""
+    return JSON_FREE_BYTES + JSON_RATIO * stored_bytes
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse stored JSON.
 

@@ -203,6 +203,11 @@ def add_chains(states: Collection[PolicyState]) -> PolicyState:
     )
 
 
+def is_base_only(state: PolicyState) -> bool:
+    """Whether the chain is a base and nothing else."""
+    return state.checkpoints > 0 and not state.deltas
+
+
 def _space(state: PolicyState, cap: float) -> float:
     """Return the bytes that the cap on space leaves for the next delta without its index (`Policy`, rule 5)."""
     kept = min(1.0, max(state.rows, 1) / state.rows_before) if state.rows_before else 1.0

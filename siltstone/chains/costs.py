@@ -1,7 +1,7 @@
 """Turn the acknowledgements of subtasks into the costs that a policy observes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -121,6 +121,33 @@ def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
             index_bytes=index * (i + 1) // len(forms) - index * i // len(forms),
         )
     return costs
+
+
+def of_all_subtasks(
+    cost: CheckpointCost, before: PolicyState, table: str, received: Sequence[Acknowledgement]
+) -> CheckpointCost:
+    """Return a table's cost as a policy must see it if only some subtasks wrote a base, and the others nothing, because
+    it did not change there: their chains go on.
+
+    If these have deltas, the checkpoint counts as a delta of what was written, so that a restore reads less than is
+    counted, never more (`CheckpointCost`). If they are bases alone, the whole is a base, and what is kept is that part
+    of the last base that its rows were.
+
+    Args:
+        cost: what was written (`costs_of`).
+        before: the state of the table's policy.
+    """
+    wrote = [any(h.variable == table and h.kind is Kind.INCREMENTAL for h in a.handles) for a in received]
+    if cost.form is Form.DELTA or all(wrote):
+        return cost
+    if before.deltas:
+        return replace(cost, form=Form.DELTA)
+    rows = [a.table_rows.get(table, 0) for a in received]
+    kept = sum(count for count, own in zip(rows, wrote, strict=True) if not own)
+    written = max((count for count, own in zip(rows, wrote, strict=True) if own), default=0)
+    share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
+    pace = max(1.0, max(rows) / written) if written else 1.0
+    return replace(cost, bytes=cost.bytes + round(share * before.base_bytes), seconds=cost.seconds * pace)
 
 
 def _seconds(a: Acknowledgement, table: str, form: Form) -> float:

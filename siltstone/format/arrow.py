@@ -60,6 +60,24 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
         yield batch
 
 
+def read_batch(data: pa.Buffer | memoryview | bytes, schema: pa.Schema, room: int) -> pa.RecordBatch:
+    """Return the batch of a message by itself, validated, whose schema is known.
+
+    Args:
+        room: how many bytes of memory it may take.
+
+    Raises:
+        ValueError, pa.ArrowException, OSError, struct.error: it is not such a batch.
+    """
+    message = pa.ipc.read_message(pa.py_buffer(data))
+    if message.type != "record batch":
+        raise ValueError(f"it is a {message.type}")
+    _check_claims(message, room)
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    return batch
+
+
 def _check_field(field: pa.Field) -> None:
     """Refuse a column that cannot be read safely, its nested columns included.
 

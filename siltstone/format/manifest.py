@@ -4,11 +4,17 @@ It is stored as a zstd-compressed Arrow IPC stream of one row, whose columns are
 per operator, table and key group; and `about`, JSON with everything else: the range checksums of the objects that
 have any (those of version 0.1 have none), and what the commit adds to the catalog. Any Arrow reader can open it. An
 xxh3-64 of the stream follows, so that altered bytes are noticed before they are decoded. `manifest_decoding` reads it.
+
+Much of a small manifest would be framing. So from format 3 on, which older versions refuse in any case, the row is
+packed: the stream only says `{"format": 5, "packed": LENGTH}`, and after its end comes the row as one Arrow message
+without its schema, compressed as a whole:
+
+    stream of `about` | zstd(message of the row) | xxh3-64
 """
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -17,17 +23,22 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import xxhash
+import zstandard
 
-from siltstone.format.arrow import ipc_options
+from siltstone.decoding import json_bytes_max
+from siltstone.format.arrow import is_small
 from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from siltstone.state.types import is_nested_text
 from siltstone.store.checksums import is_bare, pack
 
-FORMAT = 4
-"""4: tables with nested columns; 3: variables that are left out or in parts (`_format`); 2: checksums that name their
-algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
+FORMAT = PACKED = 5
+"""5: the row, of another format, is packed; 4: tables with nested columns; 3: variables that are left out or in parts
+(`_format`); 2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
+_UNPACKED = 2
+"""the newest format that is never packed: version 0.1 reads it"""
+_LEVEL = 3
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
 _HANDLE = pa.struct(
@@ -57,6 +68,8 @@ SCHEMA = pa.schema(
         ("digests", pa.list_(_DIGESTS)),
     ]
 )
+OUTER = pa.schema([SCHEMA.field(0)])
+"""of the stream before a packed row"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +190,39 @@ def encode_manifest(manifest: Manifest) -> bytes:
     ]
     objects = [{"name": o.name, "bytes": o.bytes, "checksum": pack(o.checksum)} for o in manifest.objects]
     handles = [_plain(handle) for handle in manifest.handles]
-    columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
+    columns = [[_json(about)], [handles], [objects], [digests]]
     arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
-    sink, batch = pa.BufferOutputStream(), pa.record_batch(arrays, schema=SCHEMA)
-    with pa.ipc.new_stream(sink, SCHEMA, options=ipc_options(batch)) as out:
-        out.write_batch(batch)
-    data = sink.getvalue().to_pybytes()
+    batch = pa.record_batch(arrays, schema=SCHEMA)
+    json_bytes = batch.column(0).nbytes
+    data = next(each for each in _encodings(batch, about["format"]) if json_bytes <= json_bytes_max(len(each)))
     return data + xxhash.xxh3_64_digest(data)
+
+
+def _json(about: Mapping[str, Any]) -> str:
+    return json.dumps(about, separators=(",", ":"))
+
+
+def _encodings(batch: pa.RecordBatch, number: int) -> Iterator[bytes]:
+    """Yield the row encoded in fewer and in more bytes: a reader refuses what is too large for its length."""
+    if is_small(batch):
+        if number > _UNPACKED:
+            yield _packed(batch, max(PACKED, number))
+        yield _stream(batch, "zstd")
+    yield _stream(batch)
+
+
+def _stream(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+        out.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _packed(batch: pa.RecordBatch, number: int) -> bytes:
+    """Return a packed row and the stream before it, which older versions read as far as the format's number."""
+    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(memoryview(batch.serialize()))
+    outer = pa.record_batch([pa.array([_json({"format": number, "packed": len(packed)})])], schema=OUTER)
+    return _stream(outer) + packed
 
 
 def _format(manifest: Manifest) -> int:

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
+import zstandard
 
 from siltstone.decoding import (
-    JSON_FREE_BYTES,
-    JSON_RATIO,
     check_integer,
     check_object,
     decoded_bytes_max,
+    json_bytes_max,
     parse_json,
     translate_decode_errors,
 )
 from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.format.arrow import read_batches
-from siltstone.format.manifest import ABOUT, FORMAT, SCHEMA, SEAL_BYTES, Manifest
+from siltstone.format.arrow import read_batch, read_batches
+from siltstone.format.manifest import ABOUT, FORMAT, PACKED, SCHEMA, SEAL_BYTES, Manifest
 from siltstone.model import (
     MAX_MAX_PARALLELISM,
     Form,
@@ -60,18 +60,35 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
             raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
         [batch] = read_batches(body)
-        if batch.num_rows != 1 or batch.schema.field(0) != SCHEMA.field(0) or batch.column(0).null_count:
-            raise ValueError("it is not one row that begins with a text")
-        if batch.column(0).nbytes > JSON_FREE_BYTES + JSON_RATIO * len(view):
-            raise ValueError(f"it has {batch.column(0).nbytes} bytes of JSON")
-        about = check_object(parse_json(batch.column(0)[0].as_py()), "what it says of itself")
+        about = _about(batch, len(view))
         _check_format(about["format"], name)
+        if about["format"] == PACKED and "packed" in about:
+            batch = _unpacked(body, check_integer(about["packed"], 1, len(body), "length of its row"))
+            about = _about(batch, len(view))
         if not batch.schema.equals(SCHEMA):
             raise ValueError("its columns are not those of a manifest")
         handles, objects, digests = (_structs(batch.column(i)) for i in (1, 2, 3))
         if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > decoded_bytes_max(len(view)):
             raise ValueError(f"it claims {len(handles)} handles, {len(objects)} objects and {len(digests)} digests")
         return _manifest(about, handles, objects, digests)
+
+
+def _about(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
+    """Return the JSON of the one row."""
+    if batch.num_rows != 1 or batch.schema.field(0) != SCHEMA.field(0) or batch.column(0).null_count:
+        raise ValueError("it is not one row that begins with a text")
+    if batch.column(0).nbytes > json_bytes_max(stored_bytes):
+        raise ValueError(f"it has {batch.column(0).nbytes} bytes of JSON")
+    return check_object(parse_json(batch.column(0)[0].as_py()), "what it says of itself")
+
+
+def _unpacked(body: memoryview, length: int) -> pa.RecordBatch:
+    """Return the row that is packed in the last `length` bytes; it takes no more memory than they pay for."""
+    packed, room = body[-length:], decoded_bytes_max(len(body))
+    size = zstandard.frame_content_size(packed)
+    if not 0 <= size <= room:
+        raise ValueError(f"its row of {length} bytes would become {size}")
+    return read_batch(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size), SCHEMA, room)
 
 
 def _check_format(number: object, name: str) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.chain_rules import add_chains, share_budget
+from siltstone.chains.chain_rules import add_chains, is_base_only, share_budget
 from siltstone.chains.costs import (
     StepReports,
     costs_of,
+    of_all_subtasks,
     recorded_cost,
     recorded_states,
     table_statistics,
@@ -91,6 +92,8 @@ class RunChains:
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
         self._decisions: dict[Table, Decision] = {}
+        self._forced: Collection[str] = ()
+        """operators whose next checkpoint has each table as a base, whatever their chains are"""
         self.decide()
 
     @property
@@ -162,6 +165,7 @@ class RunChains:
         Args:
             changed: operators whose tables differ from those of their chains.
         """
+        self._forced = changed
         self._decisions = {
             (operator, table): self._policy_of(states, table).decide(state)
             for operator, states in self.policies.items()
@@ -171,6 +175,15 @@ class RunChains:
             if operator in changed:
                 reason = "its operator's tables changed"
                 self._decisions[operator, table] = Decision(form=Form.BASE, tracking=False, d=0, reason=reason)
+
+    def base_only(self, operator: str) -> frozenset[str]:
+        """Return the tables of an operator whose chain is a base and nothing else: one that does not change is not
+        written again, as its restore would read as much."""
+        if operator in self._forced:
+            return frozenset()
+        return frozenset(
+            table for (op, table), state in self._policies.items() if op == operator and is_base_only(state)
+        )
 
     def restore_point(self, operator: str) -> RestorePoint:
         """Return what a restore of an operator at the newest completed checkpoint reads."""
@@ -214,8 +227,9 @@ class RunChains:
                 first = self._first.get((operator, table), checkpoint)
                 if cost is not None:
                     written[operator, table] = cost
-                    state = self._policy_of(states, table).observe(before, cost)
-                    first = checkpoint if cost.form is Form.BASE else first
+                    observed = of_all_subtasks(cost, before, table, received)
+                    state = self._policy_of(states, table).observe(before, observed)
+                    first = checkpoint if observed.form is Form.BASE else first
                 bound = self._policy_of({**states, table: state}, table).restore_bound(state)
                 total = RestoreBound(bytes=total.bytes + bound.bytes, seconds=total.seconds + bound.seconds)
                 d = self._decisions[operator, table].d

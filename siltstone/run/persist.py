@@ -24,7 +24,7 @@ from siltstone.format.block import encode_block
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.run.changed_opaque import opaque_to_write, values_in, version_of
+from siltstone.run.changed import opaque_to_write, unchanged_tables, values_in, version_of
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
@@ -67,7 +67,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     """Make what this subtask changed in the step durable, or its part of a checkpoint, and forget the changes.
 
     In a checkpoint, each table is written in the form that the order gives it; a table whose delta exceeds its limit is
-    written as a base.
+    written as a base, and one that did not change not at all if its chain is a base already.
 
     Returns:
         An acknowledgement that says where it is, and nothing else.
@@ -80,6 +80,8 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
+    if order is not None:
+        bases -= unchanged_tables(task, subtask, state, bases.intersection(order.base_only))
     limits = {} if order is None else {name: limits[subtask] for name, limits in order.limits_bytes.items()}
     part = _Part(task, nothing, attempt, state, clock, uploader)
     # What earlier steps of the interval have logged may be too large already.

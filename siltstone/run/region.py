@@ -252,9 +252,9 @@ class ConsistentRegion:
     def _task(self, operator: Operator, base_step: int, decisions: Mapping[str, Decision], offsets: str) -> StepTask:
         order, tracking = None, any(decision.tracking for decision in decisions.values())
         if self.checkpoint_due:
-            limits = {table: decision.delta_limit_bytes for table, decision in decisions.items()}
+            forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
             left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder({table: decision.form for table, decision in decisions.items()}, left)
+            order = CheckpointOrder(forms, left, self._chains.base_only(operator.name))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True

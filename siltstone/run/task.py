@@ -1,6 +1,6 @@
 """The task of a subtask for one step, with what it needs to find its state: plain values that the driver sends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,10 +38,13 @@ class CheckpointOrder:
         forms: table -> its form, for all tables.
         limits_bytes: table -> per subtask: with a larger delta of the table it writes a base of it instead, so that the
             bound on restore cost holds (promise 7); a table that is left out has no limit.
+        base_only: the tables whose chain is a base and nothing else: a subtask in which such a table did not change
+            keeps that base, even if a base is ordered.
     """
 
     forms: Mapping[str, Form]
     limits_bytes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    base_only: Collection[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
-"""What some version of Siltstone stored is read, proven and continued by this one (`tests/golden_warehouse.py`)."""
+"""What some version of Siltstone stored is read, proven and continued by this one (`tests/golden_warehouse.py`,
+`tests/golden_extras.py`)."""
 
 from pathlib import Path
 
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.change.import_savepoint import import_savepoint, prove_export
 from siltstone.client import open_client
+from tests import golden_extras as extras
 from tests.golden_warehouse import FORK, GOLDEN, NAME, POLICY, STREAM, batch, contents, opened
-from tests.proofs import failures
+from tests.places import place_at
+from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
 ARCHIVES = sorted(GOLDEN.glob("*.se*.tar.xz"))
+EXTRAS = sorted([*GOLDEN.glob("*.files.tar.xz"), *GOLDEN.glob("*.rocksdb.tar.xz")])
 
 
 def test_there_are_archives_of_both_kinds_of_store() -> None:
@@ -29,3 +34,47 @@ def test_what_was_stored_is_read_and_continued(archive: Path, tmp_path: Path) ->
             for n in (14, 15):
                 run.step(batch(n))
             assert len(place.catalog.checkpoints.list(NAME)) == before + 2 and not failures(place, NAME)
+
+
+def test_there_are_archives_of_each_format_and_store() -> None:
+    assert {path.name.removesuffix(".tar.xz") for path in EXTRAS} >= {
+        "format-4.files",
+        "format-4.rocksdb",
+        "format-5.files",
+    }
+    assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 600_000
+
+
+@pytest.mark.parametrize("archive", EXTRAS, ids=lambda path: path.name.removesuffix(".tar.xz"))
+def test_nested_values_null_keys_what_was_prepared_and_outputs_are_read_and_continued(
+    archive: Path, tmp_path: Path
+) -> None:
+    with extras.opened(archive, tmp_path) as (url, expected):
+        open_client(url).upgrade()
+        with OpenWarehouse.writable(url) as place:
+            assert extras.contents(place) == expected
+            assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
+            extras.SAID.clear()
+            run = extras.ExtrasRun(place)
+            run.step(extras.batch(8))
+            assert [told for told in extras.SAID if told] == [(b"7:0",), (b"7:5",)], "a part per subtask"
+            run.deliver()
+            numbers = [(1, 2, 3, 4, 5, 7, 8), (7, 8)][not extras.has_tables(place)]
+            for sink, wanted in extras.delivered(numbers).items():
+                assert extras.rows_in(run, place, sink) == wanted
+            [alone] = extras.STREAM.autonomous_streams()
+            beside = RegionRun(place, alone, extras.POLICY)
+            for n in (9, 10):
+                beside.step(extras.batch(n))
+            assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
+
+
+@pytest.mark.parametrize("archive", [path for path in EXTRAS if ".files." in path.name], ids=lambda path: path.name)
+def test_an_exported_savepoint_is_imported(archive: Path, tmp_path: Path) -> None:
+    with extras.opened(archive, tmp_path) as (_, expected), place_at(tmp_path / "new") as place:
+        made = import_savepoint(place, prove_export(str(tmp_path / "export")))
+        kept = expected[extras.NAME][str(made.exported_checkpoint)]
+        assert made.digest == kept["digest"] == restored_digest(place, extras.NAME, 1)
+        assert extras.rows_of(place, extras.NAME, 1) == kept["rows"]
+        extras.ExtrasRun(place).step(extras.batch(5))
+        assert not failures(place, extras.NAME)

@@ -4,6 +4,7 @@ found lies beside."""
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+import zstandard
 from sqlalchemy import Column
 
 from siltstone.catalog.column_types import Json, PackedJson
@@ -28,7 +30,7 @@ from siltstone.change.exported import Exported, encode_exported
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
-from siltstone.format.manifest import SCHEMA, Manifest, encode_manifest
+from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
@@ -112,6 +114,24 @@ def _uncompressed(manifest: bytes) -> bytes:
     with pa.ipc.new_stream(sink, SCHEMA) as out:
         out.write_table(pa.ipc.open_stream(manifest[:-8]).read_all())
     body = sink.getvalue().to_pybytes()
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _packed(*, compressed: bool) -> bytes:
+    """A manifest whose row is packed; and one in which the fuzzer alters the row itself."""
+    manifest = replace(_manifest(), versions={"op": {"totals": [(0, 2)], "models": [(0, 1), (2, 2)]}})
+    whole = encode_manifest(manifest)
+    if compressed:
+        return whole
+    stream = pa.BufferReader(whole)
+    about = json.loads(pa.ipc.open_stream(stream).read_all().column("about")[0].as_py())
+    row = zstandard.decompress(whole[-8 - about["packed"] : -8])
+    frame = b"\x28\xb5\x2f\xfd\xa0" + len(row).to_bytes(4, "little") + (len(row) << 3 | 1).to_bytes(3, "little") + row
+    outer = pa.record_batch([pa.array([json.dumps({**about, "packed": len(frame)})])], schema=OUTER)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, OUTER) as out:
+        out.write_batch(outer)
+    body = sink.getvalue().to_pybytes() + frame
     return body + xxhash.xxh3_64_digest(body)
 
 
@@ -209,7 +229,12 @@ def seeds() -> Mapping[str, list[bytes]]:
         "opaque": [encode_opaque({0: b"abc", 5: b"", 9: b"x" * 99})],
         "nested": encode_nested(pa.array(_NESTED, NESTED)).to_pylist(),
         "segment": [segment],
-        "manifest": [manifest, _uncompressed(manifest)],
+        "manifest": [
+            manifest,
+            _uncompressed(manifest),
+            _packed(compressed=True),
+            _packed(compressed=False),
+        ],
         "base": [_parquet()],
         "snapshot": [_parquet(opaque_rows({0: b"abc", 3: b""}))],
         "output": [_output(None), _output("zstd"), _output("lz4")],

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
+import zstandard
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, StateError
@@ -24,7 +25,7 @@ from siltstone.format.base import KEY_GROUP, read_base
 from siltstone.format.block import decode_block, encode_block
 from siltstone.format.coding import Encoder, seal
 from siltstone.format.index import decode_index, encode_index
-from siltstone.format.manifest import SCHEMA, Manifest, encode_manifest
+from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.format.output import OutputWriter, read_output
@@ -183,6 +184,54 @@ def test_crafted_json_of_a_manifest_is_corrupt(text: str) -> None:
         out.write_table(pa.table([[text], [[]], [[]], [[]]], schema=SCHEMA))
     with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
         decode_manifest(_sealed(sink.getvalue()), "s/1/m.arrow")
+
+
+def _with_row(row: bytes, **claimed: int) -> pa.Buffer:
+    """A manifest with this packed row."""
+    text = json.dumps({"format": 5, "packed": len(row), **claimed})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, OUTER) as out:
+        out.write_table(pa.table([[text]], schema=OUTER))
+    return _sealed(pa.py_buffer(sink.getvalue().to_pybytes() + row))
+
+
+def _message(count: int, text: str = "{}", compression: str | None = None) -> bytes:
+    columns = [pa.array([v] * count, f.type) for v, f in zip([text, [], [], []], SCHEMA, strict=True)]
+    batch = pa.record_batch(columns, schema=SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+        out.write_batch(batch)
+    [_, message] = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    return message.serialize().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        _with_row(b""),
+        _with_row(b"no frame"),
+        _with_row(zstandard.compress(_message(1)), packed=1 << 40),
+        _with_row(zstandard.compress(_message(1)), packed=-1),
+        _with_row(zstandard.compress(b"")),
+        _with_row(zstandard.compress(b"no message")),
+        _with_row(zstandard.compress(_message(2))),
+        _with_row(zstandard.compress(_message(1, "[]"))),
+        _with_row(zstandard.compress(_message(1, "[" * 10_000))),
+        _with_row(zstandard.compress(SCHEMA.serialize().to_pybytes())),
+        _with_row(zstandard.ZstdCompressor(write_content_size=False).compress(_message(1))),
+    ],
+)
+def test_a_crafted_packed_row_of_a_manifest_is_corrupt(crafted: pa.Buffer) -> None:
+    with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
+        decode_manifest(crafted, "s/1/m.arrow")
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_packed_row_that_claims_to_become_far_larger_is_not_decompressed(compression: str | None) -> None:
+    crafted = _with_row(zstandard.compress(_message(1, "0" * (1 << 27), compression)))
+    assert len(crafted) < 1 << 17
+    with at_most(64 << 20), pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
+        decode_manifest(crafted, "s/1/m.arrow")
 
 
 def _compressed_zeros(size: int) -> bytes:

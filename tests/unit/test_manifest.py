@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +11,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from siltstone.decoding import JSON_FREE_BYTES
 from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.format.manifest import FORMAT, Manifest, encode_manifest
+from siltstone.format.arrow import read_batches
+from siltstone.format.manifest import FORMAT, SCHEMA, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
@@ -159,10 +162,53 @@ def test_a_nested_column_takes_the_format_that_older_versions_refuse() -> None:
         operators = {"aircraft": {"key": KEY, "variables": {"v": {"kind": "ValueState", "tables": {"v": table}}}}}
         data = encode_manifest(replace(_manifest(), operators=operators, handles=[], digests={}))
         assert decode_manifest(data).operators == operators
-        return json.loads(pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py())["format"]
+        return _number(data)
 
-    assert format_of(["n", "int64"]) == format_of(["n", "int64"], ["t", "string"]) < 4
-    assert format_of(["n", "int64"], ["l", "list<string>"]) == format_of(["s", 'struct<"a": int64>']) == 4
+    assert format_of(["n", "int64"]) == format_of(["n", "int64"], ["t", "string"]) < 3
+    assert format_of(["n", "int64"], ["l", "list<string>"]) == format_of(["s", 'struct<"a": int64>']) == 5
+
+
+def _leaving_out(**shape: int) -> Manifest:
+    """A manifest of a checkpoint before which some tables were written last."""
+    manifest = _manifest(**shape)
+    versions = {"aircraft": {name: [(0, 6)] for name in manifest.digests["aircraft"]}}
+    return replace(manifest, versions=versions)
+
+
+def _number(data: bytes) -> int:
+    """The format, as older versions of Siltstone read it before anything else."""
+    [batch] = read_batches(memoryview(data)[:-8])
+    assert batch.num_rows == 1 and batch.schema.field(0) == SCHEMA.field(0)
+    return json.loads(batch.column(0)[0].as_py())["format"]
+
+
+def test_a_packed_manifest_is_read_and_older_versions_know_it_as_newer() -> None:
+    for shape in ({}, {"subtasks": 1, "tables": 1, "max_parallelism": 1}, {"max_parallelism": 32768}):
+        manifest = _leaving_out(**shape)
+        data = encode_manifest(manifest)
+        assert _number(data) == 5
+        assert _plain(decode_manifest(data)) == _plain(manifest)
+
+
+def test_a_manifest_is_not_packed_where_a_reader_might_refuse_it_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = replace(_leaving_out(), statistics={"zeros": "0" * (JSON_FREE_BYTES + (1 << 20))})
+    data = encode_manifest(manifest)
+    assert _number(data) == 3 and _plain(decode_manifest(data)) == _plain(manifest)
+    monkeypatch.setattr("siltstone.format.manifest.is_small", lambda batch: False)
+    assert _number(encode_manifest(_leaving_out())) == 3
+
+
+def test_every_altered_or_missing_byte_of_a_packed_manifest_is_noticed() -> None:
+    good = encode_manifest(_leaving_out(subtasks=1, tables=1, max_parallelism=8))
+    for position in range(len(good)):
+        altered = bytearray(good)
+        altered[position] ^= 0x20
+        for bad in (bytes(altered), good[:position]):
+            with pytest.raises(CorruptObject, match="flights/1 was cut or altered"):
+                decode_manifest(bad, "flights/1")
+        body = bytes(altered)[:-8]
+        with suppress(CorruptObject, NewerFormat):
+            decode_manifest(body + xxhash.xxh3_64_digest(body))
 
 
 def test_a_later_format_says_so() -> None:

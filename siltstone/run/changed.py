@@ -1,4 +1,4 @@
-"""Decide which values of opaque variables a subtask writes: those of the key groups that changed, or all.
+"""Decide what a subtask writes of what did not change everywhere: values of opaque variables, and bases of tables.
 
 What changed is known by tracking: the open step's from the working state, the interval's earlier steps' from the log.
 """
@@ -7,12 +7,13 @@ from collections.abc import Collection
 
 import numpy as np
 
+from siltstone.errors import StateError
 from siltstone.format.segment import Segment
 from siltstone.format.versions import expand_runs
 from siltstone.model import Form, KeyGroupRange, Kind
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.task import StepTask
-from siltstone.state.backend import SubtaskState
+from siltstone.state.backend import StateTable, SubtaskState
 
 CHAIN_MANIFESTS = 16
 """how many manifests a restore reads until an opaque variable that changes is written whole, so that its chain ends"""
@@ -50,13 +51,38 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
     return found
 
 
+def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: Collection[str]) -> set[str]:
+    """Return which of these tables a checkpoint has already as they are: they did not change in the interval.
+
+    The working state knows what changed since the checkpoint before, as long as no step of the interval was logged: it
+    tells changes that were tracked from those that were not. What was logged, the log knows. Of intervals with steps of
+    both kinds nothing is known.
+    """
+    logged = _logged(task, subtask) if tables else None
+    if logged is None and any(step.step > task.begins_after for step in task.log):
+        return set()
+    own = slice(state.groups.start, state.groups.end)
+    found = {name for name in tables if version_of(task, name)[own].all()} - (logged or set())
+    return {name for name in found if _is_unchanged(state.tables[name])}
+
+
+def _is_unchanged(table: StateTable) -> bool:
+    """Whether no row changed since the last mark, tracked or not."""
+    try:
+        return not table.changed().any()
+    except StateError:
+        return False
+
+
 def _logged(task: StepTask, subtask: int) -> set[str] | None:
-    """The opaque variables that earlier steps of the interval changed; None if that is not known."""
+    """The tables and opaque variables that earlier steps of the interval changed; None if that is not known."""
     if not is_logged(task, task.begins_after):
         return None
     parts = [step.part(subtask) for step in task.log if step.step > task.begins_after]
-    stored = {h.variable for part in parts for h in part.handles if h.kind is Kind.OPAQUE}
-    return stored | {name for part in parts for each in part.inline for name, _ in Segment.unpack(each).opaque}
+    segments = [Segment.unpack(each) for part in parts for each in part.inline]
+    found = {h.variable for part in parts for h in part.handles if h.kind is not Kind.INDEX}
+    found |= {name for segment in segments for name, _ in segment.opaque}
+    return found | {entry.variable for segment in segments for entry in segment.entries()}
 
 
 def values_in(state: SubtaskState, name: str, groups: Collection[int] | None, part: KeyGroupRange) -> dict[int, bytes]:
