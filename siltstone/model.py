@@ -51,6 +51,8 @@ class Form(StrEnum):
     """everything it holds"""
     DELTA = "delta"
     """what changed since its previous checkpoint"""
+    FILES = "files"
+    """everything, in several files: all of one step are read together, and earlier checkpoints may have written some"""
 
 
 class Kind(StrEnum):

@@ -28,7 +28,7 @@ from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
-from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.live_rules import LiveHandles, shared_names
 from siltstone.restore.plan_rules import RestoreUnit, replaces
 from siltstone.restore.restore import (
     MemoryState,
@@ -226,7 +226,7 @@ def materialize(
             uploaded(uploads)
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
-            replaced, needed = _replaced_by(manifest, stored.name, chain)
+            replaced, needed = find_replaced(manifest, stored.name, chain)
             catalog.materializations.complete(
                 stream, id, stored, manifest.objects, replaced, open_ - needed, rows_=rows, bytes_=size, seconds=seconds
             )
@@ -263,10 +263,10 @@ def _read_chain(
     return [(each.name, manifest) for each, manifest in zip(stored, manifests, strict=True)]
 
 
-def _replaced_by(
+def find_replaced(
     materialized: Manifest, name: str, chain: Sequence[tuple[str, Manifest]]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the objects of what a materialization replaces, and of those that are still read after it.
+    """Return the names of the objects of what a materialization replaces, and of those that may be read after it.
 
     Args:
         chain: name and manifest of what a restore of its checkpoint reads without it.
@@ -275,7 +275,7 @@ def _replaced_by(
     for of, manifest in sorted(chain, key=lambda each: each[1].checkpoint):
         live.apply(manifest, of)
     replaced = live.apply(materialized, name)
-    return replaced, live.needed
+    return replaced, live.needed.union(*(shared_names(manifest) for _, manifest in chain))
 
 
 def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:

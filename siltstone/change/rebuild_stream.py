@@ -33,7 +33,7 @@ from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import StoredObject
-from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.live_rules import LiveHandles, shared_names
 from siltstone.restore.restore import read_manifest
 from siltstone.run.commit import commit_of
 from siltstone.store.ahead import read_ahead
@@ -148,7 +148,9 @@ class _Replay:
         self._live = LiveHandles()
         self._count = 0
         self._open: frozenset[str] = frozenset()
-        """names of the objects that the newest checkpoint needs, and of those that it wrote"""
+        """names of the objects that the newest checkpoint needs or wrote, and of those that the next may refer to"""
+        self._shared: frozenset[str] = frozenset()
+        """names that checkpoints so far may have shared (`live_rules.shared_names`)"""
         self._newest: _Found | None = None
         self._later: _Found | None = None
         """the newest checkpoint that the extract does not have"""
@@ -249,6 +251,7 @@ class _Replay:
     def _commit(self, found: _Found, details: CommitDetails) -> CheckpointCommit:
         """Make the record of a checkpoint, which replaces what earlier ones wrote."""
         self._live.apply(found.manifest, found.stored.name)
+        self._shared |= shared_names(found.manifest)
         needed = self._live.needed | self._live.own
         replaced, self._open = self._open - needed, needed
         return replace(commit_of(found.manifest, found.stored, details), replaced=sorted(replaced))
@@ -263,8 +266,8 @@ class _Replay:
             manifest = read_manifest(self._store, stored, self._stream)
             before = self._live.needed
             replaced = self._live.apply(manifest, stored.name)
-            unneeded = before - self._live.needed
-            self._open = self._live.needed | self._live.own
+            unneeded = before - self._live.needed - self._shared
+            self._open = self._live.needed | self._live.own | (self._open & self._shared)
             catalog, id = self._catalog, row["id"]
             self._clock.at = row["began_at"]
             catalog.leases.take(self._stream, [checkpoint], id=id, who=row["who"], lasts=_LEASE)

@@ -242,6 +242,8 @@ def _handles(
             raise ValueError(f"a handle has key groups {groups.start} to {groups.end} of {max_parallelism}")
         if min(numbers) < 0 or plain["offset"] + plain["length"] > _NUMBER_MAX:
             raise ValueError(f"a handle of {operator}.{variable} has numbers out of range")
+        if form is Form.FILES:
+            raise ValueError(f"a handle of {operator}.{variable} is of files, which this version cannot read")
         if form is Form.DELTA and plain["previous"] >= checkpoint:
             raise ValueError(f"a delta of {operator}.{variable} builds on checkpoint {plain['previous']}")
         plain |= {"kind": kind, "form": form, "checksum": unpack(plain["checksum"]), "key_groups": groups}

@@ -6,26 +6,59 @@ nothing. A handle is live while a chain has it. An object is needed while a live
 it describes one: so each object is needed by consecutive checkpoints, from the one that wrote it to the one before it
 is replaced. The catalog records that interval (`catalog.objects`), and everything else goes by it.
 
+Files may be shared: those of one step replace together what is older, and a checkpoint may refer again to files that
+the newest one before it needs. Such a file is needed as long as any checkpoint in a row refers to it, and so is the
+manifest of the checkpoint that wrote it, which has its checksum.
+
 US 9471438 keeps such dependencies per data structure, and deletes a checkpoint with the last that depends on it.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from siltstone.format.manifest import Manifest
-from siltstone.model import Handle, KeyGroupRange, Kind
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.restore.plan_rules import replaces, state_handles
+from siltstone.store.paths import CheckpointPath
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveHandle:
     """A handle of one checkpoint, and the names of the objects that its reader needs: the object that it lies in, the
-    manifest that describes it, and for a change the index of its segment."""
+    manifest that describes it, for a change the index of its segment, and for a file the manifest of its writer."""
 
     checkpoint: int
     handle: Handle
     names: tuple[str, ...]
+
+    @property
+    def writer(self) -> int:
+        """The checkpoint that wrote its object."""
+        path = writer_of(self.handle)
+        return path.checkpoint if path else self.checkpoint
+
+    def shares_step(self, other: "LiveHandle") -> bool:
+        """Whether both are files of one step, which hold their key groups together."""
+        return (
+            self.handle.form is other.handle.form is Form.FILES
+            and (self.checkpoint, self.handle.sqn) == (other.checkpoint, other.handle.sqn)
+        )  # fmt: skip
+
+
+def writer_of(handle: Handle) -> CheckpointPath | None:
+    """Return the checkpoint that wrote a file, which several may share; None for what the handle's own wrote."""
+    return CheckpointPath.of(handle.object) if handle.form is Form.FILES else None
+
+
+def shared_names(manifest: Manifest) -> frozenset[str]:
+    """Return the names of a checkpoint's files and of their writers' manifests, to which later ones may refer again.
+
+    They do so whatever materializations replace, so only a run knows that no checkpoint needs them any more.
+    """
+    files = [(handle.object, path) for handle in manifest.handles if (path := writer_of(handle))]
+    return frozenset(name for file, path in files for name in (file, path.manifest()))
 
 
 Parts = dict[KeyGroupRange, list[LiveHandle]]
@@ -57,10 +90,10 @@ class LiveHandles:
 
     @property
     def complete_from(self) -> int:
-        """The oldest checkpoint that a chain begins with; 0 if one does not begin with a base, or has none."""
+        """The oldest checkpoint that wrote what a chain begins with; 0 if one has no base or files to begin with."""
         return min(
             (
-                chain[0].checkpoint if chain and replaces(chain[0].handle) else 0
+                min((live.writer for live in takewhile(lambda live: replaces(live.handle), chain)), default=0)
                 for parts in self._variables.values()
                 for chain in parts.values()
             ),
@@ -92,7 +125,9 @@ class LiveHandles:
         replaced: set[str] = set()
         for handle in sorted(state_handles(manifest.handles), key=lambda h: h.sqn):
             index = indexes.get((handle.operator, handle.key_groups), ()) if handle.kind is Kind.INCREMENTAL else ()
-            live = LiveHandle(manifest.checkpoint, handle, (handle.object, name, *index))
+            writer = writer_of(handle)
+            described = (name, writer.manifest()) if writer else (name,)
+            live = LiveHandle(manifest.checkpoint, handle, (handle.object, *described, *index))
             variable = (handle.operator, handle.variable)
             parts = self._variables.setdefault(variable, {KeyGroupRange(0, manifest.max_parallelism): []})
             self._cut(parts, handle.key_groups)
@@ -130,13 +165,18 @@ class LiveHandles:
             self._uses.update(live.names)
 
     def _replace(self, parts: Parts, live: LiveHandle, *, late: bool) -> list[str]:
-        """Let chains begin with a base. Returns the names of the objects of what it replaced.
+        """Let chains begin with a base, or with a further file. Returns the names of the objects of what it replaced.
 
         A late base, of a materialization, replaces what is not newer; a chain that begins after it does not need it.
         """
-        groups, objects = live.handle.key_groups, list[str]()
+        groups, objects, alone = live.handle.key_groups, list[str](), not late
         for part in _inside(parts, groups):
             chain = parts[part]
+            if chain and live.shares_step(chain[-1]):
+                chain.append(live)
+                self._uses.update(live.names)
+                alone = False
+                continue
             older = [each for each in chain if not late or each.checkpoint <= live.checkpoint]
             if late and chain and not older:
                 continue
@@ -144,7 +184,7 @@ class LiveHandles:
             self._uses.update(live.names)
             objects += [each.handle.object for each in older]
             self._release([name for each in older for name in each.names])
-        if not late and groups not in parts:  # one chain again
+        if alone and groups not in parts:  # one chain again
             self._release([name for part in _inside(parts, groups) if parts.pop(part) for name in live.names])
             parts[groups] = [live]
             self._uses.update(live.names)

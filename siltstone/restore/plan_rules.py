@@ -2,7 +2,8 @@
 
 A restore reads, for each key group of each variable, one base and every delta after it. Subtasks may have written
 different forms, variables may have their bases at different checkpoints, each checkpoint may have another parallelism,
-one that did not change a variable has nothing of it, and one of several steps may have a delta per step. So a plan is
+one that did not change a variable has nothing of it, and one of several steps may have a delta per step. The files of
+one step stand for a base: all those of the same key groups are read. So a plan is
 made per key group, from the newest handle back to a base; each delta's `previous` must be the checkpoint of the next
 older handle (`_leads_to`).
 
@@ -38,8 +39,11 @@ class Read:
 
 
 def replaces(handle: Handle) -> bool:
-    """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them."""
-    return handle.form is Form.BASE
+    """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them.
+
+    Files do so together with the other files of their step.
+    """
+    return handle.form is not Form.DELTA
 
 
 def apply_order(read: Read) -> tuple[int, int, str, int]:
@@ -51,8 +55,9 @@ def apply_order(read: Read) -> tuple[int, int, str, int]:
 class TableReads:
     """One table of one unit.
 
-    Every wanted key group is in exactly one of `bases`. `deltas` are in the order in which they apply (by
-    checkpoint, sequence number and key group); for each key group they are exactly those after its base.
+    Every wanted key group is in exactly one of `bases`, or in all files of one step, which are there, too. `deltas` are
+    in the order in which they apply (by checkpoint, sequence number and key group); for each key group they are exactly
+    those after its base.
     """
 
     bases: tuple[Read, ...]
@@ -129,8 +134,8 @@ def plan_restore(
                     opaque[variable] = reads
                 else:
                     tables[variable] = TableReads(
-                        bases=tuple(r for r in reads if r.handle.form is Form.BASE),
-                        deltas=tuple(r for r in reads if r.handle.form is Form.DELTA),
+                        bases=tuple(r for r in reads if replaces(r.handle)),
+                        deltas=tuple(r for r in reads if not replaces(r.handle)),
                     )
             units.append(RestoreUnit(operator, part, tables, opaque))
     blocks = {(r.checkpoint, r.handle) for unit in units for r in unit.reads}
@@ -184,15 +189,16 @@ class _History:
             for _, step in groupby(self._at(at).get(name, ()), key=lambda h: h.sqn):
                 handles, rest = list(step), []
                 for piece, newer in wanted:
-                    for handle, inside in cut_at_handles(handles, piece, at, name):
-                        if handle is None:
+                    for held, inside in cut_at_handles(handles, piece, at, name):
+                        if not held:
                             rest.append((inside, newer))
                             continue
-                        if newer and not _leads_to(newer, at, handle):
+                        if newer and not _leads_to(newer, at, held[0]):
                             raise missing_link(checkpoint, name, newer[1].previous)
-                        found.setdefault((at, handle), []).append(inside)
-                        if not replaces(handle):
-                            rest.append((inside, (at, handle)))
+                        for handle in held:
+                            found.setdefault((at, handle), []).append(inside)
+                        if not replaces(held[0]):
+                            rest.append((inside, (at, held[0])))
                 wanted = rest
             if not wanted:
                 break
@@ -215,25 +221,29 @@ def _leads_to(newer: Link, at: int, handle: Handle) -> bool:
 
 def cut_at_handles(
     handles: Sequence[Handle], wanted: KeyGroupRange, checkpoint: int, name: Variable
-) -> list[tuple[Handle | None, KeyGroupRange]]:
-    """Cut `wanted` at the handles of one step (ordered by key group): what each holds, and with None what none does."""
-    out: list[tuple[Handle | None, KeyGroupRange]] = []
+) -> list[tuple[list[Handle], KeyGroupRange]]:
+    """Cut `wanted` at the handles of one step (ordered by key group): each piece, and the handle or files that hold it.
+
+    Raises:
+        StateError: several handles hold the same key group, and are not files of the same key groups.
+    """
+    out: list[tuple[list[Handle], KeyGroupRange]] = []
     upto = wanted.start
     first = bisect_right(handles, wanted.start, key=lambda h: h.key_groups.end)
-    for handle in islice(handles, first, None):
-        piece = handle.key_groups.intersect(wanted)
+    for groups, same in groupby(islice(handles, first, None), key=lambda h: h.key_groups):
+        held, piece = list(same), groups.intersect(wanted)
         if not piece:
             break
-        if piece.start < upto:
+        if piece.start < upto or (len(held) > 1 and any(h.form is not Form.FILES for h in held)):
             raise StateError(
                 f"{_where(checkpoint, name)}: two handles hold key group {piece.start}; restore another checkpoint"
             )
         if piece.start > upto:
-            out.append((None, KeyGroupRange(upto, piece.start)))
-        out.append((handle, piece))
+            out.append(([], KeyGroupRange(upto, piece.start)))
+        out.append((held, piece))
         upto = piece.end
     if upto < wanted.end:
-        out.append((None, KeyGroupRange(upto, wanted.end)))
+        out.append(([], KeyGroupRange(upto, wanted.end)))
     return out
 
 

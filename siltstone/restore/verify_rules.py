@@ -141,7 +141,7 @@ def _chain(
             cut_at_handles(held, part, checkpoint, name)  # raises if two hold the same key group
             written, begun = newest.setdefault(variable, np.zeros((2, len(part)), np.int64))
             for handle in held:
-                inside = slice(handle.key_groups.start - part.start, handle.key_groups.end - part.start)
+                inside = _inside(handle, part)
                 before = written[inside]
                 leads = (before == handle.previous) | (before == checkpoint)
                 leads |= (before == begun[inside]) & (before > handle.previous)  # as in `_leads_to`
@@ -156,6 +156,12 @@ def _chain(
 
 
 _NOWHERE = np.zeros(0, np.intp)
+_NOTHING = np.zeros(0, bool)
+
+
+def _inside(handle: Handle, part: KeyGroupRange) -> slice:
+    """Return where a handle's key groups are in an array of those of a part that has them all."""
+    return slice(handle.key_groups.start - part.start, handle.key_groups.end - part.start)
 
 
 def _read_of(
@@ -170,11 +176,10 @@ def _read_of(
     for checkpoint, handles in reversed(steps):
         if checkpoint in wanted:
             needed |= {variable: np.ones(len(part), bool) for variable in variables[checkpoint]}
-        for handle in sorted(handles, key=lambda h: -h.sqn):
-            inside = slice(handle.key_groups.start - part.start, handle.key_groups.end - part.start)
-            of = needed.get(handle.variable)
-            if of is not None and of[inside].any():
-                found[checkpoint, handle] = np.flatnonzero(of[inside])
-                if replaces(handle):
-                    of[inside] = False
+        for _, step in groupby(sorted(handles, key=lambda h: -h.sqn), key=lambda h: h.sqn):
+            places = [(h, needed.get(h.variable, _NOTHING)[_inside(h, part)]) for h in step]
+            read = [(h, of) for h, of in places if of.any()]
+            found |= {(checkpoint, handle): np.flatnonzero(of) for handle, of in read}
+            for _, of in filter(lambda each: replaces(each[0]), read):
+                of[:] = False
     return found

@@ -2,15 +2,16 @@
 
 `restore.live_rules` decides this from the manifests. A run begins with that of its newest checkpoint, which tells what
 becomes of the objects of that one and later ones. Those of the whole chain are read once, and only if a checkpoint has
-bases of some variables but not of all: where every chain begins anew, nothing earlier is needed, whatever it was.
+bases of some variables but not of all, or refers to files of earlier ones: where every chain begins anew, nothing
+earlier is needed, whatever it was.
 """
 
 from collections.abc import Iterable
 
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifest import Manifest
-from siltstone.model import StoredObject
+from siltstone.model import Form, StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces, state_handles
 from siltstone.restore.restore import read_manifest
@@ -50,6 +51,7 @@ class RunReferences:
             (the oldest checkpoint whose objects it needs, 0 if not known; names of further objects that it does not)
 
         Raises:
+            StateError: it refers to a file that the checkpoint before it does not need.
             Unreachable: the store or the catalog failed.
         """
         variables = {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
@@ -67,6 +69,9 @@ class RunReferences:
             self._live, self._is_whole = self._load(manifest.checkpoint - 1), True
         self._live.apply(manifest, name)
         needed = self._live.needed | self._live.own
+        files = {handle.object for handle in state if handle.form is Form.FILES}
+        if lost := sorted(files - self._live.own - self._open.keys()):
+            raise StateError(f"checkpoint {manifest.checkpoint} refers to {lost[0]}, which may be deleted already")
         # A variable that none of the manifests mentions may be in one that was not read.
         oldest = self._live.complete_from if self._live.variables >= variables else 0
         self._open |= dict.fromkeys(needed - self._open.keys(), manifest.checkpoint)

@@ -1,19 +1,23 @@
 """Laws of what a restore needs, over any history of checkpoints, materializations, deletions, rollbacks and forks.
 
 Each variable has a chain of its own in each key group; a checkpoint may leave any of them as it is, write a delta per
-step, or begin anew; of an opaque variable a delta has the values of some key groups. The catalog records the
-intervals that the live handles give. A brute force that follows each key group by itself says what is really needed.
+step, or begin anew; of an opaque variable a delta has the values of some key groups. A table may also be in files, each
+written now or by an earlier checkpoint, of which tables of one operator may share some. The catalog records the
+intervals that a run's references give, which may have followed all, or have begun in the middle. A brute force that
+follows each key group by itself says what is really needed.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,15 +25,25 @@ from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.materialize import find_replaced
+from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.live_rules import writer_of
 from siltstone.restore.plan_rules import plan_restore, replaces
+from siltstone.retention.deletion_rules import plan_deletion
+from siltstone.run.references import RunReferences
+from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
 from tests.examples import few_examples
 
 GROUPS = 8
-VARIABLES = {("a", "x"): Kind.INCREMENTAL, ("a", "note"): Kind.OPAQUE, ("b", "y"): Kind.INCREMENTAL}
+VARIABLES = {
+    ("a", "x"): Kind.INCREMENTAL,
+    ("a", "z"): Kind.INCREMENTAL,
+    ("a", "note"): Kind.OPAQUE,
+    ("b", "y"): Kind.INCREMENTAL,
+}
 STREAM = "s"
 PARTS = st.sampled_from([1, 2, 3])
 
@@ -54,7 +68,9 @@ def new_catalog() -> Iterator[Catalog]:
 def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
     operators = {handle.operator for handle in handles} if materialization else {"a", "b"}
     digests = {o: {v: np.zeros(GROUPS, np.uint64) for of, v in VARIABLES if of == o} for o in operators}
-    objects = [StoredObject(name, 1, "0" * 32) for name in sorted({handle.object for handle in handles})]
+    own = CheckpointPath(STREAM, epoch, checkpoint).prefix
+    names = {handle.object for handle in handles if handle.object.startswith(own)}
+    objects = [StoredObject(name, 1, "0" * 32) for name in sorted(names)]
     of = {operator: {} for operator in operators}
     return Manifest(
         STREAM,
@@ -71,14 +87,23 @@ def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
     )
 
 
+class References(RunReferences):
+    """A run's references, which finds manifests in memory."""
+
+    def __init__(self, catalog: Catalog, manifests: Mapping[str, Manifest]) -> None:
+        super().__init__(STREAM, catalog, cast(Store, None))
+        self._manifests = manifests
+
+    def _read(self, stored: StoredObject) -> Manifest | None:
+        return self._manifests[stored.name]
+
+
 @dataclass
 class History:
     """What a stream has written, as its run and its materializer know it, and the catalog that records it."""
 
     catalog: Catalog
     epoch: int = 1
-    live: LiveHandles = field(default_factory=LiveHandles)
-    open: set[str] = field(default_factory=set)
     manifests: dict[str, Manifest] = field(default_factory=dict)
     """name -> manifest of every checkpoint and materialization that was not given up, in order"""
     newest: int = 0
@@ -86,37 +111,67 @@ class History:
     last: dict[tuple[str, str], list[int]] = field(default_factory=lambda: {v: [0] * GROUPS for v in VARIABLES})
     """variable -> per key group, the checkpoint that wrote it last"""
 
+    def __post_init__(self) -> None:
+        self.references = References(self.catalog, self.manifests)
+
     def path(self) -> CheckpointPath:
         return CheckpointPath(STREAM, self.epoch, self.newest)
 
-    def commit(self, draw) -> None:
+    def commit(self, draw, *, begins: bool = False) -> None:
+        """Commit a checkpoint; with `begins` it has a base."""
+        shared = {operator: self._open_files(operator) for operator, _ in VARIABLES}
         self.newest += 1
         handles = []
         for variable, kind in VARIABLES.items():
             for part in KeyGroupRange(0, GROUPS).split(draw(PARTS)):
                 groups, previous = range(part.start, part.end), {self.last[variable][g] for g in range(*_ends(part))}
                 begun = 0 not in previous and len(previous) == 1
-                form = draw(st.sampled_from(["none", "delta", "two deltas", "base"])) if begun else "base"
+                forms = ["base"] if kind is Kind.OPAQUE else ["base", "files"]
+                forms += ["none", "delta", "two deltas"] if begun else []
+                form = "base" if begins and kind is Kind.OPAQUE else draw(st.sampled_from(forms))
                 name = self.path().segment(f"{'-'.join(variable)}-{part.start}" if draw(st.booleans()) else "packed")
                 if form == "base":
                     handles.append(self._handle(variable, kind, Form.BASE, name, part, 0, 0))
+                if form == "files":
+                    again = shared[variable[0]]
+                    files = {f"{name}-files", *(draw(st.sets(st.sampled_from(again))) if again else ())}
+                    handles += [self._handle(variable, kind, Form.FILES, file, part, 0, 1) for file in sorted(files)]
                 for sqn in {"delta": (1,), "two deltas": (1, 2)}.get(form, ()):
                     handles.append(self._handle(variable, kind, Form.DELTA, name, part, max(previous), sqn))
                 if form != "none":
                     for group in groups:
                         self.last[variable][group] = self.newest
+        self.commit_handles(handles)
+
+    def commit_files(self, files) -> None:
+        """Commit a checkpoint that refers to files, which all tables share."""
+        self.newest += 1
+        whole, packed = KeyGroupRange(0, GROUPS), self.path().segment("packed")
+        tables = [variable for variable, kind in VARIABLES.items() if kind is Kind.INCREMENTAL]
+        self.commit_handles(
+            [self._handle(v, Kind.INCREMENTAL, Form.FILES, file, whole, 0, 1) for v in tables for file in files]
+            + [self._handle(("a", "note"), Kind.OPAQUE, Form.BASE, packed, whole, 0, 1)]
+        )
+
+    def commit_handles(self, handles) -> None:
         manifest, name = manifest_of(self.epoch, self.newest, handles), self.path().manifest()
-        self.live.apply(manifest, name)
-        needed = self.live.needed | self.live.own
-        self.open |= needed
+        oldest_needed, replaced = self.references.advance(manifest, name)
         stored, objects = StoredObject(name, 1, "0" * 32), manifest.objects
         commit = CheckpointCommit(
             self.newest, stored, "0" * 32, 0, 0, {"a": Form.DELTA, "b": Form.DELTA}, segments=objects,
-            oldest_needed=self.live.complete_from, replaced=self.open - needed,
+            oldest_needed=oldest_needed, replaced=replaced,
         )  # fmt: skip
-        self.open &= needed
-        self.catalog.commits.add(STREAM, self.epoch, commit)
+        committed = self.catalog.commits.add(STREAM, self.epoch, commit)
         self.manifests[name] = manifest
+        self.references.follow(committed.manifests)
+
+    def _open_files(self, operator) -> list[str]:
+        """The files of an operator that the newest checkpoint needs: those that the next one may refer to."""
+        handles = [h for m in self.manifests.values() for h in m.handles if h.form is Form.FILES]
+        mine = {h.object for h in handles if h.operator == operator}
+        if not mine:
+            return []
+        return sorted(mine & {stored.name for stored in self.catalog.chains.list_objects(STREAM, self.newest)})
 
     def _handle(self, variable, kind, form, name, part, previous, sqn) -> Handle:
         return Handle(*variable, kind, form, name, 0, 1, "0" * 32, part, 1, previous, sqn)
@@ -139,40 +194,32 @@ class History:
             for n, part in enumerate(KeyGroupRange(0, GROUPS).split(2))
         ]  # fmt: skip
         manifest, name = manifest_of(self.epoch, checkpoint, handles, id), path.materialization(operator, id)
-        live = LiveHandles()
-        for of, each in chain:
-            live.apply(each, of)
-        before = live.needed
-        replaced = live.apply(manifest, name)
+        open_ = {stored.name for stored in self.catalog.chains.list_objects(STREAM, checkpoint)}
+        replaced, needed = find_replaced(manifest, name, chain)
         self.catalog.leases.take(STREAM, [checkpoint], id=id, who="t", lasts=timedelta(hours=1))
         self.catalog.materializations.begin(STREAM, operator, checkpoint, id=id, who="t")
         self.catalog.materializations.complete(
-            STREAM, id, StoredObject(name, 1, "0" * 32), manifest.objects, replaced, before - live.needed,
+            STREAM, id, StoredObject(name, 1, "0" * 32), manifest.objects, replaced, open_ - needed,
             rows_=0, bytes_=0, seconds=0.0,
         )  # fmt: skip
         self.catalog.leases.release(id)
         self.manifests[name] = manifest
         if followed:
-            self._follow([(name, manifest)])
-
-    def _follow(self, materialized) -> None:
-        for name, manifest in materialized:
-            self.live.apply(manifest, name)
-            self.open |= {name, *(stored.name for stored in manifest.objects)}
+            self.references.follow(self.catalog.chains.list_manifests(STREAM, self.newest))
 
     def roll_back(self, checkpoint) -> None:
         self.epoch = self.catalog.runs.begin(STREAM, "t")
         self.catalog.rollbacks.roll_back(STREAM, self.epoch, checkpoint, "a test", "t")
-        self.manifests = {n: m for n, m in self.manifests.items() if m.checkpoint <= checkpoint}
+        for name in [name for name, manifest in self.manifests.items() if manifest.checkpoint > checkpoint]:
+            del self.manifests[name]
         self.newest = checkpoint
         self.reopen()
 
     def reopen(self) -> None:
         """Begin as a new run does, from what the catalog says the newest checkpoint needs."""
-        self.live = LiveHandles()
-        for name, manifest in self.chain(self.newest):
-            self.live.apply(manifest, name)
-        self.open = {stored.name for stored in self.catalog.chains.list_objects(STREAM, self.newest)}
+        self.references = References(self.catalog, self.manifests)
+        [name] = [n for n, m in self.manifests.items() if m.checkpoint == self.newest and not m.materialization]
+        self.references.resume(self.manifests[name], name)
         self.last = {v: [0] * GROUPS for v in VARIABLES}
         for manifest in self.manifests.values():
             for handle in manifest.handles if not manifest.materialization else ():
@@ -206,15 +253,16 @@ def really_needed(history, checkpoint) -> set[str]:
                     if (handle.operator, handle.variable) == variable and group in handle.key_groups
                 ]
                 found |= {handle.object for handle in mine} | ({name} if mine else set())
+                found |= {path.manifest() for handle in mine if (path := writer_of(handle))}
                 if any(map(replaces, mine)):
                     break
     return found
 
 
-def check(history) -> None:
+def check(history, since=1) -> None:
     """Nothing needed may go, everything else may: at least once the run has noticed what was materialized."""
     recorded = {stored.name: stored for stored in history.catalog.objects.list(STREAM)}
-    for id in range(1, history.newest + 1):
+    for id in range(max(1, since), history.newest + 1):
         needed = really_needed(history, id)
         says = {name for name, stored in recorded.items() if stored.is_needed_by(id)}
         assert needed <= says, f"checkpoint {id} needs {needed - says}"
@@ -255,9 +303,47 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
                     history.reopen()
             check(history)
         history.reopen()
-        history.commit(data.draw)
+        history.commit(data.draw, begins=True)
         check(history)
-        tight = really_needed(history, history.newest) | history.live.own
+        newest = history.manifests[history.path().manifest()]
+        own = {history.path().manifest(), *(stored.name for stored in newest.objects)}
+        tight = really_needed(history, history.newest) | own
         says = {stored.name for stored in catalog.chains.list_objects(STREAM, history.newest)}
         assert says == tight, "once the run has noticed everything, what the newest needs is exact"
         assert {s.kind for s in catalog.objects.list(STREAM)} <= set(ObjectKind)
+
+
+def test_two_latest_retained() -> None:
+    """Flink's example of incremental checkpoints, two of which are retained: a file goes with the last that needs it.
+
+    Before checkpoint 3 files 1 to 3 are compacted into one, and before checkpoint 4 files 4 to 6.
+    """
+    written = {1: ["1", "2"], 2: ["3", "4"], 3: ["123", "5"], 4: ["456"]}
+    refers = {1: ["1", "2"], 2: ["1", "2", "3", "4"], 3: ["123", "4", "5"], 4: ["123", "456"]}
+    left = {
+        1: {"1", "2"},
+        2: {"1", "2", "3", "4"},
+        3: {"1", "2", "3", "4", "123", "5"},
+        4: {"4", "123", "5", "456"},
+    }
+    path = {file: CheckpointPath(STREAM, 1, id).segment(file) for id, files in written.items() for file in files}
+    with new_catalog() as catalog:
+        catalog.streams.register(STREAM, GROUPS, {})
+        history = History(catalog, catalog.runs.begin(STREAM, "t"))
+        for id, files in refers.items():
+            history.commit_files([path[file] for file in files])
+            check(history, since=id - 1)
+            delete_except(catalog, id, 2)
+            there = {stored.name for stored in catalog.objects.list(STREAM)}
+            assert {file for file in path if path[file] in there} == left[id]
+            check(history, since=id - 1)
+        with pytest.raises(StateError, match=r"refers to .*/1\.segment, which may be deleted already"):
+            history.commit_files([path["1"], path["456"]])
+
+
+def delete_except(catalog: Catalog, newest: int, count: int) -> None:
+    """Delete all checkpoints but the newest `count`, as a truncation does."""
+    marked = range(1, max(1, newest - count + 1))
+    catalog.deletions.mark(STREAM, 1, {each.id for each in catalog.checkpoints.list_retained(STREAM)} & {*marked})
+    plan = plan_deletion(catalog.objects.list(STREAM, marked), range(max(1, newest - count + 1), newest + 1), marked)
+    catalog.deletions.forget(STREAM, 1, plan.goes, [stored.name for stored in plan.objects])

@@ -104,7 +104,7 @@ def test_latencies_are_measured_one_by_one():
 
 @pytest.mark.slow
 def test_indexes_hold_their_entries_in_few_bytes():
-    for form in Form:
+    for form in (Form.BASE, Form.DELTA):
         found = changelog.entries(form, 10, KeyGroupRange(4, 8), 1)
         assert [entry.form for entry in found] == [form] * 10
     report = changelog.measure_indexes(max_parallelism=64)

@@ -127,6 +127,7 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
 @pytest.mark.parametrize(
     "manifest",
     [
+        _handle(form=Form.FILES),
         _manifest(max_parallelism=1 << 27),
         _manifest(max_parallelism=0),
         _manifest(max_parallelism=True),
