@@ -192,8 +192,9 @@ def _write_no_checksums(spark: SparkSession) -> None:
     Spark's record of a query is written again at each start, so they would only take time: a file and a process each.
     """
     jvm: Any = spark._jvm
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    local = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), hadoop)
+    context: Any = spark.sparkContext
+    files = jvm.org.apache.hadoop.fs.FileSystem
+    local = files.get(jvm.java.net.URI("file:///"), context._jsc.hadoopConfiguration())
     local.setWriteChecksum(False)
 
 

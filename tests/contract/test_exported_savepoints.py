@@ -20,6 +20,7 @@ from tests.savepoint_cases import AT, SAVED, write_saved
 from tests.store_cases import FACTORIES, Case
 from tests.sums import NAME, POLICY, STREAM, rows
 
+pytestmark = pytest.mark.server
 WAYS = [
     ("filesystem", "redis", "s3"),
     ("redis", "s3-moto", "rocksdb"),

@@ -126,7 +126,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     out = ["--json", str(tmp_path / "bench.json")]
     assert bench.main(out) == 0
     every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums", "keyed"]
-    every += ["rolling", "backends", "heap", "pending", "python", "latency"]
+    every += ["rolling", "backends", "heap", "rocksdb", "pending", "python", "latency"]
     assert ran == every
     assert bench.main(["stores", *out]) == 0
     assert ran[len(every) :] == ["stores"]
