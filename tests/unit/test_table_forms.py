@@ -131,12 +131,19 @@ class Static(Busy):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [PolicyOptions(), PolicyOptions(d0=0), PolicyOptions(d_max=0)], ids=["", "d0", "d_max"]
+)
 @pytest.mark.parametrize("name", ["adjust-d", "marginal-cost"])
-def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(tmp_path: Path, name: str) -> None:
+def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(
+    tmp_path: Path, name: str, options: PolicyOptions
+) -> None:
     written = []
     for operator in (Static(), Busy()):
         with OpenWarehouse.writable(str(tmp_path / type(operator).__name__)) as place:
-            run = RegionRun(place, stream_of(operator, max_parallelism=16), policy_by_name(name), parallelism=2)
+            run = RegionRun(
+                place, stream_of(operator, max_parallelism=16), policy_by_name(name, options), parallelism=2
+            )
             made = [run.step(rows(n, keys=20_000, changed=2000)) for n in range(1, 31)]
             written.append(sum(each.bytes for each in made[1:] if each))
             assert not failures(place, NAME)
