@@ -61,7 +61,7 @@ about the 150th step each JVM compiles its methods, and a cluster has three of t
 one. Around the 30th step a quarter of a cluster's CPU seconds are the compilers'."""
 _KILL_AT = (0.25, 0.5, 0.75)
 _STEPS_BETWEEN = 3
-_MOST_CHECKPOINTS = 30
+_MOST_CHECKPOINTS = 100
 """completed without a restore before a kill counts as failed"""
 _MOST_S = 900.0
 """most seconds of one run"""
