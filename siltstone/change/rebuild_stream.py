@@ -148,9 +148,7 @@ class _Replay:
         self._live = LiveHandles()
         self._count = 0
         self._open: frozenset[str] = frozenset()
-        """names of the objects that the newest checkpoint needs or wrote, and of those that the next may refer to"""
-        self._shared: frozenset[str] = frozenset()
-        """names that checkpoints so far may have shared (`live_rules.shared_names`)"""
+        """names of the objects that the newest checkpoint needs, and of those that it wrote"""
         self._newest: _Found | None = None
         self._later: _Found | None = None
         """the newest checkpoint that the extract does not have"""
@@ -251,9 +249,11 @@ class _Replay:
     def _commit(self, found: _Found, details: CommitDetails) -> CheckpointCommit:
         """Make the record of a checkpoint, which replaces what earlier ones wrote."""
         self._live.apply(found.manifest, found.stored.name)
-        self._shared |= shared_names(found.manifest)
         needed = self._live.needed | self._live.own
         replaced, self._open = self._open - needed, needed
+        # What a materialization replaced may have come later than the checkpoints that refer to it again.
+        if again := shared_names(found.manifest):
+            self._rows.keep_open(self._stream, again)
         return replace(commit_of(found.manifest, found.stored, details), replaced=sorted(replaced))
 
     def _add_materializations(self, checkpoint: int) -> None:
@@ -266,8 +266,8 @@ class _Replay:
             manifest = read_manifest(self._store, stored, self._stream)
             before = self._live.needed
             replaced = self._live.apply(manifest, stored.name)
-            unneeded = before - self._live.needed - self._shared
-            self._open = self._live.needed | self._live.own | (self._open & self._shared)
+            unneeded = before - self._live.needed
+            self._open = self._live.needed | self._live.own
             catalog, id = self._catalog, row["id"]
             self._clock.at = row["began_at"]
             catalog.leases.take(self._stream, [checkpoint], id=id, who=row["who"], lasts=_LEASE)

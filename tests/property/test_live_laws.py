@@ -10,7 +10,7 @@ follows each key group by itself says what is really needed.
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from siltstone.run.references import RunReferences
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
 from tests.examples import few_examples
+from tests.memory_rebuild import rebuild_from_memory
 
 GROUPS = 8
 VARIABLES = {
@@ -82,7 +83,8 @@ def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
         handles,
         objects,
         digests,
-        {},
+        dict.fromkeys(operators, Form.DELTA),
+        statistics={"state_rows": 0},
         materialization=materialization,
     )
 
@@ -280,6 +282,14 @@ def merged(chain):
     return [(at, manifest) for at, manifest in sorted(out.items())]
 
 
+def check_rebuilt(history) -> None:
+    """A rebuilt catalog has what each checkpoint needs."""
+    with new_catalog() as catalog:
+        rebuild_from_memory(history.catalog, STREAM, history.manifests, catalog)
+        kept = [each.id for each in history.catalog.checkpoints.list_retained(STREAM) if not each.deleted]
+        check(replace(history, catalog=catalog), since=min(kept))
+
+
 @settings(max_examples=few_examples(100))
 @given(st.data())
 def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
@@ -311,6 +321,7 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
         says = {stored.name for stored in catalog.chains.list_objects(STREAM, history.newest)}
         assert says == tight, "once the run has noticed everything, what the newest needs is exact"
         assert {s.kind for s in catalog.objects.list(STREAM)} <= set(ObjectKind)
+        check_rebuilt(history)
 
 
 def test_two_latest_retained() -> None:
@@ -337,6 +348,7 @@ def test_two_latest_retained() -> None:
             there = {stored.name for stored in catalog.objects.list(STREAM)}
             assert {file for file in path if path[file] in there} == left[id]
             check(history, since=id - 1)
+            check_rebuilt(history)
         with pytest.raises(StateError, match=r"refers to .*/1\.segment, which may be deleted already"):
             history.commit_files([path["1"], path["456"]])
 
