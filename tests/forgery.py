@@ -115,16 +115,19 @@ def forged_manifest(original: bytes, manifest: Manifest) -> bytes:
     """A manifest that says that its first object has another checksum and its state another digest."""
     chance = random.Random(1)
     first, *others = manifest.objects
-    objects = [replace(first, checksum=checksum_of(b"forged", algorithm_of(first.checksum))), *others]
     digests = {
         op: {name: groups + (groups != 0).astype(np.uint64) for name, groups in of.items()}
         for op, of in manifest.digests.items()
     }
 
     def encoded(by: int) -> bytes:
-        pad = {"pad": "".join(chance.choices(string.ascii_letters, k=by))}
-        statistics = manifest.statistics if by == 1 else pad
-        return encode_manifest(replace(manifest, objects=objects, digests=digests, statistics=statistics))
+        # Wherever the checksum is, so that the manifest compresses as well as the original.
+        checksum = checksum_of(f"forged {by}".encode(), algorithm_of(first.checksum))
+        objects = [replace(first, checksum=checksum), *others]
+        handles = [replace(h, checksum=checksum) if h.checksum == first.checksum else h for h in manifest.handles]
+        pad = {"pad": "".join(chance.choices(string.ascii_letters, k=by // 2))}
+        said = {"objects": objects, "handles": handles, "statistics": manifest.statistics if by % 2 else pad}
+        return encode_manifest(replace(manifest, digests=digests, **said))
 
     return _as_long(original, encoded)
 

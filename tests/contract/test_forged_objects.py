@@ -278,7 +278,7 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
         assert not failures(place, SMALL.name)
         added = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name) if o.name not in recorded}
         assert added and all(checksum.startswith("sha-256:") for checksum in added.values())
-        for id, first in {1: b'"format":1', 4: b'"format":3'}.items():
+        for id, first in {1: b'"format":1', 4: b'"format":5'}.items():
             data = _bytes(place.warehouse.store, place.catalog.checkpoints.get(SMALL.name, id).manifest)
             about = pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py()
             assert first.decode() in about
