@@ -147,7 +147,9 @@ def of_all_subtasks(
     written = max((count for count, own in zip(rows, wrote, strict=True) if own), default=0)
     share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
     pace = max(1.0, max(rows) / written) if written else 1.0
-    return replace(cost, bytes=cost.bytes + round(share * before.base_bytes), seconds=cost.seconds * pace)
+    # Rows differ in width: what the others keep is at least what the writers' part leaves of the last base.
+    kept_bytes = max(share * before.base_bytes, before.base_bytes - cost.bytes)
+    return replace(cost, bytes=cost.bytes + round(kept_bytes), seconds=max(cost.seconds * pace, before.base_s))
 
 
 def _seconds(a: Acknowledgement, table: str, form: Form) -> float:

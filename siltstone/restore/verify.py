@@ -6,7 +6,7 @@ that the stream updated change by change (promise 1).
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -31,6 +31,7 @@ from siltstone.restore.restore import (
 )
 from siltstone.restore.verify_rules import VerifyChain, verify_plan
 from siltstone.state.protocol import key_batch
+from siltstone.state.schema import TableSchema
 from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
@@ -180,13 +181,17 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     restore_bytes: dict[int, int] = {}
     chain, manifests = task.chain, task.manifests
     last = manifests[chain.steps[-1].checkpoint]
-    target = MemoryState.empty(schemas_of(last, chain.operator), chain.key_groups, last.max_parallelism)
+    # The newest schema of each table: a key may have become nullable.
+    schemas = {k: v for step in chain.steps for k, v in schemas_of(manifests[step.checkpoint], chain.operator).items()}
+    target = MemoryState.empty({}, chain.key_groups, last.max_parallelism)
     failures: list[Failure] = []
     reader = BlockReader(store, objects_of(manifests))
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
     blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
     opaque = _OpaqueValues()
     for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
+        names = {name for _, name in variables_of(manifests[step.checkpoint], chain.operator)}
+        _follow_variables(target, names, schemas)
         opaque.follow(step.handles)
         for handle in handles:
             try:
@@ -315,6 +320,15 @@ def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[i
         except CorruptObject as error:
             failures += [Failure(checkpoint, str(error), stored.name) for checkpoint in dependents]
     return failures
+
+
+def _follow_variables(target: MemoryState, names: Collection[str], schemas: Mapping[str, TableSchema]) -> None:
+    """Let the target have a checkpoint's variables and no others: a chain may go on where one is dropped or added."""
+    for gone in {*target.tables, *target.opaque}.difference(names):
+        target.tables.pop(gone, None)
+        target.opaque.pop(gone, None)
+    added = {name: schemas[name] for name in names if name in schemas and name not in target.tables}
+    target.tables |= MemoryState.empty(added, target.groups, target.max_parallelism).tables
 
 
 def _apply(target: MemoryState, handle: Handle, block: Block) -> None:

@@ -1,6 +1,7 @@
 """A table that did not change in an interval is not written again, whatever form is ordered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -155,6 +156,16 @@ def test_a_base_of_some_subtasks_counts_as_a_delta_where_the_others_chains_have_
     alone = of_all_subtasks(cost, PolicyState(checkpoints=5, base_bytes=400.0, base_rows=40), "table", received)
     assert alone == CheckpointCost(form=Form.BASE, bytes=400, seconds=3.0, rows=40)
     empty = of_all_subtasks(cost, PolicyState(checkpoints=5, base_bytes=400.0), "table", received)
-    assert empty.bytes == 300
+    assert empty.bytes == 400
     both = [acknowledged(0, 10, Form.BASE), acknowledged(1, 30, Form.BASE)]
     assert of_all_subtasks(cost, long, "table", both) is cost
+
+
+def test_wide_rows_that_do_not_change_beside_narrow_ones_that_do_stay_counted() -> None:
+    cost = CheckpointCost(form=Form.BASE, bytes=10, seconds=0.5, rows=20)
+    state = PolicyState(checkpoints=1, base_bytes=2000.0, base_rows=20, base_s=2.0)
+    for _ in range(10):
+        received = [acknowledged(0, 10, Form.BASE, 10), acknowledged(1, 10, None)]
+        seen = of_all_subtasks(cost, state, "table", received)
+        state = replace(state, base_bytes=float(seen.bytes), base_s=seen.seconds)
+    assert (state.base_bytes, state.base_s) == (2000, 2)
