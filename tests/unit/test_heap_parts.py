@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import pytest
 from siltstone.errors import StateError, Unreachable
 from siltstone.state.backends.heap import HeapBackend, HeapState, HeapTable, index, subtask, table
 from siltstone.state.backends.heap.index import Index, tags
+from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents
 
@@ -252,3 +254,19 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Unreachable, match=r"cannot use .*file/s: Not a directory"):
         open_state(tmp_path / "file" / "s")
+
+
+def test_pages_are_written_without_being_prepared_if_no_thread_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = MappedArray(tmp_path / "a", np.uint64, scattered=True)
+    array.reserve(5000)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    array.expect_writes(5000, ahead=True)
+    array.items[:5000] = 7
+    array.close()
+    assert (MappedArray(tmp_path / "a", np.uint64, held=5000).items[:5000] == 7).all()

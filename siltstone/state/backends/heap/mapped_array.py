@@ -104,8 +104,7 @@ class MappedArray:
         self._wait_for_pages()
         if self.path and len(self.items) and count * mmap.PAGESIZE >= _MOST_PAGES * self.items.nbytes:
             if ahead:
-                self._ahead = threading.Thread(target=_populate, args=[self.items], daemon=True)
-                self._ahead.start()
+                self._ahead = _begin_to_populate(self.items)
             else:
                 _populate(self.items)
 
@@ -124,6 +123,16 @@ class MappedArray:
         """Release the items; what was written stays in the file."""
         self._wait_for_pages()
         self.items = np.zeros(0, self.dtype)
+
+
+def _begin_to_populate(items: np.ndarray) -> threading.Thread | None:
+    """Populate in a thread; not at all if none can start, because it is a hint."""
+    thread = threading.Thread(target=_populate, args=[items], daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def _populate(items: np.ndarray) -> None:
