@@ -25,10 +25,10 @@ def inline_limit_bytes(option_bytes: int, subtasks: int, parts: int) -> int:
 
 
 def waits_for_upload(sent_bytes: int) -> bool:
-    """Return whether the driver waits for segments of this size together, rather than have tasks carry them."""
+    """Return whether the driver waits until these segments are stored, so that tasks do not carry them."""
     return sent_bytes > SENT_BYTES
 
 
 def ends_interval(carried_bytes: int) -> bool:
-    """Return whether an interval ends in a checkpoint, because its tasks carry so many bytes of handles."""
+    """Return whether tasks carry too many bytes of handles, so that the interval must end in a checkpoint."""
     return carried_bytes > INTERVAL_BYTES
