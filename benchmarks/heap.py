@@ -18,18 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
+from benchmarks.tables import BATCH, GROUPS, TABLE, keys_of, look_up, random_values, schema_of, update
 from benchmarks.workload import short
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import Keys
 from siltstone.state.backends.heap import HeapBackend, HeapState
-from siltstone.state.hashing import key_groups, xxhash64
-from siltstone.state.schema import TableSchema
 
-BATCH, TURNS, GROUPS = 100_000, 30, 128
+TURNS = 30
 ROUNDS, STEPS = 5, 6
 """rounds of updates without and with a snapshot, and the steps of each"""
-TABLE = "table"
-VALUES = pa.schema([(name, pa.int64()) for name in "abcd"])
 RAW_BYTES = 40
 """of a row of five int64 columns"""
 
@@ -98,23 +94,19 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 def measure(case: Case, directory: Path, rows: int) -> dict[str, Any]:
     """Fill a table, then look up and update random keys, and take snapshots."""
-    schema = TableSchema(pa.schema([("key", case.keys(np.zeros(1, int)).type)]), pa.schema([]), VALUES)
+    schema = schema_of(case.keys(np.zeros(1, int)).type)
     state = HeapBackend().open(directory, {TABLE: schema}, (), KeyGroupRange(0, GROUPS), GROUPS)
     draw = np.random.default_rng(1)
     order, growth = draw.permutation(rows), list[float]()
     for at in range(0, rows, BATCH):
-        took = _update(state, _keys(case, order[at : at + BATCH]), draw)
+        took = _change(state, case, order[at : at + BATCH], draw)
         if at >= rows // 10:
             growth.append(took)
     look_ups, updates = [], []
     for _ in range(TURNS):
         chosen = draw.choice(rows, min(BATCH, rows), replace=False)
-        keys = _keys(case, chosen)
-        began = time.perf_counter()
-        found = state.tables[TABLE].get(keys)
-        look_ups.append(time.perf_counter() - began)
-        assert found.found.all()
-        updates.append(_update(state, _keys(case, chosen), draw))
+        look_ups.append(look_up(state, keys_of(case.keys(chosen))))
+        updates.append(_change(state, case, chosen, draw))
     size = sum(path.stat().st_blocks * 512 for path in directory.glob("tables/**/*") if path.is_file())
     snapshots = _beside_snapshots(state, case, rows, draw)
     state.close()
@@ -131,34 +123,20 @@ def _beside_snapshots(state: HeapState, case: Case, rows: int, draw: np.random.G
     """Return per round how long a snapshot took (ms), and how fast updates were beside it, those without being 1."""
     took, ratios = [], []
 
-    def update() -> float:
+    def updates() -> float:
         every = [draw.choice(rows, min(BATCH, rows), replace=False) for _ in range(STEPS)]
-        return median(_update(state, _keys(case, chosen), draw) for chosen in every)
+        return median(_change(state, case, chosen, draw) for chosen in every)
 
     for _ in range(ROUNDS):
-        without = update()
+        without = updates()
         began = time.perf_counter()
         snapshot = state.snapshot()
         took.append((time.perf_counter() - began) * 1e3)
-        ratios.append(without / update())
+        ratios.append(without / updates())
         snapshot.release()
     return {"snapshot_ms": took, "beside_snapshot": ratios}
 
 
-def _keys(case: Case, numbers: np.ndarray) -> Keys:
-    column = case.keys(numbers)
-    hashes = xxhash64([pa.chunked_array([column])])
-    return Keys(pa.table({"key": column}), hashes, key_groups(hashes, GROUPS))
-
-
-def _update(state: HeapState, keys: Keys, draw: np.random.Generator) -> float:
-    """Put new values for keys in a step of its own; return the seconds."""
-    values = pa.table([pa.array(draw.integers(0, 1 << 40, len(keys))) for _ in VALUES], schema=VALUES)
-    began = time.perf_counter()
-    state.begin(state.version + 1, tracking=True)
-    state.tables[TABLE].put(keys, values)
-    state.tables[TABLE].mark()
-    state.commit()
-    seconds = time.perf_counter() - began
-    state.release(state.version)
-    return seconds
+def _change(state: HeapState, case: Case, numbers: np.ndarray, draw: np.random.Generator) -> float:
+    values = random_values(draw, len(numbers))
+    return update(state, keys_of(case.keys(numbers)), values)

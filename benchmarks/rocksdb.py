@@ -18,19 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, spread_of, table_of
+from benchmarks.tables import BATCH, GROUPS, TABLE, keys_of, look_up, random_values, schema_of, update
 from benchmarks.workload import short
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys
 from siltstone.state.backends.rocksdb.database import Changes, Database
-from siltstone.state.backends.rocksdb.subtask import RocksDBBackend, RocksDBState
-from siltstone.state.hashing import key_groups, xxhash64
-from siltstone.state.schema import TableSchema
+from siltstone.state.backends.rocksdb.subtask import RocksDBBackend
 
 ROWS, QUICK_ROWS = 3_000_000, 200_000
-BATCH, ROUNDS, GROUPS = 100_000, 15, 128
-TABLE = "table"
-VALUES = pa.schema([(name, pa.int64()) for name in "abcd"])
-SCHEMA = TableSchema(pa.schema([("key", pa.int64())]), pa.schema([]), VALUES)
+ROUNDS = 15
 BACKEND, RAW = "the backend", "rocksdict"
 LOOK_UPS, UPDATES, WRITES = "look-ups", "updates", "updates / writes that read nothing"
 
@@ -65,23 +61,25 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 def measure(directory: Path, rows: int, batch: int, rounds: int) -> Seconds:
     """Fill both sides with the same rows, then take turns."""
-    state = RocksDBBackend().open(directory / "state", {TABLE: SCHEMA}, (), KeyGroupRange(0, GROUPS), GROUPS)
+    state = RocksDBBackend().open(
+        directory / "state", {TABLE: schema_of(pa.int64())}, (), KeyGroupRange(0, GROUPS), GROUPS
+    )
     raw, draw, found = Database(directory / "raw"), np.random.default_rng(1), Seconds()
     order = draw.permutation(rows)
     for at in range(0, rows, batch):
-        values = _values(draw, len(order[at : at + batch]))
-        _update(state, _keys(order[at : at + batch]), values)
+        values = random_values(draw, len(order[at : at + batch]))
+        update(state, _keys(order[at : at + batch]), values)
         _write_raw(raw, *_bytes(order[at : at + batch], values))
     for turn in range(rounds):
-        chosen, values = draw.choice(rows, batch, replace=False), _values(draw, batch)
+        chosen, values = draw.choice(rows, batch, replace=False), random_values(draw, batch)
         names, packed = _bytes(chosen, values)
         sides = (BACKEND, RAW) if turn % 2 else (RAW, BACKEND)
         for side in sides:
-            took = _look_up(state, _keys(chosen)) if side == BACKEND else _look_up_raw(raw, names)
+            took = look_up(state, _keys(chosen)) if side == BACKEND else _look_up_raw(raw, names)
             found.look_ups[side].append(took)
         for side in sides:
             if side == BACKEND:
-                found.updates[side].append(_update(state, _keys(chosen), values))
+                found.updates[side].append(update(state, _keys(chosen), values))
             else:
                 read, wrote = _look_up_raw(raw, names), _write_raw(raw, names, packed)
                 found.updates[side].append(read + wrote)
@@ -92,13 +90,7 @@ def measure(directory: Path, rows: int, batch: int, rounds: int) -> Seconds:
 
 
 def _keys(numbers: np.ndarray) -> Keys:
-    column = pa.array(numbers, pa.int64())
-    hashes = xxhash64([pa.chunked_array([column])])
-    return Keys(pa.table({"key": column}), hashes, key_groups(hashes, GROUPS))
-
-
-def _values(draw: np.random.Generator, rows: int) -> pa.Table:
-    return pa.table([pa.array(draw.integers(0, 1 << 40, rows)) for _ in VALUES], schema=VALUES)
+    return keys_of(pa.array(numbers, pa.int64()))
 
 
 def _bytes(numbers: np.ndarray, values: pa.Table) -> tuple[list[bytes], list[bytes]]:
@@ -110,31 +102,11 @@ def _bytes(numbers: np.ndarray, values: pa.Table) -> tuple[list[bytes], list[byt
     return [key.tobytes() for key in keys], [row.tobytes() for row in rows]
 
 
-def _look_up(state: RocksDBState, keys: Keys) -> float:
-    began = time.perf_counter()
-    found = state.tables[TABLE].get(keys)
-    seconds = time.perf_counter() - began
-    assert found.found.all()
-    return seconds
-
-
 def _look_up_raw(raw: Database, names: list[bytes]) -> float:
     began = time.perf_counter()
     found = raw.get_many(names)
     seconds = time.perf_counter() - began
     assert None not in found
-    return seconds
-
-
-def _update(state: RocksDBState, keys: Keys, values: pa.Table) -> float:
-    """Put new values for keys in a step of its own; return the seconds."""
-    began = time.perf_counter()
-    state.begin(state.version + 1, tracking=True)
-    state.tables[TABLE].put(keys, values)
-    state.tables[TABLE].mark()
-    state.commit()
-    seconds = time.perf_counter() - began
-    state.release(state.version)
     return seconds
 
 

@@ -13,10 +13,8 @@ beside it is an autonomous operator. The outputs of the newest checkpoint are st
 import json
 import socket
 import sys
-import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,12 +31,13 @@ from siltstone.operator import MapState, Operator, OperatorCheckpoint, Rows, Sta
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.sinks.delta import SinkTable
 from siltstone.stream import DEAD_LETTERS, Autonomous, Stream
-from tests.golden_warehouse import GOLDEN, rows_of
+from tests.golden_warehouse import GOLDEN, contents, pack, unpack
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 NAME, OPERATOR, SAVED = "extras", "notes", "saved"
 ALONE = f"{NAME}-tallies"
+STREAMS = (NAME, ALONE)
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=4, size_ratio_max=None))
 _NOTE = pa.struct({"n": pa.int64(), "text": pa.string()})
 TAGS = pa.list_(pa.struct({"tag": pa.string(), "weight": pa.float64()}))
@@ -50,7 +49,7 @@ _KEYS, _BAD = 40, 13
 class Notes(Operator):
     """Keeps the newest note of each key, which may be null, and its tags; it prepares how many rows it has seen."""
 
-    key = {"name": pa.string()}  # noqa: RUF012
+    key = pa.schema([("name", pa.string())])
     nullable = ("name",)
     inputs = ("n",)
     output = pa.schema([("name", pa.string()), ("n", pa.int64()), ("tags", TAGS)])
@@ -91,7 +90,7 @@ class Tallies(Operator):
     """Counts by key, outside the region."""
 
     name = "tallies"
-    key = {"name": pa.string()}  # noqa: RUF012
+    key = pa.schema([("name", pa.string())])
     nullable = ("name",)
     totals = ValueState(value={"rows": pa.int64()})
 
@@ -199,24 +198,10 @@ def write(place: OpenWarehouse, export: Path) -> None:
     run.region.close("stopped before the outputs were delivered")
 
 
-def contents(place: OpenWarehouse) -> dict[str, Any]:
-    """What each stream's checkpoints hold: stream -> checkpoint -> its digest and rows."""
-    return {
-        stream: {
-            str(record.id): {"digest": record.digest, "rows": rows_of(place, stream, record.id)}
-            for record in place.catalog.checkpoints.list(stream)
-        }
-        for stream in (NAME, ALONE)
-    }
-
-
-@contextmanager
-def opened(archive: Path, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The URL of the warehouse of an archive in a directory, and what it must give."""
-    with tarfile.open(archive) as file:
-        file.extractall(directory, filter="data")
+def opened(archive: Path, directory: Path) -> tuple[str, dict[str, Any]]:
+    """Unpack an archive into a directory; return the URL of its warehouse, and what it must give."""
     kind = "rocksdb://" if ".rocksdb." in archive.name else ""
-    yield f"{kind}{directory / 'warehouse'}", json.loads((directory / "expected.json").read_text())
+    return f"{kind}{directory / 'warehouse'}", unpack(archive, directory)
 
 
 def archive(path: Path, kind: str) -> None:
@@ -225,24 +210,10 @@ def archive(path: Path, kind: str) -> None:
         root = Path(directory)
         with OpenWarehouse.writable(f"{kind}{root / 'warehouse'}") as place:
             write(place, root / "export")
-            expected = contents(place)
+            expected = contents(place, STREAMS)
         for log in root.glob("warehouse/objects/_sinks/*/*/_delta_log/*.json"):
             log.write_text(log.read_text().replace(str(root), "/golden"))
-        (root / "expected.json").write_text(json.dumps(expected))
-        with tarfile.open(path, "x:xz") as file:
-            for part in ("expected.json", "warehouse", "export"):
-                if (root / part).exists():
-                    file.add(root / part, part, filter=_needed)
-
-
-def _needed(found: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what a machine keeps for itself, and whose the file was."""
-    name = Path(found.name).name
-    if name in ("work", "LOCK", "LOG") or name.startswith(("LOG.old", "OPTIONS")):
-        return None
-    found.uid = found.gid = 0
-    found.uname = found.gname = ""
-    return found
+        pack(path, root, expected, ("warehouse", "export"))
 
 
 if __name__ == "__main__":

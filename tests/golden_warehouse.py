@@ -16,7 +16,7 @@ import socket
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -145,23 +145,47 @@ def rows_of(place: OpenWarehouse, stream: str, checkpoint: int) -> dict[str, lis
     return found
 
 
-def contents(place: OpenWarehouse) -> dict[str, Any]:
+def contents(place: OpenWarehouse, streams: Sequence[str] = (NAME, FORK)) -> dict[str, Any]:
     """What each stream's checkpoints hold: stream -> checkpoint -> its digest and rows."""
     return {
         stream: {
             str(record.id): {"digest": record.digest, "rows": rows_of(place, stream, record.id)}
             for record in place.catalog.checkpoints.list(stream)
         }
-        for stream in (NAME, FORK)
+        for stream in streams
     }
+
+
+def unpack(archive: Path, directory: Path) -> dict[str, Any]:
+    """Unpack an archive into a directory; return what its warehouse must give."""
+    with tarfile.open(archive) as file:
+        file.extractall(directory, filter="data")
+    return json.loads((directory / "expected.json").read_text())
+
+
+def pack(path: Path, root: Path, expected: Mapping[str, Any], parts: Sequence[str]) -> None:
+    """Write an archive of what is in `root` of these parts, and of what its warehouse must give."""
+    (root / "expected.json").write_text(json.dumps(expected))
+    with tarfile.open(path, "x:xz") as file:
+        for part in ("expected.json", *parts):
+            if (root / part).exists():
+                file.add(root / part, part, filter=_needed)
+
+
+def _needed(found: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what a machine keeps for itself, and whose the file was."""
+    name = Path(found.name).name
+    if name in ("work", "LOCK", "LOG") or name.startswith(("LOG.old", "OPTIONS")):
+        return None
+    found.uid = found.gid = 0
+    found.uname = found.gname = ""
+    return found
 
 
 @contextmanager
 def opened(archive: Path, directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The warehouse of an archive in a directory, as a store keeps it; and what it must give."""
-    with tarfile.open(archive) as file:
-        file.extractall(directory, filter="data")
-    expected = json.loads((directory / "expected.json").read_text())
+    expected = unpack(archive, directory)
     with patch.object(FilesystemStore, "ranged", expected.pop("ranged")):
         yield directory / "warehouse", expected
 
@@ -177,17 +201,7 @@ def archive(path: Path, *, ranged: bool) -> None:
         with OpenWarehouse.writable(str(root / "warehouse")) as place:
             write(place)
             expected = {"ranged": ranged, **contents(place)}
-        (root / "expected.json").write_text(json.dumps(expected))
-        with tarfile.open(path, "x:xz") as file:
-            for part in ("expected.json", "warehouse/objects", "warehouse/catalog.db"):
-                file.add(root / part, part, filter=_of_nobody)
-
-
-def _of_nobody(found: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out whose the file was."""
-    found.uid = found.gid = 0
-    found.uname = found.gname = ""
-    return found
+        pack(path, root, expected, ("warehouse/objects", "warehouse/catalog.db"))
 
 
 if __name__ == "__main__":

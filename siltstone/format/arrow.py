@@ -52,12 +52,7 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
     for field in stored:
         _check_field(field)
     for message in messages:
-        if message.type != "record batch":
-            raise ValueError(f"it contains a {message.type}")
-        _check_claims(message, room)
-        batch = pa.ipc.read_record_batch(message, stored)
-        batch.validate(full=True)
-        yield batch
+        yield _read_message(message, stored, room)
 
 
 def read_batch(data: pa.Buffer | memoryview | bytes, schema: pa.Schema, room: int) -> pa.RecordBatch:
@@ -69,9 +64,12 @@ def read_batch(data: pa.Buffer | memoryview | bytes, schema: pa.Schema, room: in
     Raises:
         ValueError, pa.ArrowException, OSError, struct.error: it is not such a batch.
     """
-    message = pa.ipc.read_message(pa.py_buffer(data))
+    return _read_message(pa.ipc.read_message(pa.py_buffer(data)), schema, room)
+
+
+def _read_message(message: pa.ipc.Message, schema: pa.Schema, room: int) -> pa.RecordBatch:
     if message.type != "record batch":
-        raise ValueError(f"it is a {message.type}")
+        raise ValueError(f"it contains a {message.type}")
     _check_claims(message, room)
     batch = pa.ipc.read_record_batch(message, schema)
     batch.validate(full=True)

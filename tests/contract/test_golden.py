@@ -9,7 +9,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.import_savepoint import import_savepoint, prove_export
 from siltstone.client import open_client
 from tests import golden_extras as extras
-from tests.golden_warehouse import FORK, GOLDEN, NAME, POLICY, STREAM, batch, contents, opened
+from tests.golden_warehouse import FORK, GOLDEN, NAME, POLICY, STREAM, batch, contents, opened, rows_of
 from tests.places import place_at
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -49,32 +49,33 @@ def test_there_are_archives_of_each_format_and_store() -> None:
 def test_nested_values_null_keys_what_was_prepared_and_outputs_are_read_and_continued(
     archive: Path, tmp_path: Path
 ) -> None:
-    with extras.opened(archive, tmp_path) as (url, expected):
-        open_client(url).upgrade()
-        with OpenWarehouse.writable(url) as place:
-            assert extras.contents(place) == expected
-            assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
-            extras.SAID.clear()
-            run = extras.ExtrasRun(place)
-            run.step(extras.batch(8))
-            assert [told for told in extras.SAID if told] == [(b"7:0",), (b"7:5",)], "a part per subtask"
-            run.deliver()
-            numbers = [(1, 2, 3, 4, 5, 7, 8), (7, 8)][not extras.has_tables(place)]
-            for sink, wanted in extras.delivered(numbers).items():
-                assert extras.rows_in(run, place, sink) == wanted
-            [alone] = extras.STREAM.autonomous_streams()
-            beside = RegionRun(place, alone, extras.POLICY)
-            for n in (9, 10):
-                beside.step(extras.batch(n))
-            assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
+    url, expected = extras.opened(archive, tmp_path)
+    open_client(url).upgrade()
+    with OpenWarehouse.writable(url) as place:
+        assert contents(place, extras.STREAMS) == expected
+        assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
+        extras.SAID.clear()
+        run = extras.ExtrasRun(place)
+        run.step(extras.batch(8))
+        assert [told for told in extras.SAID if told] == [(b"7:0",), (b"7:5",)], "a part per subtask"
+        run.deliver()
+        numbers = [(1, 2, 3, 4, 5, 7, 8), (7, 8)][not extras.has_tables(place)]
+        for sink, wanted in extras.delivered(numbers).items():
+            assert extras.rows_in(run, place, sink) == wanted
+        [alone] = extras.STREAM.autonomous_streams()
+        beside = RegionRun(place, alone, extras.POLICY)
+        for n in (9, 10):
+            beside.step(extras.batch(n))
+        assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
 
 
 @pytest.mark.parametrize("archive", [path for path in EXTRAS if ".files." in path.name], ids=lambda path: path.name)
 def test_an_exported_savepoint_is_imported(archive: Path, tmp_path: Path) -> None:
-    with extras.opened(archive, tmp_path) as (_, expected), place_at(tmp_path / "new") as place:
+    _, expected = extras.opened(archive, tmp_path)
+    with place_at(tmp_path / "new") as place:
         made = import_savepoint(place, prove_export(str(tmp_path / "export")))
         kept = expected[extras.NAME][str(made.exported_checkpoint)]
         assert made.digest == kept["digest"] == restored_digest(place, extras.NAME, 1)
-        assert extras.rows_of(place, extras.NAME, 1) == kept["rows"]
+        assert rows_of(place, extras.NAME, 1) == kept["rows"]
         extras.ExtrasRun(place).step(extras.batch(5))
         assert not failures(place, extras.NAME)

@@ -1,9 +1,31 @@
-"""What Dagster changes in the process of the tests, which go on in it."""
+"""A warehouse and an instance for the tests of a module, and what Dagster changes in the process, which goes on."""
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+import dagster as dg
 import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "warehouse")
+
+
+@pytest.fixture
+def place(url: str) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """In files, as schedules open it again."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -34,24 +34,6 @@ DEFINITIONS = stream_definitions(SMALL)
 PARTS = {f"{operator}_base_checkpoint" for operator in ("accounts", "daily", "places")}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return str(tmp_path / "warehouse")
-
-
-@pytest.fixture
-def place(url: str) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """In files, as schedules open it again."""
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
-        yield made
-
-
 def run(place: OpenWarehouse, who: str, steps: int) -> RegionSteps:
     """Take the stream over and make so many checkpoints; the run stays open."""
     options = RegionOptions(parallelism=1, checkpoint_steps=1, upload=UploadOptions())

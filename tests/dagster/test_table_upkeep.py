@@ -1,12 +1,9 @@
 """The daily upkeep of the tables of a stream's sinks, from the tick of its schedule to the end of its job: no Spark."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster import stream_definitions
@@ -17,24 +14,6 @@ from tests.delta_run import TableRun, rows_in, sink_table, table_files
 from tests.outbox_run import NAME, SINK, STREAM, batch, inputs, outstanding
 
 DEFINITIONS = stream_definitions(replace(STREAM, sinks={SINK: DeltaSink()}))
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return str(tmp_path / "warehouse")
-
-
-@pytest.fixture
-def place(url: str) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """In files, as schedules open it again."""
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
-        yield made
 
 
 class Daemon:

@@ -33,7 +33,7 @@ class Tables(Operator):
     """A table that changes with each row, and one that changes where the rows say so."""
 
     name = "tables"
-    key = {"k": pa.int64()}  # noqa: RUF012
+    key = pa.schema([("k", pa.int64())])
     busy = ValueState(value={"n": pa.int64()})
     static = ValueState(value={"n": pa.int64()})
 
