@@ -16,6 +16,7 @@
     heap        the heap backend alone: look-ups, updates, memory, growth, snapshots (`benchmarks.heap`)
     rocksdb     the RocksDB backend beside rocksdict's own batch calls (`benchmarks.rocksdb`)
     pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
+    throughput  a checkpoint in every micro-batch, compared with one in a hundred (`benchmarks.throughput`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
     latency     from a row's arrival to a durable sink, compared with Spark's RocksDB state store (`benchmarks.latency`)
 
@@ -159,6 +160,13 @@ def pending(scratch: Path, options: argparse.Namespace) -> Report:
     return pending.run(scratch, quick=options.quick)
 
 
+def throughput(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.throughput`."""
+    from benchmarks import throughput
+
+    return throughput.run(scratch, quick=options.quick)
+
+
 def python(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.python_operators`."""
     from benchmarks import python_operators
@@ -188,6 +196,7 @@ PARTS: dict[str, Part] = {
     "heap": heap,
     "rocksdb": rocksdb,
     "pending": pending,
+    "throughput": throughput,
     "python": python,
     "latency": latency,
 }

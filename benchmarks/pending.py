@@ -2,9 +2,10 @@
 
 Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
-waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`): bases and
-back-pressure are included. What its tasks upload themselves, before they return, is counted apart: as the time of the
-whole step. The ways take turns on the same input, in rounds (A B, B A).
+waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`), and until
+its slowest task has written its bases. Of the restores that the policy plans for, there are so many that a chain ends
+after `CHAIN` deltas, about. A step also uploads its changes before it returns, with or without a checkpoint: that is
+only in the time of the whole step. The ways take turns on the same input, in rounds (A B, B A).
 """
 
 import time
@@ -16,19 +17,21 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.goals import Goal, Report, spread_of, table_of
 from benchmarks.rounds import in_turn
-from benchmarks.systems import CORES, SPARK, source, totals_stream
+from benchmarks.systems import CORES, OPERATOR, SPARK, source, totals_stream
 from benchmarks.workload import Workload
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.run.progress import RunProgress
+from siltstone.chains.policies import PolicyOptions
 from siltstone.settings import Settings
-from siltstone.spark.operations import open_region
-from siltstone.spark.runner import StreamRunner
+from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
+from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.session import spark_session
 from tests.proxy import Fault, Proxy
 from tests.servers import versitygw
 from tests.store_cases_s3 import fresh_bucket
 
 DELAY_S, PACE_S, QUICK_PACE_S = 0.2, 2.0, 1.0
+CHAIN = 5
+"""deltas"""
 AT_MOST, GROWTH_AT_MOST = 0.1, 1.25
 BLOCKING, PENDING = "blocking", "2 pending"
 WAYS = {BLOCKING: 0, PENDING: 2}
@@ -67,7 +70,10 @@ def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_
     _, bucket = fresh_bucket(versitygw())
     with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
         url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
-        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending)
+        # A base each n checkpoints costs base / n + weight * n / 2 * delta per checkpoint: the least at this n.
+        weight = 2 * work.state_rows / work.step_rows / CHAIN**2
+        policy = PolicyOptions(restore_weight=weight)
+        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending, policy_options=policy)
         with OpenWarehouse.writable(settings.warehouse, settings.catalog) as warehouse:
             _run(spark, settings, warehouse, inputs, work.first_measured, None)
             proxy.next(Fault(delay_s=DELAY_S), None)
@@ -77,25 +83,26 @@ def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_
 def _run(
     spark: SparkSession, settings: Settings, warehouse: OpenWarehouse, inputs: Path, steps: int, pace_s: float | None
 ) -> Steps:
-    stream, progress, found = totals_stream("bench"), RunProgress("bench"), list[tuple[float, float]]()
-    region = open_region(settings, stream, warehouse, {}, CORES)
-    runner = StreamRunner(spark, region, max_steps=steps, progress=progress)
+    stream, metrics, found = totals_stream("bench"), RunMetrics(settings, "bench"), list[tuple[float, float]]()
+    epoch = Epoch(RunRequest(batches=steps))
+    with open_runner(settings, stream, warehouse, spark, metrics, epoch) as runner:
+        region, progress = runner.region, metrics.progress
 
-    def step(rows: DataFrame, batch: int) -> None:
-        before, began, waited = region.step, time.perf_counter(), progress.waited_s
-        runner(rows, batch)
-        if region.step > before:
-            found.append((progress.waited_s - waited, time.perf_counter() - began))
+        def step(rows: DataFrame, batch: int) -> None:
+            before, began, waited = region.step, time.perf_counter(), progress.waited_s
+            runner(rows, batch)
+            if region.step > before:
+                found.append((progress.waited_s - waited, time.perf_counter() - began))
 
-    rows = source(spark, str(inputs))
-    writer = rows.writeStream.foreachBatch(step).option("checkpointLocation", runner.checkpoint_location)
-    trigger = {"availableNow": True} if pace_s is None else {"processingTime": f"{pace_s} seconds"}
-    runner.await_query(writer.trigger(**trigger).start())
-    runner.finish()
-    runner.close()
-    region.close("done")
+        rows = source(spark, str(inputs))
+        writer = rows.writeStream.foreachBatch(step).option("checkpointLocation", runner.checkpoint_location)
+        trigger = {"availableNow": True} if pace_s is None else {"processingTime": f"{pace_s} seconds"}
+        runner.await_query(writer.trigger(**trigger).start())
+        runner.finish()
     assert len(found) == steps, "a checkpoint for each micro-batch"
-    return found
+    newest = warehouse.catalog.checkpoints.list("bench", steps)
+    bases = [each.statistics["operators"][OPERATOR]["seconds"].get("base", 0.0) for each in newest]
+    return [(waited + base, whole) for (waited, whole), base in zip(found, bases, strict=True)]
 
 
 def report_of(found: Mapping[str, Rounds], pace_s: float = PACE_S) -> Report:

@@ -2,6 +2,8 @@
 
     siltstone           `Aggregate`, each micro-batch a checkpoint: digest, fsync and catalog commit on, default policy
     siltstone-rocksdb   the same with working state in RocksDB
+    siltstone-pending   the same as siltstone, with at most two checkpoints pending
+    siltstone-seldom    the same as siltstone, with a checkpoint each `SELDOM` micro-batches
     rocksdb             the same query on Spark's RocksDB state store with changelog checkpointing, update mode
     stateless           the same aggregation of each micro-batch by itself, in foreachBatch: the cost without state
 
@@ -40,6 +42,7 @@ System = Callable[[SparkSession, Path, Path], list[dict[str, Any]]]
 """session, input files, work directory -> the numbers of each step"""
 CORES = 2
 OPERATOR = "totals"
+SELDOM = 100
 SPARK = {
     "spark.driver.memory": "3g",
     "spark.sql.shuffle.partitions": str(CORES),
@@ -87,11 +90,19 @@ def run_siltstone_on_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> l
     return run_stream(totals_stream("bench"), spark, inputs, work, backend="rocksdb")
 
 
-def run_stream(
-    stream: Stream, spark: SparkSession, inputs: Path, work: Path, backend: str = "heap"
-) -> list[dict[str, Any]]:
-    """Run a query with a `StreamRunner`."""
-    settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, backend=backend)
+def run_siltstone_pending(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run `Aggregate` with pending checkpoints."""
+    return run_stream(totals_stream("bench"), spark, inputs, work, max_pending=2)
+
+
+def run_siltstone_seldom(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run `Aggregate` with few checkpoints."""
+    return run_stream(totals_stream("bench"), spark, inputs, work, checkpoint_steps=SELDOM)
+
+
+def run_stream(stream: Stream, spark: SparkSession, inputs: Path, work: Path, **given: Any) -> list[dict[str, Any]]:
+    """Run a query with a `StreamRunner`; `given` are fields of the settings."""
+    settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, **given)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
@@ -102,13 +113,18 @@ def run_stream(
         runner.finish()
         region.close("done")
         checkpoints = warehouse.catalog.checkpoints.list(stream.name)
-    for step, checkpoint, (told, completed_s) in zip(steps, checkpoints, completed, strict=True):
+    last = -1
+    for checkpoint, (told, completed_s) in zip(checkpoints, completed, strict=True):
+        begin, last = last + 1, last + told.steps
+        for step in steps[begin : last + 1]:
+            step |= {"bytes": 0, "base": False, "state_rows": checkpoint.rows}
+            step["completed_s"] = max(step["completed_s"], completed_s)
         [form] = set(checkpoint.forms.values())
-        step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}
-        step["completed_s"] = max(step["completed_s"], completed_s)
+        steps[last] |= {"bytes": checkpoint.bytes, "base": form is Form.BASE}
         subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
-        step["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
-        step["phases_s"]["manifest and catalog"] = told.seconds
+        steps[last]["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
+        steps[last]["phases_s"]["manifest and catalog"] = told.seconds
+    assert last == len(steps) - 1, "each step is in a checkpoint"
     return steps
 
 
@@ -142,6 +158,8 @@ def run_stateless(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
 SYSTEMS: dict[str, System] = {
     "siltstone": run_siltstone,
     "siltstone-rocksdb": run_siltstone_on_rocksdb,
+    "siltstone-pending": run_siltstone_pending,
+    "siltstone-seldom": run_siltstone_seldom,
     "rocksdb": run_rocksdb,
     "stateless": run_stateless,
 }

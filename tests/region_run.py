@@ -106,11 +106,13 @@ class RegionRun(RegionSteps):
         placed: bool = True,
         backend: str = "heap",
         max_pending: int = 0,
+        postpones_bases: bool = False,
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
             backend=backend,
             max_pending=max_pending,
+            postpones_bases=postpones_bases,
             checkpoint_steps=checkpoint_steps,
             upload=upload or UploadOptions(),
             tables=tables,

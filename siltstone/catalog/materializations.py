@@ -204,7 +204,10 @@ class Materializations(CatalogPart):
             connection.execute(delete(t.materialization).where(mine))
 
     def list_in_chain(self, stream: str, id: int) -> list[MaterializationRecord]:
-        """List those whose bases a restore of checkpoint `id` begins with, at most one per operator."""
+        """List those whose bases a restore of checkpoint `id` begins with: of one operator, the oldest first.
+
+        An operator has several if a later one left out tables that had not changed since.
+        """
         with self._transactions.reading() as connection:
             return [_record(row) for row in _read_needed(connection, stream, id)]
 
@@ -220,8 +223,9 @@ def _read_needed(connection: Connection, stream: str, checkpoint: int) -> list[R
     """Return the materializations that a restore of the checkpoint begins with."""
     needed = read_needed(connection, stream, checkpoint)
     names = [stored.name for stored in needed if is_materialization_manifest(stored.name)]
-    query = select(t.materialization).where(_M.stream == stream).order_by(_M.operator)
-    return [row for part in in_batches(names) for row in connection.execute(query.where(_M.manifest.in_(part)))]
+    query = select(t.materialization).where(_M.stream == stream)
+    found = [row for part in in_batches(names) for row in connection.execute(query.where(_M.manifest.in_(part)))]
+    return sorted(found, key=lambda row: (row.operator, row.checkpoint))
 
 
 def _last_needing(connection: Connection, stream: str, names: Collection[str], least: int) -> int:

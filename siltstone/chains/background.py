@@ -50,6 +50,8 @@ class Background:
         run: maps a function over the units of a materialization; called in the thread.
         cancel: cancels a call of `run` from another thread; `run` may then raise anything.
         uploaded: called in the thread with the statistics of what materializations stored.
+        postponed: says, of an operator whose chain in the catalog begins with the materialization of this manifest,
+            why the run leaves its next base to this thread; None if it does not (`RunChains.find_postponed`).
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class Background:
         run: Run,
         cancel: Callable[[], None] = lambda: None,
         uploaded: Callable[[UploadStatistics], None] = lambda _: None,
+        postponed: Callable[[str, str | None], str | None] = lambda *_: None,
     ) -> None:
         self._warehouse, self._stream, self._options = warehouse, stream, options
-        self._run, self._cancel, self._uploaded = run, cancel, uploaded
+        self._run, self._cancel, self._uploaded, self._postponed = run, cancel, uploaded, postponed
         self._housekeeper = Housekeeper(warehouse, stream, epoch, options.retention)
         name, in_context = f"siltstone-materialize-{stream}", copy_context().run
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
@@ -148,7 +151,8 @@ class Background:
         if self._abandoned.is_set():
             return
         for facts in chain_facts(self._warehouse.catalog, self._stream):
-            trigger = due(facts, self._warehouse.catalog.now(), options.materialization, options.policy)
+            postponed = self._postponed(facts.operator, facts.base)
+            trigger = due(facts, self._warehouse.catalog.now(), options.materialization, options.policy, postponed)
             if trigger is not None:
                 yield facts, trigger
 

@@ -99,6 +99,7 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
                 delta_amplification=_delta_amplification(states),
                 restore_s=sum(map(chain.restore_s, states)),
                 base_restore_s=sum(of.base_factor * chain.next_base(of)[1] for of in states),
+                base=base.manifest.name if base and base.manifest else None,
                 since=began,
                 newest_at=newest.committed_at,
                 succeeded_at=succeeded.get(operator),
@@ -123,7 +124,7 @@ def find_beginnings(catalog: Catalog, record: CheckpointRecord) -> dict[str, int
 
 
 def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, MaterializationRecord]:
-    """Return operator -> the materialization that its chain at a checkpoint begins with."""
+    """Return operator -> the newest materialization that its chain at a checkpoint begins with."""
     return {m.operator: m for m in catalog.materializations.list_in_chain(record.stream, record.id)}
 
 

@@ -17,6 +17,8 @@ from siltstone.chains.policy_rules import PolicyOptions
 RETRY_S = 10.0
 """seconds before a retry after the first failure; doubled for each further failure in a row"""
 RETRY_MAX_S = 600.0
+_LONG = 10
+"""deltas: chains with fewer are meant to be short, so bases come with checkpoints"""
 
 
 class MaterializationOptions(BaseModel):
@@ -38,7 +40,8 @@ class MaterializationOptions(BaseModel):
         default=0.8,
         gt=0,
         le=1,
-        description="the fraction of restore_budget_s and space_amplification_max at which a chain is consolidated",
+        description="the fraction of d_max, restore_budget_s and space_amplification_max at which a chain is "
+        "consolidated",
     )
     max_failures_allowed: int = Field(default=3, ge=1, description="failures in a row that are an error")
     stalled_intervals: int = Field(default=3, ge=1, le=1000, description="intervals without success that are an error")
@@ -60,6 +63,7 @@ class ChainFacts:
         amplification: `chain_bytes` per byte of live state; None without state. A delta adds about
             `delta_amplification` to it.
         restore_s: the predicted seconds of a restore, and `base_restore_s`, those after a materialization.
+        base: the manifest of the newest materialization that the chain begins with; None if there is none.
         since: when the chain got its base, or the materialization that it begins with was completed.
         newest_at: when the newest checkpoint was committed.
         succeeded_at: when the newest materialization was completed; None if none was.
@@ -77,6 +81,7 @@ class ChainFacts:
     since: datetime
     newest_at: datetime
     delta_amplification: float = 0.0
+    base: str | None = None
     succeeded_at: datetime | None = None
     failures: int = 0
     failed_at: datetime | None = None
@@ -103,16 +108,23 @@ class Health(StrEnum):
 
 
 def due(
-    facts: ChainFacts, now: datetime, options: MaterializationOptions, policy_options: PolicyOptions
+    facts: ChainFacts,
+    now: datetime,
+    options: MaterializationOptions,
+    policy_options: PolicyOptions,
+    postponed: str | None = None,
 ) -> Trigger | None:
     """Decide whether to materialize now, and why. A chain without deltas is never due, nor one that waits for a retry.
 
     Predictions trigger at the fraction `early` of the bounds at which the checkpoint policy takes a base, so that it
     seldom has to, and only if a materialization helps.
+
+    Args:
+        postponed: why a run leaves its next base to the materialization (`postpone_rules`); None if it does not.
     """
     if not facts.deltas or (facts.failed_at is not None and now < facts.failed_at + retry_delay(facts.failures)):
         return None
-    reason = _reason(facts, now, options, policy_options)
+    reason = _reason(facts, now, options, policy_options) or postponed
     return None if reason is None else Trigger(facts.operator, facts.checkpoint, reason)
 
 
@@ -124,6 +136,9 @@ def _reason(
         return f"{waited.total_seconds():.0f} s since its chain began, the interval is {options.interval_s:g} s"
     if options.chain_bytes is not None and facts.deltas_bytes >= options.chain_bytes:
         return f"its deltas take {facts.deltas_bytes:,} bytes, {options.chain_bytes:,} or more are consolidated"
+    longest = policy_options.d_max
+    if longest >= _LONG and facts.deltas >= max(options.early, 0.5) * longest:
+        return f"its chain has {facts.deltas} deltas, at most {longest} are allowed"
     budget = policy_options.restore_budget_s
     if budget is not None and facts.base_restore_s < options.early * budget <= facts.restore_s:
         return f"a restore is predicted to take {facts.restore_s:.1f} s of its {budget:g} s"

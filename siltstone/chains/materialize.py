@@ -29,7 +29,7 @@ from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
 from siltstone.restore.live_rules import LiveHandles, shared_names
-from siltstone.restore.plan_rules import RestoreUnit, replaces
+from siltstone.restore.plan_rules import Read, RestoreUnit, replaces
 from siltstone.restore.restore import (
     MemoryState,
     apply_reads,
@@ -54,6 +54,10 @@ DEFAULT_UPLOAD = UploadOptions()
 
 class Abandoned(BaseException):
     """Raised by `run` when a materialization is no longer wanted; it does not count as a failure."""
+
+
+class HeldWhole(UsageError):
+    """There is nothing to consolidate: a restore reads no change of the operator."""
 
 
 @dataclass(frozen=True)
@@ -90,28 +94,37 @@ def plan_materialization(
 
     Raises:
         StateError: the chain has a gap.
-        UsageError: there is nothing to consolidate.
+        HeldWhole: there is nothing to consolidate.
     """
     manifest = manifests[checkpoint]
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    # An opaque variable that checkpoints hold whole has no chain to end. What another materialization holds goes with
-    # it: this one replaces it.
-    chained = {
-        name
-        for unit in whole.units
-        for name, reads in unit.opaque.items()
-        if not all(replaces(r.handle) and materialization_of(r.handle.object) is None for r in reads)
-    }
-    wanted = {name: kind for name, kind in variables.items() if kind is Kind.INCREMENTAL or name[1] in chained}
+    wanted = {name: kind for name, kind in variables.items() if _is_chained(whole.units, name[1], checkpoint)}
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
     if not filled:
-        raise UsageError(f"checkpoint {checkpoint} of {manifest.stream} holds all of operator {operator} whole already")
+        raise HeldWhole(f"checkpoint {checkpoint} of {manifest.stream} holds all of operator {operator} whole already")
     return [MaterializeTask(id, part, unit, own, path, upload) for part, unit in enumerate(filled)]
+
+
+def _is_chained(units: Sequence[RestoreUnit], variable: str, checkpoint: int) -> bool:
+    """Whether a variable has a chain to end: a restore reads changes of it.
+
+    What another materialization at the same checkpoint holds goes with it, because this one replaces that one.
+    """
+    reads = [r for unit in units for r in (*_table_reads(unit, variable), *unit.opaque.get(variable, ()))]
+    return any(
+        not replaces(r.handle) or (r.checkpoint == checkpoint and materialization_of(r.handle.object) is not None)
+        for r in reads
+    )
+
+
+def _table_reads(unit: RestoreUnit, table: str) -> tuple[Read, ...]:
+    reads = unit.tables.get(table)
+    return () if reads is None else (*reads.bases, *reads.deltas)
 
 
 def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
@@ -194,7 +207,7 @@ def materialize(
     upload: UploadOptions = DEFAULT_UPLOAD,
     uploaded: Callable[[UploadStatistics], None] = lambda _: None,
 ) -> Materialized:
-    """Consolidate one operator's chain at `checkpoint`.
+    """Consolidate one operator's chain at `checkpoint`: every table and opaque variable of which it reads changes.
 
     Args:
         id: at most 32 letters and digits, unique among materializations.
@@ -203,7 +216,8 @@ def materialize(
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
-        UsageError: another process is at it, the stream has no such operator, or there is nothing to consolidate.
+        UsageError: another process is at it, or the stream has no such operator.
+        HeldWhole: there is nothing to consolidate.
         UnknownCheckpoint: the checkpoint does not exist, or no longer.
         CorruptObject, ProofFailed: the chain is damaged; nothing changed.
         Fenced: the lease was lost meanwhile; nothing changed.
@@ -231,7 +245,7 @@ def materialize(
                 stream, id, stored, manifest.objects, replaced, open_ - needed, rows_=rows, bytes_=size, seconds=seconds
             )
             try_write_extract(warehouse, stream)
-        except (Abandoned, KeyboardInterrupt):
+        except (Abandoned, HeldWhole, KeyboardInterrupt):
             with suppress(Unreachable):  # then its lease expires
                 catalog.materializations.abandon(stream, id)
             raise

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.errors import NewerFormat, StateError, UnknownCheckpoint, Unreachable, UsageError
@@ -86,7 +87,7 @@ def find_recovery_point(
         failures = _prove_twice(warehouse, stream, some, run)
         if failures and at_once == 1:
             damaged = _find_damaged_bases(warehouse, stream, failures[some[0]])
-            rebuilt = _rebuild(warehouse, stream, damaged, run, tell) if rebuild else damaged
+            rebuilt = _rebuild(warehouse, stream, damaged, run, tell) if rebuild else tuple(m.operator for m in damaged)
             if rebuild and rebuilt:
                 failures = _prove_twice(warehouse, stream, some, run)
         for failure in failures.values():
@@ -126,29 +127,32 @@ def _prove_twice(warehouse: OpenWarehouse, stream: str, some: list[int], run: Ma
     return failures
 
 
-def _find_damaged_bases(warehouse: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
-    """The operators whose chain begins with the materialization that the damaged object belongs to."""
+def _find_damaged_bases(warehouse: OpenWarehouse, stream: str, failure: Failure) -> list[MaterializationRecord]:
+    """The materialization that the damaged object belongs to, if there is one."""
     id = materialization_of(failure.object or "")
     begins = warehouse.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
-    return tuple(m.operator for m in begins if m.id == id)
+    return [m for m in begins if m.id == id]
 
 
 def _rebuild(
-    warehouse: OpenWarehouse, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
+    warehouse: OpenWarehouse,
+    stream: str,
+    damaged: Sequence[MaterializationRecord],
+    run: Map,
+    tell: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Materialize these operators' bases again, at the same checkpoints; returns the operators where that worked."""
+    """Make these materializations again, at the same checkpoints; returns the operators where that worked."""
     done = []
-    for m in warehouse.catalog.materializations.list_in_chain(stream, warehouse.catalog.checkpoints.last_id(stream)):
-        if m.operator in operators:
-            tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
-            try:
-                id = uuid.uuid4().hex
-                materialize(warehouse, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, rebuild=True)
-                done.append(m.operator)
-            except NewerFormat:
-                raise
-            except (StateError, UsageError):  # what it was made of is damaged too, or gone
-                continue
+    for m in damaged:
+        tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
+        try:
+            id = uuid.uuid4().hex
+            materialize(warehouse, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, rebuild=True)
+            done.append(m.operator)
+        except NewerFormat:
+            raise
+        except (StateError, UsageError):  # what it was made of is damaged too, or gone
+            continue
     return tuple(done)
 
 

@@ -49,7 +49,7 @@ def materialize(
     line = f"{stream}: checkpoint {result.checkpoint} materialized: {result.rows:,} rows, {size(result.bytes)}, "
     line += f"{result.seconds:.2f} s"
     if result.kept:
-        line += f"; {', '.join(result.kept)} already had a base there"
+        line += f"; {', '.join(result.kept)} already had no deltas there"
     for name, reason in result.triggers.items():
         line += f"\n  {name}: {reason}"
     print_result(result, as_json, line)

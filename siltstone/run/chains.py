@@ -23,6 +23,7 @@ from siltstone.chains.costs import (
 )
 from siltstone.chains.policies import with_options
 from siltstone.chains.policy_rules import CheckpointCost, Decision, Policy, PolicyState, RestoreBound, RestoreCost
+from siltstone.chains.postpone_rules import postpone_bases
 from siltstone.chains.restore_rules import NEWEST, share_restore
 from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
@@ -70,10 +71,18 @@ class NextChains:
 
 
 class RunChains:
-    """The chains of one run of a stream; empty before `resume` or the first checkpoint."""
+    """The chains of one run of a stream; empty before `resume` or the first checkpoint.
 
-    def __init__(self, stream: Stream, catalog: Catalog, store: Store, policy: Policy) -> None:
+    Args:
+        postpones: whether the run's background makes bases that end chains, as far as the bounds leave room for
+            deltas meanwhile (`postpone_rules`).
+    """
+
+    def __init__(self, stream: Stream, catalog: Catalog, store: Store, policy: Policy, *, postpones: bool) -> None:
         self._stream, self._catalog, self._store, self._policy = stream, catalog, store, policy
+        self._postpones = postpones
+        self._postponed: Mapping[str, str] = {}
+        """operator -> why it is to be materialized"""
         self._checkpoint = 0
         """the newest completed checkpoint, where the chains end"""
         self._step = 0
@@ -166,15 +175,30 @@ class RunChains:
             changed: operators whose tables differ from those of their chains.
         """
         self._forced = changed
-        self._decisions = {
-            (operator, table): self._policy_of(states, table).decide(state)
-            for operator, states in self.policies.items()
-            for table, state in states.items()
-        }
-        for operator, table in self._decisions:
+        forced = Decision(form=Form.BASE, tracking=False, d=0, reason="its operator's tables changed")
+        found, postponed = dict[Table, Decision](), dict[str, str]()
+        for operator, states in self.policies.items():
+            policies = {table: self._policy_of(states, table) for table in states}
+            decided = {table: policy.decide(states[table]) for table, policy in policies.items()}
             if operator in changed:
-                reason = "its operator's tables changed"
-                self._decisions[operator, table] = Decision(form=Form.BASE, tracking=False, d=0, reason=reason)
+                decided = dict.fromkeys(states, forced)
+            elif self._postpones:
+                options = {table: policy.options for table, policy in policies.items()}
+                decided, reason = postpone_bases(decided, states, options)
+                if reason is not None:
+                    postponed[operator] = reason
+            found |= {(operator, table): decision for table, decision in decided.items()}
+        self._decisions, self._postponed = found, postponed
+
+    def find_postponed(self, operator: str, base: str | None) -> str | None:
+        """Say why the background is to make an operator's bases now; None if it is not. Any thread may ask.
+
+        Args:
+            base: the manifest of the materialization that its chain begins with in the catalog; None if there is none.
+                While the run has not noticed it, nothing is to be made.
+        """
+        noticed = base is None or any(stored.name == base for stored in self.manifests)
+        return self._postponed.get(operator) if noticed else None
 
     def base_only(self, operator: str) -> frozenset[str]:
         """Return the tables of an operator whose chain is a base and nothing else: one that does not change is not

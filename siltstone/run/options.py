@@ -20,6 +20,7 @@ class RegionOptions:
         checkpoint_s: seconds between checkpoints.
         checkpoint_idle_s: seconds without a step after which an interval of fewer than `checkpoint_steps` ends.
         max_pending: most checkpoints on their way to the store while the stream goes on; 0: it waits for each.
+        postpones_bases: whether bases that end chains are left to materializations (`chains.postpone_rules`).
         options: the source options, recorded by the first run and fixed from then on.
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
@@ -34,6 +35,7 @@ class RegionOptions:
     checkpoint_s: float | None = None
     checkpoint_idle_s: float = Interval().idle_s
     max_pending: int = 0
+    postpones_bases: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)

@@ -33,7 +33,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
-from siltstone.chains.policy_rules import Decision, Policy, PolicyState
+from siltstone.chains.policy_rules import Decision, Policy
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
@@ -76,7 +76,7 @@ class ConsistentRegion:
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
         self._store, self._place = warehouse.store, OpenWarehouse(warehouse, catalog)
-        self._chains = RunChains(stream, catalog, warehouse.store, policy)
+        self.chains = RunChains(stream, catalog, warehouse.store, policy, postpones=options.postpones_bases)
         self._references = RunReferences(stream.name, catalog, warehouse.store)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
@@ -190,7 +190,7 @@ class ConsistentRegion:
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
         if latest:
-            name, manifest = self.stream.name, self._chains.resume(latest)
+            name, manifest = self.stream.name, self.chains.resume(latest)
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self._accepted = dict(manifest.digests)
@@ -241,12 +241,12 @@ class ConsistentRegion:
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
             try:
-                self._chains.follow()
+                self.chains.follow()
             except UnknownCheckpoint:
                 self.check_fence()  # a newer writer has given it up: then that is why
                 raise
-            self._references.follow(self._chains.manifests)
-        decided = self._chains.decisions
+            self._references.follow(self.chains.manifests)
+        decided = self.chains.decisions
         return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
 
     def _task(self, operator: Operator, base_step: int, decisions: Mapping[str, Decision], offsets: str) -> StepTask:
@@ -254,7 +254,7 @@ class ConsistentRegion:
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
             left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(forms, left, self._chains.base_only(operator.name))
+            order = CheckpointOrder(forms, left, self.chains.base_only(operator.name))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
@@ -273,12 +273,12 @@ class ConsistentRegion:
             warehouse=self.warehouse,
             backend=self.options.backend,
             tracking=tracking,
-            restore=self._chains.restore_point(operator.name),
+            restore=self.chains.restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,
             interval=self.checkpoint,
             begins_after=self._begins_after,
-            versions=self._chains.versions.get(operator.name, {}),
+            versions=self.chains.versions.get(operator.name, {}),
             log=self._log.since(operator.name),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
@@ -300,11 +300,6 @@ class ConsistentRegion:
         self._log.append(StepPath(self.stream.name, self.epoch, self.checkpoint, self.step), operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
         self.outbox.add(self.checkpoint, received)
-
-    @property
-    def policy_states(self) -> Mapping[str, Mapping[str, PolicyState]]:
-        """Operator -> table -> the state of its policy, as of the newest checkpoint."""
-        return self._chains.policies
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""
@@ -328,8 +323,8 @@ class ConsistentRegion:
         if not {step.step for step in steps} <= set(self.protocol.pending[-1].steps):
             raise StateError(f"{self.stream.name} began checkpoint {self.checkpoint} with other steps: run it again")
         path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
-        gathered, reasons, log = self._gathered, self._chains.reasons, self._log.cut(path)
-        chains = self._chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
+        gathered, reasons, log = self._gathered, self.chains.reasons, self._log.cut(path)
+        chains = self.chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
         self._event_time_max = gathered.event_time(self._event_time_max)
         further = edit, parallelism, self._definition, self._dropped, self.step - self._begins_after
         self._pending.append(
@@ -390,7 +385,7 @@ class ConsistentRegion:
 
     def _advance(self, pending: PendingCheckpoint, made: CheckpointCommit, committed: Committed) -> None:
         """The checkpoint exists."""
-        self._chains.advance(pending.id, pending.path.step, committed.manifests)
+        self.chains.advance(pending.id, pending.path.step, committed.manifests)
         self._references.follow(committed.manifests)
         self._previous = PreviousCheckpoint(made.manifest, committed.at)
         self.digest = made.digest

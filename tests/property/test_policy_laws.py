@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from siltstone.chains import chain_rules as chain
 from siltstone.chains.policies import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, policy_by_name
+from siltstone.chains.postpone_rules import postpone_bases
 from siltstone.chains.restore_rules import share_restore
 from siltstone.model import Form
 
@@ -271,3 +272,23 @@ def test_the_parts_of_a_measured_restore_sum_to_all_of_it(chains, seconds):
     if sum(b + d for b, d in chains) > 1e-6:
         assert sum(cost.restore_s for cost in parts.values()) == pytest.approx(seconds)
     assert share_restore(recorded, recorded, seconds, 5 * len(chains)) == {}
+
+
+@given(names, options, st.lists(steps, min_size=1, max_size=3))
+def test_a_base_is_postponed_only_while_the_bounds_leave_room(name, opts, histories):
+    policy = policy_by_name(name, opts)
+    states = {}
+    for number, history in enumerate(histories):
+        state = policy.start()
+        for base, delta, rate, log_s, rows in history:
+            state = take(policy, state, base, delta, rate, log_s, rows)[2]
+        states[str(number)] = state
+    decided = {table: policy.decide(state) for table, state in states.items()}
+    found, reason = postpone_bases(decided, states, dict.fromkeys(states, opts))
+    changed = {table for table in states if found[table] != decided[table]}
+    assert (reason is None) == (not changed)
+    for table in changed:
+        assert (decided[table].form, found[table].form, found[table].tracking) == (Form.BASE, Form.DELTA, True)
+        count, size, _ = chain.room(states[table], opts)
+        assert chain.fits(states[table], opts) and count > 0
+        assert 0 <= (found[table].delta_limit_bytes or 0) <= size

@@ -132,7 +132,7 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
                 case "step":
                     what = sorted(data.draw(names))
                     interval |= set(what)
-                    states = run.region.policy_states["mixed"]
+                    states = run.region.chains.policies["mixed"]
                     whole = {table for table, state in states.items() if is_base_only(state)}
                     completed = run.step(batch(n, data.draw(keys), what))
                     if completed:

@@ -107,7 +107,7 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: OpenWarehou
         completed = run.step(next(rows))
         assert completed is not None
         for facts in chain_facts(place.catalog, NAME):
-            state = add_chains(run.region.policy_states[facts.operator].values())
+            state = add_chains(run.region.chains.policies[facts.operator].values())
             assert (facts.deltas, facts.checkpoint) == (deltas, 4 + deltas) and state.deltas == deltas
             assert facts.chain_bytes == round(state.base_bytes + state.deltas_bytes + state.index_bytes)
             assert facts.since == clock.time and facts.succeeded_at == clock.time
@@ -169,7 +169,7 @@ def test_facts_between_a_materialization_and_the_streams_next_checkpoint_count_w
     run.step(next(rows))
     again = chain_facts(place.catalog, NAME)[0]
     assert again.deltas == 3 and again.deltas_bytes > found.deltas_bytes
-    state = add_chains(run.region.policy_states[OPERATORS[0]].values())
+    state = add_chains(run.region.chains.policies[OPERATORS[0]].values())
     assert again.chain_bytes == round(state.base_bytes + state.deltas_bytes + state.index_bytes)
 
 

@@ -73,13 +73,13 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: OpenWarehouse) -> None:
         completed = run.step(next(rows))
         assert completed is not None and set(completed.forms.values()) == {Form.DELTA}
     assert place.catalog.chains.list_checkpoints(NAME, 7) == [4, 5, 6, 7]
-    assert {state.deltas for of in run.region.policy_states.values() for state in of.values()} == {3}
+    assert {state.deltas for of in run.region.chains.policies.values() for state in of.values()} == {3}
     check(place, 6, 7)
     assert before.items() <= digests(place).items()
     task = run.region.begin_step()[SMALL.operators[0].name]
     assert task.restore.manifests[-1].name.endswith(".materialized.arrow")
     again = RegionRun(place, SMALL, LONG, parallelism=3)
-    assert {state.deltas for of in again.region.policy_states.values() for state in of.values()} == {3}
+    assert {state.deltas for of in again.region.chains.policies.values() for state in of.values()} == {3}
     again.step(next(rows))
     check(place, 8)
     result = delete_checkpoints(place, NAME, [1, 2, 3])

@@ -71,9 +71,9 @@ def test_the_patents_data3_is_a_base_and_data4_a_delta_in_one_checkpoint(
     first = {table: of["chain"]["first"] for table, of in said["tables"].items()}
     assert first["data4"] == 1 and first["data3"] > 1
     # A run that takes over goes on with each chain.
-    states = run.region.policy_states
+    states = run.region.chains.policies
     again = RegionRun(place, stream_of(Data()), policy)
-    assert again.region.policy_states == states
+    assert again.region.chains.policies == states
     assert again.step(rows(99, changed=100)) and not failures(place, NAME)
 
 
@@ -84,7 +84,7 @@ def test_a_stream_whose_chains_were_recorded_per_operator_goes_on(tmp_path: Path
     policy = policy_by_name("marginal-cost", UNBOUND)
     with OpenWarehouse.writable(str(tmp_path)) as place:
         run = RegionRun(place, stream_of(Uneven(), Sums(name="by_key")), policy, parallelism=2)
-        states = run.region.policy_states
+        states = run.region.chains.policies
         assert states["by_key"]["totals"].deltas == 3 and states["by_key"]["totals"].base_bytes > 0
         assert {state.checkpoints for state in states["uneven"].values()} == {0}
         for n, uneven in ((5, Form.BASE), (6, Form.DELTA)):

@@ -131,11 +131,11 @@ def test_where_only_one_subtask_changes_the_size_of_a_base_stays_known(tmp_path:
         policy = policy_by_name("adjust-d", PolicyOptions(d_max=0))
         run = RegionRun(place, stream_of(Tables(), max_parallelism=8), policy, parallelism=2)
         run.step(batch(-1, range(20_000)))
-        before = run.region.policy_states["tables"]["busy"].base_bytes
+        before = run.region.chains.policies["tables"]["busy"].base_bytes
         for n in range(1, 12):
             run.step(batch(n, [1]))
             assert len(forms(place, n + 1, "busy")) == 1
-            state = run.region.policy_states["tables"]["busy"]
+            state = run.region.chains.policies["tables"]["busy"]
             assert 0.7 * before < state.base_bytes < 1.4 * before and not state.deltas
         check(place)
 

@@ -168,8 +168,8 @@ def _background(
         region.options.parallelism,
         settings.upload,
     )
-    add_uploads = partial(metrics.add_uploads, warehouse.catalog)
-    return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads)
+    add_uploads, postponed = partial(metrics.add_uploads, warehouse.catalog), region.chains.find_postponed
+    return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads, postponed)
 
 
 def open_region(
@@ -200,6 +200,7 @@ def open_region(
         checkpoint_s=settings.checkpoint_s,
         checkpoint_idle_s=settings.checkpoint_idle_s,
         max_pending=settings.max_pending,
+        postpones_bases=settings.max_pending > 0 and settings.materialization.enabled,
         options=options,
         upload=settings.upload,
         drop=drop,

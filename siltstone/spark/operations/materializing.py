@@ -10,7 +10,7 @@ from functools import partial
 from siltstone.catalog.savepoints import SavepointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import find_beginnings, materialization_health
-from siltstone.chains.materialize import Materialized
+from siltstone.chains.materialize import HeldWhole, Materialized
 from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
 from siltstone.result import Result
@@ -29,7 +29,7 @@ class MaterializeResult(Result):
     Attributes:
         rows, bytes: totals of all new bases.
         operators: the new bases of each operator.
-        kept: operators that already had a base at the checkpoint.
+        kept: operators that a restore of the checkpoint already reads without any delta.
         triggers: operator -> why it was due; empty unless only due operators were to be materialized.
     """
 
@@ -85,7 +85,7 @@ def materialize(
             triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
             wanted = list(triggers)
         kept = [name for name in wanted if begins[name] == checkpoint]
-        done = []
+        done, held = list[Materialized](), list[str]()
         # Take the lease before Spark starts, because others may be deleting.
         with hold_lease(warehouse.catalog, stream, [checkpoint], what="materializes"):
             for name in (name for name in wanted if name not in kept):
@@ -94,10 +94,13 @@ def materialize(
                 parallelism = settings.parallelism or cores(spark)
                 materialize_one = partial(materialize_operator, warehouse, stream, name, checkpoint)
                 run, id = partial(spark_map, spark), uuid.uuid4().hex
-                done.append(materialize_one(id=id, parallelism=parallelism, run=run, upload=settings.upload))
+                try:
+                    done.append(materialize_one(id=id, parallelism=parallelism, run=run, upload=settings.upload))
+                except HeldWhole:
+                    held.append(name)
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
     return MaterializeResult(
-        stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept, triggers
+        stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, [*kept, *held], triggers
     )
 
 

@@ -1,0 +1,148 @@
+"""Bases that end chains are left to materializations: no step stops for one, and the bounds hold as before."""
+
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.materialize import HeldWhole, materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.recover import recover
+from siltstone.model import Form
+from siltstone.restore.restore import read_manifest
+from tests.proofs import failures, in_order, restored_digest
+from tests.region_run import RegionRun
+from tests.sums import NAME, rows, stream_of
+from tests.unit.test_table_forms import Busy, Static
+
+OPTIONS = PolicyOptions(restore_weight=2.0)
+POLICY = policy_by_name("marginal-cost", OPTIONS)
+STEPS = 40
+
+
+def run_of(place: OpenWarehouse, operator: Busy, policy=POLICY, *, postpones: bool = True, **given) -> RegionRun:
+    return RegionRun(place, stream_of(operator, max_parallelism=16), policy, postpones_bases=postpones, **given)
+
+
+def background(place: OpenWarehouse, run: RegionRun) -> Background:
+    options = BackgroundOptions(MaterializationOptions(interval_s=0), OPTIONS)
+    return Background(place, NAME, run.region.epoch, options, in_order, postponed=run.region.chains.find_postponed)
+
+
+def bases(place: OpenWarehouse) -> list[int]:
+    """The checkpoints in which a step has written a base."""
+    return [c.id for c in place.catalog.checkpoints.list(NAME) if Form.BASE in c.forms.values()]
+
+
+def check(place: OpenWarehouse) -> None:
+    assert not failures(place, NAME)
+    for record in place.catalog.checkpoints.list(NAME):
+        assert restored_digest(place, NAME, record.id, 3) == record.digest
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_no_step_writes_a_base_after_the_first(tmp_path: Path, max_pending: int) -> None:
+    with OpenWarehouse.writable(str(tmp_path / "steps")) as place:
+        run = run_of(place, Busy(), postpones=False)
+        for n in range(1, STEPS):
+            run.step(rows(n, keys=5000, changed=200))
+        expected, often = run.region.digest, bases(place)
+    assert len(often) > 3
+    with OpenWarehouse.writable(str(tmp_path / "beside")) as place:
+        run = run_of(place, Busy(), max_pending=max_pending)
+        worker = background(place, run)
+        for n in range(1, STEPS):
+            run.step(rows(n, keys=5000, changed=200))
+            while len(run.region.protocol.pending) > max(0, max_pending - 1):
+                run.complete_oldest()
+            if run.region.completed and n % 2:
+                assert worker.look()
+        run.complete_pending()
+        made = [m.checkpoint for m in place.catalog.materializations.list(NAME)]
+        assert bases(place) == [1] and len(often) - 2 <= len(made) <= len(often) + 1
+        assert run.region.digest == expected
+        check(place)
+
+
+def test_a_chain_without_room_gets_its_base_from_the_step(place: OpenWarehouse) -> None:
+    policy = policy_by_name("marginal-cost", PolicyOptions(restore_weight=2.0, d_max=12, size_ratio_max=0.3))
+    run = run_of(place, Busy(), policy)
+    for n in range(1, STEPS):
+        run.step(rows(n, keys=5000, changed=200))
+        for state in run.region.chains.policies["data"].values():
+            assert state.deltas <= 12 and state.deltas_bytes <= 0.3 * state.base_bytes
+    assert len(bases(place)) > 1 and "a base is made beside" not in str(run.region.chains.reasons)
+    check(place)
+
+
+def test_the_background_waits_until_the_run_has_noticed_its_last_base(place: OpenWarehouse) -> None:
+    run = run_of(place, Busy())
+    worker, n = background(place, run), 1
+    while run.region.chains.find_postponed("data", None) is None:
+        run.step(rows(n, keys=5000, changed=200))
+        n += 1
+    assert "a base is made beside the stream" in run.region.chains.reasons["data"]
+    assert worker.look() and worker.look()
+    [made] = place.catalog.materializations.list(NAME)
+    assert made.manifest is not None and run.region.chains.find_postponed("data", made.manifest.name) is None
+    run.step(rows(n, keys=5000, changed=200))
+    assert run.region.chains.find_postponed("data", None) is None and worker.look()
+    assert len(place.catalog.materializations.list(NAME)) == 1
+    check(place)
+
+
+def consolidate(place: OpenWarehouse, checkpoint: int, id: str) -> set[str]:
+    """Materialize the operator; the tables whose bases that made."""
+    materialize(place, NAME, "data", checkpoint, id=id, parallelism=2, run=in_order)
+    [made] = [m for m in place.catalog.materializations.list(NAME) if m.id == id]
+    assert made.manifest is not None
+    return {handle.variable for handle in read_manifest(place.warehouse.store, made.manifest).handles}
+
+
+def test_a_materialization_leaves_out_tables_that_are_bases_already(place: OpenWarehouse) -> None:
+    run = run_of(place, Static(), postpones=False)
+    for n in range(1, 8):
+        run.step(rows(n, keys=500, changed=20))
+    assert consolidate(place, 4, "m4") == consolidate(place, 6, "m6") == {"busy"}
+    check(place)
+    # The one at the same checkpoint takes its place, with all that it holds.
+    assert consolidate(place, 6, "again") == {"busy"}
+    with pytest.raises(HeldWhole):
+        materialize(place, NAME, "data", 1, id="first", parallelism=2, run=in_order)
+    assert all(m.outcome == "done" for m in place.catalog.materializations.list(NAME))
+    for n in range(8, 11):
+        run.step(rows(n, keys=500, changed=20))
+    check(place)
+
+
+@pytest.mark.parametrize("damaged", ["m4", "m6"])
+def test_of_two_materializations_in_a_chain_the_damaged_one_is_made_again(place: OpenWarehouse, damaged: str) -> None:
+    """The later one left out what did not change any more; a chain then begins with both."""
+    run = run_of(place, Turns(), policy_by_name("adjust-d", PolicyOptions(d0=50)), postpones=False)
+    for n in range(1, 5):
+        run.step(rows(n, keys=500, changed=20))
+    held = {"m4": consolidate(place, 4, "m4")}
+    for n in range(5, 8):
+        run.step(rows(n, keys=500, changed=20))
+    held["m6"] = consolidate(place, 6, "m6")
+    assert held == {"m4": {"busy", "static"}, "m6": {"busy"}}
+    assert {m.id for m in place.catalog.materializations.list_in_chain(NAME, 7)} == {"m4", "m6"}
+    check(place)
+    table = "static" if damaged == "m4" else "busy"
+    [*names] = [o.name for o in place.catalog.objects.list(NAME) if f".{damaged}." in o.name and f".{table}." in o.name]
+    place.warehouse.store.delete(names)
+    done = recover(place, NAME, run=in_order)
+    assert (done.checkpoint, done.rebuilt) == (7, ("data",))
+    check(place)
+
+
+class Turns(Static):
+    """The large table changes in the first four steps."""
+
+    def process(self, rows, state) -> None:
+        """Write the step, in the large table, too."""
+        Busy.process(self, rows, state)
+        if rows.table.column("n")[0].as_py() < 5:
+            state.static.put(rows.keys, {"noise": [b"x" * 40] * len(rows.keys)})
