@@ -29,7 +29,7 @@ from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
 from siltstone.restore.live_rules import LiveHandles, shared_names
-from siltstone.restore.plan_rules import Read, RestoreUnit, replaces
+from siltstone.restore.plan_rules import RestoreUnit, Variable, replaces
 from siltstone.restore.restore import (
     MemoryState,
     apply_reads,
@@ -100,7 +100,7 @@ def plan_materialization(
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    wanted = {name: kind for name, kind in variables.items() if _is_chained(whole.units, name[1], checkpoint)}
+    wanted = _consolidated(whole.units, variables, checkpoint)
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
@@ -110,21 +110,24 @@ def plan_materialization(
     return [MaterializeTask(id, part, unit, own, path, upload) for part, unit in enumerate(filled)]
 
 
-def _is_chained(units: Sequence[RestoreUnit], variable: str, checkpoint: int) -> bool:
-    """Whether a variable has a chain to end: a restore reads changes of it.
+def _consolidated(
+    units: Sequence[RestoreUnit], variables: Mapping[Variable, Kind], checkpoint: int
+) -> dict[Variable, Kind]:
+    """Choose the variables to consolidate: those of which a restore reads changes; none if there are no such.
 
-    What another materialization at the same checkpoint holds goes with it, because this one replaces that one.
+    What the checkpoint itself holds of a table goes with them, since the new bases stand for all its tables
+    (`Manifest.with_bases`), and so does what another materialization at it holds, since this one replaces that one.
     """
-    reads = [r for unit in units for r in (*_table_reads(unit, variable), *unit.opaque.get(variable, ()))]
-    return any(
-        not replaces(r.handle) or (r.checkpoint == checkpoint and materialization_of(r.handle.object) is not None)
-        for r in reads
-    )
-
-
-def _table_reads(unit: RestoreUnit, table: str) -> tuple[Read, ...]:
-    reads = unit.tables.get(table)
-    return () if reads is None else (*reads.bases, *reads.deltas)
+    changed, held, again = set[str](), set[str](), set[str]()
+    for unit in units:
+        tables = {name: (*reads.bases, *reads.deltas) for name, reads in unit.tables.items()}
+        for name, reads in (*tables.items(), *unit.opaque.items()):
+            here = [r for r in reads if r.checkpoint == checkpoint]
+            changed |= {name for r in reads if not replaces(r.handle)}
+            held |= {name for r in here if r.handle.kind is Kind.INCREMENTAL}
+            again |= {name for r in here if materialization_of(r.handle.object) is not None}
+    chosen = changed | held | again if changed or again else set[str]()
+    return {variable: kind for variable, kind in variables.items() if variable[1] in chosen}
 
 
 def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:

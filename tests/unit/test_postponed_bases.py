@@ -11,18 +11,19 @@ from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.recover import recover
 from siltstone.model import Form
+from siltstone.operator import Operator
 from siltstone.restore.restore import read_manifest
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, rows, stream_of
-from tests.unit.test_table_forms import Busy, Static
+from tests.unit.test_table_forms import Busy, Data, Static
 
 OPTIONS = PolicyOptions(restore_weight=2.0)
 POLICY = policy_by_name("marginal-cost", OPTIONS)
 STEPS = 40
 
 
-def run_of(place: OpenWarehouse, operator: Busy, policy=POLICY, *, postpones: bool = True, **given) -> RegionRun:
+def run_of(place: OpenWarehouse, operator: Operator, policy=POLICY, *, postpones: bool = True, **given) -> RegionRun:
     return RegionRun(place, stream_of(operator, max_parallelism=16), policy, postpones_bases=postpones, **given)
 
 
@@ -114,6 +115,19 @@ def test_a_materialization_leaves_out_tables_that_are_bases_already(place: OpenW
     assert all(m.outcome == "done" for m in place.catalog.materializations.list(NAME))
     for n in range(8, 11):
         run.step(rows(n, keys=500, changed=20))
+    check(place)
+
+
+def test_a_table_that_is_a_base_at_the_checkpoint_goes_along(place: OpenWarehouse) -> None:
+    """Its base would be hidden by those of the materialization, which stand for all tables of the checkpoint."""
+    policy = policy_by_name("marginal-cost", PolicyOptions(size_ratio_max=1.5))
+    run = run_of(place, Data(), policy, postpones=False)
+    for n in range(1, 9):
+        run.step(rows(n, changed=100))
+    assert "data3" in consolidate(place, 5, "m5") and consolidate(place, 7, "m7") == {"data3", "data4"}
+    check(place)
+    for n in range(9, 12):
+        run.step(rows(n, changed=100))
     check(place)
 
 
