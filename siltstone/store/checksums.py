@@ -15,6 +15,8 @@ weaker one (docs/threat-model.md).
 import hashlib
 import re
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
 import pyarrow as pa
@@ -61,6 +63,8 @@ _RANGES = {name: _HASHES[name][:2] for name in get_args(Algorithm) if name != BA
 """the algorithms of range checksums; version 0.1 used a shorter one"""
 _TEXT = re.compile(r"(?:([a-z0-9-]{1,32}):)?((?:[0-9a-f]{2}){1,64})")
 PACKED_BYTES_MAX = 1 + 32
+_LARGE_BYTES = 1 << 20
+"""bytes whose hash takes so long that a thread pays"""
 
 
 class Checksum:
@@ -69,10 +73,41 @@ class Checksum:
     def __init__(self, algorithm: str = DEFAULT) -> None:
         self.algorithm = algorithm
         self._hash = _HASHES[algorithm][0]()
-        self.update = self._hash.update
+        self._beside: Future[None] | None = None
+
+    def update(self, data: Any) -> None:
+        """Append bytes."""
+        self.join()
+        self._hash.update(data)
+
+    def update_beside(self, data: Data) -> None:
+        """Append bytes; large ones in a thread, while the caller writes or reads: hashing lets other threads run.
+
+        The bytes must not change until `join`, `update`, `update_beside` or `text` returns.
+        """
+        view = memoryview(data)
+        self.join()
+        if view.nbytes >= _LARGE_BYTES:
+            try:
+                self._beside = self._thread.submit(self._hash.update, view)
+            except RuntimeError:  # no thread can start: at the limit of their number, or at the process's end
+                self._hash.update(view)
+        else:
+            self._hash.update(view)
+
+    def join(self) -> None:
+        """Wait until all bytes so far are in the checksum."""
+        if self._beside is not None:
+            self._beside.result()
+            self._beside = None
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "siltstone-checksum")  # ends with this object
 
     def text(self) -> str:
         """Return the checksum of all bytes so far."""
+        self.join()
         digest = self._hash.digest().hex()
         return digest if self.algorithm == BARE else f"{self.algorithm}:{digest}"
 

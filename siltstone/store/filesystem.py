@@ -25,7 +25,7 @@ from siltstone.store.directories import below, open_directories
 from siltstone.store.files import make_durable
 from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix, is_object_name
 
-_PIECE_BYTES = 256 << 10  # a piece is still in the processor's cache when it is written after hashing
+_PIECE_BYTES = 1 << 20
 _ON_THEIR_WAY_BYTES = 8 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
@@ -72,16 +72,17 @@ class FileWriter:
         if self.closed:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
+        self.checksum.update_beside(view)
         with translate_errors(f"write {self._label}"):
             for start in range(0, len(view), _PIECE_BYTES):
                 self._append(view[start : start + _PIECE_BYTES])
+        self.checksum.join()
         return len(view)
 
     def flush(self) -> None:
         """Do nothing: data is durable only once the block ends."""
 
     def _append(self, piece: memoryview) -> None:
-        self.checksum.update(piece)
         done = 0
         while done < len(piece):
             done += os.write(self._descriptor, piece[done:])

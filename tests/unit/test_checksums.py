@@ -1,6 +1,7 @@
 """Checksums say by which algorithm they are, and each is verified by its own, whatever a warehouse writes."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import get_args
 
@@ -9,7 +10,7 @@ import xxhash
 
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import StoredObject
-from siltstone.store.checksums import Algorithm, algorithm_of, checksum_of, pack, unpack, verify
+from siltstone.store.checksums import Algorithm, Checksum, algorithm_of, checksum_of, pack, unpack, verify
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.ranged import create_ranged
@@ -71,3 +72,21 @@ def test_the_option_is_of_the_warehouse_and_moves_nothing(tmp_path: Path, url: s
     assert chosen.label == Warehouse.at(plain).label
     with pytest.raises(UsageError, match="sha-256"):
         Warehouse.at(f"{plain}?checksums=md5")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("threads", [True, False])
+def test_large_pieces_are_hashed_beside_in_their_order(
+    algorithm: str, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not threads:
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    pieces = [bytes([n]) * size for n, size in enumerate((5, 1 << 21, 3, 1 << 20, (1 << 20) - 1, 0, 1 << 22))]
+    found = Checksum(algorithm)
+    for n, piece in enumerate(pieces):
+        (found.update if n % 3 == 2 else found.update_beside)(piece)
+    assert found.text() == found.text() == checksum_of(b"".join(pieces), algorithm)

@@ -64,7 +64,7 @@ class ChunkWriter:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
         size = len(view)
-        self._checksum.update(view)
+        self._checksum.update_beside(view)
         self._bytes += size
         # A chunk is sent only when more follows, so a value that just fits has no chunks, and no chunk is empty.
         if len(self._held) + len(view) > self._limit:
@@ -77,6 +77,7 @@ class ChunkWriter:
             self._stage(view[:whole])
             view = view[whole:]
         self._held += view
+        self._checksum.join()
         return size
 
     def flush(self) -> None:
@@ -314,7 +315,7 @@ def _gather(
                 view.cast("B")[done : done + len(piece)] = piece
             done += len(piece)
             if found is not None:
-                found.update(piece)
+                found.update_beside(piece)
     return data
 
 

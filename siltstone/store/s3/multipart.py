@@ -178,7 +178,7 @@ class S3Writer:
         if self.closed:
             raise ValueError(f"{self._place[3]} is already closed")
         view = memoryview(data).cast("B")
-        self.checksum.update(view)
+        self.checksum.update_beside(view)
         self.bytes += len(view)
         done = 0
         while done < len(view):
@@ -189,6 +189,7 @@ class S3Writer:
             piece = view[done : done + limit - len(self.rest)]
             self.rest += piece
             done += len(piece)
+        self.checksum.join()
         return len(view)
 
     def flush(self) -> None:
