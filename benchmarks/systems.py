@@ -88,23 +88,28 @@ def run_siltstone_on_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> l
 
 
 def run_stream(
-    stream: Stream, spark: SparkSession, inputs: Path, work: Path, backend: str = "heap"
+    stream: Stream,
+    spark: SparkSession,
+    inputs: Path,
+    work: Path,
+    backend: str = "heap",
+    read: Callable[[SparkSession, str], DataFrame] = source,
 ) -> list[dict[str, Any]]:
-    """Run a query with a `StreamRunner`."""
+    """Run a query with a `StreamRunner`; `read` makes its source, given the directory of the workload's files."""
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, backend=backend)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
         runner = StreamRunner(spark, region, on_checkpoint=lambda each: completed.append((each, time.time())))
-        rows = source(spark, str(inputs))
+        rows = read(spark, str(inputs))
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
         region.close("done")
         checkpoints = warehouse.catalog.checkpoints.list(stream.name)
     for step, checkpoint, (told, completed_s) in zip(steps, checkpoints, completed, strict=True):
-        [form] = set(checkpoint.forms.values())
-        step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}
+        base = Form.BASE in checkpoint.forms.values()
+        step |= {"bytes": checkpoint.bytes, "base": base, "state_rows": checkpoint.rows}
         step["completed_s"] = max(step["completed_s"], completed_s)
         subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
         step["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
