@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -92,7 +92,7 @@ def run_stream(
     spark: SparkSession,
     inputs: Path,
     work: Path,
-    backend: str = "heap",
+    backend: Literal["heap", "rocksdb"] = "heap",
     read: Callable[[SparkSession, str], DataFrame] = source,
 ) -> list[dict[str, Any]]:
     """Run a query with a `StreamRunner`; `read` makes its source, given the directory of the workload's files."""

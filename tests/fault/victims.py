@@ -124,7 +124,7 @@ def _without_spark() -> None:
                     setattr(module, attribute, value)
 
     def acknowledgements(_: object, tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
-        return {name: run_tasks(task, {})[1] for name, task in tasks.items()}
+        return {name: list(run_tasks(task, {})[1]) for name, task in tasks.items()}
 
     said = {"empty_step_frame": lambda *_: None, "acknowledgements": acknowledgements}
     for attribute, value in said.items():

@@ -116,6 +116,11 @@ def exchanges(plan: Any) -> int:
     return plan.nodeName().endswith("Exchange") + sum(map(exchanges, children))
 
 
+def plan_of(frame: DataFrame) -> Any:
+    java: Any = vars(frame)["_jdf"]
+    return java.queryExecution().executedPlan()
+
+
 @pytest.mark.parametrize("placed", [False, True])
 def test_a_step_has_one_job_per_level_and_each_subtask_gets_its_rows(
     spark: SparkSession, place: OpenWarehouse, placed: bool
@@ -146,7 +151,7 @@ def test_a_job_has_one_exchange_and_a_task_per_subtask_of_each_operator(
             rows.sparkSession.conf.set(name, value)
         frames = {name: step_frame(rows, tasks[name]) for name in names}
         job = frame_of_job(frames, tasks)
-        assert exchanges(job._jdf.queryExecution().executedPlan()) <= 3
+        assert exchanges(plan_of(job)) == 3
         assert job.rdd.getNumPartitions() == 3 * SUBTASKS
 
 
