@@ -10,6 +10,7 @@
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
     outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
+    operators   a step of two and of four operators that read the source, compared with one (`benchmarks.operators`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
@@ -118,6 +119,13 @@ def checksums(scratch: Path, options: argparse.Namespace) -> Report:
     return checksums.run(scratch, quick=options.quick)
 
 
+def operators(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.operators`."""
+    from benchmarks import operators
+
+    return operators.run(scratch, quick=options.quick)
+
+
 def keyed(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.keyed`."""
     from benchmarks import keyed
@@ -190,6 +198,7 @@ PARTS: dict[str, Part] = {
     "startup": startup,
     "outputs": outputs,
     "checksums": checksums,
+    "operators": operators,
     "keyed": keyed,
     "rolling": rolling,
     "backends": backends,

@@ -100,14 +100,26 @@ def run_siltstone_seldom(spark: SparkSession, inputs: Path, work: Path) -> list[
     return run_stream(totals_stream("bench"), spark, inputs, work, checkpoint_steps=SELDOM)
 
 
-def run_stream(stream: Stream, spark: SparkSession, inputs: Path, work: Path, **given: Any) -> list[dict[str, Any]]:
-    """Run a query with a `StreamRunner`; `given` are fields of the settings."""
+def run_stream(
+    stream: Stream,
+    spark: SparkSession,
+    inputs: Path,
+    work: Path,
+    read: Callable[[SparkSession, str], DataFrame] = source,
+    **given: Any,
+) -> list[dict[str, Any]]:
+    """Run a query with a `StreamRunner`.
+
+    Args:
+        read: makes its source, given the directory of the workload's files.
+        given: fields of the settings.
+    """
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, **given)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
         runner = StreamRunner(spark, region, on_checkpoint=lambda each: completed.append((each, time.time())))
-        rows = source(spark, str(inputs))
+        rows = read(spark, str(inputs))
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
@@ -119,8 +131,7 @@ def run_stream(stream: Stream, spark: SparkSession, inputs: Path, work: Path, **
         for step in steps[begin : last + 1]:
             step |= {"bytes": 0, "base": False, "state_rows": checkpoint.rows}
             step["completed_s"] = max(step["completed_s"], completed_s)
-        [form] = set(checkpoint.forms.values())
-        steps[last] |= {"bytes": checkpoint.bytes, "base": form is Form.BASE}
+        steps[last] |= {"bytes": checkpoint.bytes, "base": Form.BASE in checkpoint.forms.values()}
         subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
         steps[last]["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
         steps[last]["phases_s"]["manifest and catalog"] = told.seconds

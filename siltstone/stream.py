@@ -241,16 +241,20 @@ class Stream:
 
     def topological(self) -> list[Operator]:
         """Return the operators, each after the one it reads."""
-        done: list[Operator] = []
-        left = list(self.operators)
+        return [operator for level in self.levels() for operator in level]
+
+    def levels(self) -> list[list[Operator]]:
+        """Return the operators that read the source, then those that read their outputs, and so on."""
+        levels: list[list[Operator]] = []
+        names, left = {SOURCE}, list(self.operators)
         while left:
-            names = {SOURCE, *(op.name for op in done)}
             ready = [op for op in left if op.reads in names]
             if not ready:
                 raise UsageError(f"stream {self.name}: operators read each other in a circle: let one read the source")
-            done += ready
+            levels.append(ready)
+            names |= {op.name for op in ready}
             left = [op for op in left if op not in ready]
-        return done
+        return levels
 
     def has_reader(self, operator: str) -> bool:
         """Whether another operator reads this operator's output."""

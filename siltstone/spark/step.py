@@ -1,7 +1,9 @@
-"""Run a step of an operator as a Spark job: hash in the JVM, one shuffle, one Arrow task per subtask."""
+"""Run a step of operators as a Spark job: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,6 +35,13 @@ from siltstone.stream import Stream
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
+QUERY_SETTINGS = {
+    # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one.
+    "spark.sql.adaptive.enabled": "false",
+    # The steps of several operators are a union. Spark would run those of equal keys one after the other, in one task.
+    "spark.sql.unionOutputPartitioning": "false",
+}
+"""settings for the steps of a query, whose session is a clone of its own"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
 
 
@@ -52,14 +61,14 @@ class StepRun:
 
     def unpersist(self) -> None:
         """Release the outputs."""
-        for frame in self.cached:
+        for frame in reversed(self.cached):  # one that another was made from last: Spark would plan that one anew
             frame.unpersist()
 
 
 def run_operators(
     stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask], placement: Placement | None = None
 ) -> StepRun:
-    """Run one step of every operator, each after the one it reads.
+    """Run one step of every operator: those whose input is at hand in one Spark job, side by side, then the next ones.
 
     Args:
         placement: keeps each subtask on the executor that has its state; None leaves it to Spark.
@@ -67,49 +76,51 @@ def run_operators(
     Raises:
         SiltstoneError: the error of a subtask.
     """
-    # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one. This session
-    # is the query's own clone.
-    rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
-    shared = sum(op.reads == SOURCE for op in stream.operators) > 1
-    if shared:
-        rows = rows.persist()
-    run, placed = StepRun(outputs={SOURCE: rows}), _placed(placement, tasks)
+    for name, value in QUERY_SETTINGS.items():
+        rows.sparkSession.conf.set(name, value)
+    levels, run, placed = stream.levels(), StepRun(outputs={SOURCE: rows}), _placed(placement, tasks)
+    if len(levels[0]) > 1:
+        # Each of them would read the source by itself, and see other rows if that makes some at random.
+        run.cached.append(rows.persist())
     try:
-        for operator in stream.topological():
-            task = tasks[operator.name]
-            frame, received = _run_operator(run.outputs[operator.reads], task, placed)
-            run.received[operator.name] = received
-            if task.hands_on:
-                run.cached.append(frame)
-                run.outputs[operator.name] = output_rows(frame, received)
-    finally:
-        if shared:
-            rows.unpersist()
+        for operators in levels:
+            _run_level(run, {operator.name: tasks[operator.name] for operator in operators}, placed)
+    except BaseException:
+        run.unpersist()
+        raise
     return run
 
 
-def _run_operator(rows: DataFrame, task: StepTask, placed: DataFrame | None) -> tuple[DataFrame, list[Acknowledgement]]:
-    """Run the step of one operator; return its frame, persisted if another operator reads it, and what it answered."""
-    frame = step_frame(rows, task, placed)
-    if task.hands_on:
-        # Its job must not run twice, for the acknowledgements and for the operator that reads the output.
-        frame = frame.persist()
-    received = _answers(frame, task)
-    if not received:
+def _run_level(run: StepRun, tasks: Mapping[str, StepTask], placed: DataFrame | None) -> None:
+    """Run the step of operators whose inputs are at hand in one job, and add what they answered and put out."""
+    frames = {name: step_frame(run.outputs[task.operator.reads], task, placed) for name, task in tasks.items()}
+    frames = {name: _kept(run, frame, tasks[name]) for name, frame in frames.items()}
+    received = answers(frames, tasks)
+    if left_out := [name for name in tasks if not received[name]]:
         # Spark's optimizer saw that there are no rows, and left the tasks out.
-        frame.unpersist()
-        frame = empty_step_frame(rows.sparkSession, task, placed)
-        frame = frame.persist() if task.hands_on else frame
-        received = _answers(frame, task)
-    return frame, _check_complete(received, task)
+        spark = run.outputs[SOURCE].sparkSession
+        empty = {name: _kept(run, empty_step_frame(spark, tasks[name], placed), tasks[name]) for name in left_out}
+        frames |= empty
+        received |= answers(empty, tasks)
+    for name, task in tasks.items():
+        run.received[name] = _check_complete(received[name], task)
+        if task.hands_on:
+            run.outputs[name] = output_rows(frames[name], received[name])
+
+
+def _kept(run: StepRun, frame: DataFrame, task: StepTask) -> DataFrame:
+    """The frame of a step, persisted if another operator reads it: its tasks must not run twice, for the
+    acknowledgements and for that operator."""
+    if task.hands_on:
+        run.cached.append(frame.persist())
+    return frame
 
 
 def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask], placement: Placement | None = None) -> StepRun:
-    """Run one step of every operator without rows; `placement` as in `run_operators`."""
+    """Run one step of every operator without rows, in one job; `placement` as in `run_operators`."""
     placed = _placed(placement, tasks)
-    return StepRun(
-        {name: acknowledgements(empty_step_frame(spark, task, placed), task) for name, task in tasks.items()}
-    )
+    frames = {name: empty_step_frame(spark, task, placed) for name, task in tasks.items()}
+    return StepRun(acknowledgements(frames, tasks))
 
 
 def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
@@ -163,27 +174,52 @@ def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | No
     return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
 
 
-def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
-    """Run the job and return the acknowledgements of its subtasks.
+def acknowledgements(
+    frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]
+) -> dict[str, list[Acknowledgement]]:
+    """Run the steps of some operators as one job; return, by operator, the acknowledgements of its subtasks.
+
+    Args:
+        frames: operator -> the frame of its step.
 
     Raises:
         SiltstoneError: the error of a subtask.
         StateError: a subtask did not answer.
     """
-    return _check_complete(_answers(frame, task), task)
+    return {name: _check_complete(received, tasks[name]) for name, received in answers(frames, tasks).items()}
 
 
-def _answers(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
-    if task.operator.output is not None:
-        frame = frame.where(F.col(ACKNOWLEDGEMENT).isNotNull()).select(ACKNOWLEDGEMENT)
-    frame.sparkSession.addTag(_tag(task))
-    try:
-        received = [Acknowledgement.from_bytes(bytes(row[0])) for row in frame.collect()]
-    finally:
-        frame.sparkSession.removeTag(_tag(task))
-    for acknowledgement in received:
+def answers(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
+    """Run the steps as `acknowledgements`, and return what was answered, whether all subtasks did or not."""
+    received: dict[str, list[Acknowledgement]] = {name: [] for name in frames}
+    job = frame_of_job(frames, tasks)
+    with _tagged(job.sparkSession, [_tag(tasks[name]) for name in frames]):
+        rows = job.collect()
+    for row in rows:
+        acknowledgement = Acknowledgement.from_bytes(bytes(row[0]))
         acknowledgement.raise_failure()
+        received[acknowledgement.operator].append(acknowledgement)
     return received
+
+
+def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> DataFrame:
+    """Make the frame of the acknowledgements of some steps: their partitions follow each other, one per subtask."""
+    with_rows = [name for name in frames if tasks[name].operator.output is not None]
+    parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
+    together = reduce(lambda one, other: one.union(other), parts)
+    return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
+
+
+@contextmanager
+def _tagged(spark: SparkSession, tags: Sequence[str]) -> Iterator[None]:
+    """Tag the jobs that this thread starts."""
+    for tag in tags:
+        spark.addTag(tag)
+    try:
+        yield
+    finally:
+        for tag in tags:
+            spark.removeTag(tag)
 
 
 def _check_complete(received: list[Acknowledgement], task: StepTask) -> list[Acknowledgement]:
@@ -217,15 +253,32 @@ def _in_partition(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        subtask = context.partitionId()
+        # A job has the partitions of one or more operators, one operator after the other.
+        subtask = context.partitionId() % task.parallelism
         placed = task if here else on_this_worker(task, subtask)
         if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
-            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), batches)
+            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), check_rows(task, subtask, batches))
         else:  # a later job computes a lost partition again
-            yield from run_subtask_again(placed, subtask, batches)
+            yield from run_subtask_again(placed, subtask, check_rows(task, subtask, batches))
         freeze_imports()
 
     return run
+
+
+def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Check that rows are those of the subtask: Spark numbers its tasks, and knows of no subtasks.
+
+    Raises:
+        StateError: they are not.
+    """
+    for batch in batches:
+        if batch.num_rows:
+            group = batch.column(HASH)[0].as_py() % task.max_parallelism
+            if group not in task.groups(subtask):
+                raise StateError(
+                    f"operator {task.operator.name}: subtask {subtask} got rows of another one in step {task.step}"
+                )
+        yield batch
 
 
 def _tag(task: StepTask) -> str:

@@ -61,11 +61,17 @@ class Running(Operator):
 
 
 def chained(calls: Path, again: str) -> Stream:
+    """Two operators read what `running` returns. In its job another one comes before it, so its tasks have other
+    numbers there than where its output is computed again."""
     calls.mkdir()
-    after = Aggregate("after", {"key": pa.int64()}, [Count("rows"), Sum("sum", of="sum")], reads="running")
-    return Stream(
-        "chained", source_of(ROWS), [Running(calls, again), after], sinks={"after": ParquetSink()}, max_parallelism=8
-    )
+    key = {"key": pa.int64()}
+    operators = [
+        Aggregate("before", key, [Count("rows")], output=False),
+        Running(calls, again),
+        Aggregate("after", key, [Count("rows"), Sum("sum", of="sum")], reads="running"),
+        Aggregate("beside", key, [Count("rows")], reads="running", output=False),
+    ]
+    return Stream("chained", source_of(ROWS), operators, sinks={"after": ParquetSink()}, max_parallelism=8)
 
 
 def settings(path: Path, resets: int = 1) -> Settings:

@@ -125,8 +125,8 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in bench.PARTS})
     out = ["--json", str(tmp_path / "bench.json")]
     assert bench.main(out) == 0
-    every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums", "keyed"]
-    every += ["rolling", "backends", "heap", "rocksdb", "pending", "python", "latency"]
+    every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums"]
+    every += ["operators", "keyed", "rolling", "backends", "heap", "rocksdb", "pending", "throughput", "python", "latency"]
     assert ran == every
     assert bench.main(["stores", *out]) == 0
     assert ran[len(every) :] == ["stores"]

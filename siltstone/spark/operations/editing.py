@@ -139,7 +139,7 @@ class _EditStep:
         task = replace(tasks[name], operator=self._editing, event_time=None, staged_with=None, hands_on=True)
         frame = step_frame(self._frame, task).persist()
         try:
-            received = acknowledgements(frame, task)
+            received = acknowledgements({name: frame}, {name: task})[name]
             totals = (
                 output_rows(frame, received)
                 .agg(*(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in COUNTS.names))
