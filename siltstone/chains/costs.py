@@ -238,13 +238,15 @@ def statistics_of(
 ) -> dict[str, Any]:
     """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
 
-    Each operator has bytes, bounds, seconds by phase, and its tables with their chains (`recorded_chains`).
+    Each operator has bytes, bounds, seconds by phase, its tables with their chains (`recorded_chains`), and what was
+    written of its opaque variables.
 
     Args:
         tables: operator -> table -> what `table_statistics` returns of it.
         bounds: operator -> the sum of its tables' bounds.
     """
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
+    opaques, parts = {op.name: op.opaque() for op in stream.operators}, stream.max_parallelism
     operators = {
         name: {
             "rows_in": gathered.rows_in[name],
@@ -253,6 +255,7 @@ def statistics_of(
             "incremental_bytes": _bytes_of(received, Kind.INCREMENTAL),
             "index_bytes": _bytes_of(received, Kind.INDEX),
             "tables": tables[name],
+            **({"opaque": opaque} if (opaque := opaque_statistics(received, opaques[name], parts)) else {}),
             "restore_bound_bytes": round(bounds[name].bytes),
             "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {
@@ -271,6 +274,19 @@ def statistics_of(
         "operators": operators,
         "uploads": uploads.to_json(),
     }
+
+
+def opaque_statistics(
+    received: Sequence[Acknowledgement], variables: Iterable[str], max_parallelism: int
+) -> dict[str, list[float]]:
+    """Return opaque variable -> [bytes written; the part of its key groups of which all values were written]."""
+    handles = [h for a in received for h in a.handles if h.kind is Kind.OPAQUE]
+    found: dict[str, list[float]] = {}
+    for variable in variables:
+        own = [h for h in handles if h.variable == variable]
+        whole = sum(len(h.key_groups) for h in own if h.form is Form.BASE)
+        found[variable] = [sum(h.length for h in own), round(min(1.0, whole / max_parallelism), 6)]
+    return found
 
 
 def table_statistics(

@@ -64,7 +64,7 @@ def stand_alone(
         first=dict.fromkeys(newest.operators, FIRST),
         policy={},
         chains={op: {table: {**s.to_json(), "first": FIRST} for table, s in of.items()} for op, of in chains.items()},
-        statistics=_statistics(newest.statistics, chains),
+        statistics=_statistics(newest.statistics, chains, handles),
         versions={op: {name: [(0, FIRST)] for _, name in variables_of(newest, op)} for op in newest.operators},
         commit=encode_details(details),
     )
@@ -103,8 +103,10 @@ def _chains(manifest: Manifest, operator: str, handles: Sequence[Handle]) -> dic
     return found
 
 
-def _statistics(statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]]) -> dict[str, Any]:
-    """Return a checkpoint's statistics with these chains."""
+def _statistics(
+    statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]], handles: Sequence[Handle]
+) -> dict[str, Any]:
+    """Return a checkpoint's statistics with these chains, and these handles of opaque variables."""
     operators = {}
     for operator, said in statistics.get("operators", {}).items():
         tables = {
@@ -113,7 +115,11 @@ def _statistics(statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str,
             )
             for table, state in chains.get(operator, {}).items()
         }
-        operators[operator] = {**said, "tables": tables}
+        opaque: dict[str, list[float]] = {variable: [0, 1] for variable in said.get("opaque", {})}
+        for handle in handles:
+            if handle.operator == operator and handle.variable in opaque:
+                opaque[handle.variable][0] += handle.length
+        operators[operator] = {**said, "tables": tables} | ({"opaque": opaque} if opaque else {})
     return {**statistics, "operators": operators}
 
 
