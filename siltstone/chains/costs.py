@@ -300,18 +300,33 @@ def statistics_of(
 def opaque_statistics(
     received: Sequence[Acknowledgement], variables: Iterable[str], max_parallelism: int
 ) -> dict[str, list[float]]:
-    """Return opaque variable -> [bytes written; the part of its key groups of which all values were written]."""
-    handles = [h for a in received for h in a.handles if h.kind is Kind.OPAQUE]
+    """Return opaque variable -> [bytes written, bytes of what was written whole, the part of its key groups that was
+    written whole]."""
     found: dict[str, list[float]] = {}
     for variable in variables:
-        own = [h for h in handles if h.variable == variable]
-        whole = sum(len(h.key_groups) for h in own if h.form is Form.BASE)
-        found[variable] = [sum(h.length for h in own), round(min(1.0, whole / max_parallelism), 6)]
+        size = sum(h.length for a in received for h in a.handles if h.kind is Kind.OPAQUE and h.variable == variable)
+        found[variable] = [size, *written_whole(received, variable, Kind.OPAQUE, max_parallelism)]
     return found
 
 
+def written_whole(
+    received: Sequence[Acknowledgement], variable: str, kind: Kind, max_parallelism: int
+) -> tuple[int, float]:
+    """Return the bytes of an operator's bases of a variable in a checkpoint, and the part of its key groups that they
+    hold."""
+    handles = [h for a in received for h in a.handles if h.kind is kind and h.variable == variable]
+    bases = [h for h in handles if h.form is Form.BASE]
+    part = sum(len(h.key_groups) for h in bases) / max_parallelism
+    return sum(h.length for h in bases), round(min(1.0, part), 6)
+
+
 def table_statistics(
-    cost: CheckpointCost | None, first: int, state: PolicyState, d: int, bound: RestoreBound
+    cost: CheckpointCost | None,
+    first: int,
+    state: PolicyState,
+    d: int,
+    bound: RestoreBound,
+    whole: tuple[int, float] = (0, 0.0),
 ) -> dict[str, Any]:
     """Return the statistics that the catalog keeps of one table of a checkpoint.
 
@@ -319,11 +334,19 @@ def table_statistics(
         cost: what the checkpoint wrote of it; None for nothing.
         first: the checkpoint that its chain begins with.
         d: the D in force.
+        whole: what `written_whole` returns of it.
     """
     plain = state.to_json()
     found: dict[str, Any] = {"D": d, "chain": {"first": first, **{key: plain[key] for key in _CHAIN if key in plain}}}
     found |= {"restore_bound_bytes": round(bound.bytes), "restore_bound_s": round(bound.seconds, 6)}
     if cost is None:
         return found
-    written = {"form": cost.form.value, "bytes": cost.bytes, "rows": cost.rows, "seconds": round(cost.seconds, 6)}
+    written: dict[str, Any] = {
+        "form": cost.form.value,
+        "bytes": cost.bytes,
+        "rows": cost.rows,
+        "seconds": round(cost.seconds, 6),
+    }
+    if 0 < whole[1] < 1:  # else the form tells it
+        written["whole"] = [*whole]
     return found | written | {"index_bytes": cost.index_bytes}

@@ -122,10 +122,10 @@ def _statistics(
             )
             for table, state in chains.get(operator, {}).items()
         }
-        opaque: dict[str, list[float]] = {variable: [0, 1] for variable in said.get("opaque", {})}
-        for handle in handles:
-            if handle.operator == operator and handle.variable in opaque:
-                opaque[handle.variable][0] += handle.length
+        opaque: dict[str, list[float]] = {}
+        for variable in said.get("opaque", {}):
+            size = sum(h.length for h in handles if (h.operator, h.variable) == (operator, variable))
+            opaque[variable] = [size, size, 1]
         operators[operator] = {**said, "tables": tables} | ({"opaque": opaque} if opaque else {})
     return {**statistics, "operators": operators}
 
