@@ -213,6 +213,26 @@ def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
     return min((first for first, _ in chains), default=default)
 
 
+def recorded_deltas(record: CheckpointRecord, operator: str) -> CheckpointCost | None:
+    """Return the cost of the deltas that a recorded checkpoint wrote of an operator; None if it wrote none.
+
+    A checkpoint may leave a table out that did not change, or write it as a base, with which its chain begins anew.
+    """
+    tables = record.statistics.get("operators", {}).get(operator, {}).get("tables")
+    costs = [recorded_cost(record, operator, table) for table in (tables if tables is not None else [None])]
+    deltas = [cost for cost in costs if cost.form is Form.DELTA and cost.bytes]
+    return (
+        CheckpointCost(
+            form=Form.DELTA,
+            bytes=sum(cost.bytes for cost in deltas),
+            seconds=sum(cost.seconds for cost in deltas),
+            index_bytes=sum(cost.index_bytes for cost in deltas),
+        )
+        if deltas
+        else None
+    )
+
+
 def materialized_chain(
     state: PolicyState,
     materialized: MaterializationRecord,
@@ -221,7 +241,8 @@ def materialized_chain(
     """Return the chain of a whole operator that begins with a materialization and has the deltas of the checkpoints
     since; `state` adds up its tables' (`chain_rules.add_chains`)."""
     base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    return rebase(state, base, [recorded_cost(record, materialized.operator) for record in since])
+    deltas = [recorded_deltas(record, materialized.operator) for record in since]
+    return rebase(state, base, [cost for cost in deltas if cost])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:
@@ -238,13 +259,15 @@ def statistics_of(
 ) -> dict[str, Any]:
     """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
 
-    Each operator has bytes, bounds, seconds by phase, and its tables with their chains (`recorded_chains`).
+    Each operator has bytes, bounds, seconds by phase, its tables with their chains (`recorded_chains`), and what was
+    written of its opaque variables.
 
     Args:
         tables: operator -> table -> what `table_statistics` returns of it.
         bounds: operator -> the sum of its tables' bounds.
     """
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
+    opaques, parts = {op.name: op.opaque() for op in stream.operators}, stream.max_parallelism
     operators = {
         name: {
             "rows_in": gathered.rows_in[name],
@@ -253,6 +276,7 @@ def statistics_of(
             "incremental_bytes": _bytes_of(received, Kind.INCREMENTAL),
             "index_bytes": _bytes_of(received, Kind.INDEX),
             "tables": tables[name],
+            **({"opaque": opaque} if (opaque := opaque_statistics(received, opaques[name], parts)) else {}),
             "restore_bound_bytes": round(bounds[name].bytes),
             "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {
@@ -273,8 +297,36 @@ def statistics_of(
     }
 
 
+def opaque_statistics(
+    received: Sequence[Acknowledgement], variables: Iterable[str], max_parallelism: int
+) -> dict[str, list[float]]:
+    """Return opaque variable -> [bytes written, bytes of what was written whole, the part of its key groups that was
+    written whole]."""
+    found: dict[str, list[float]] = {}
+    for variable in variables:
+        size = sum(h.length for a in received for h in a.handles if h.kind is Kind.OPAQUE and h.variable == variable)
+        found[variable] = [size, *written_whole(received, variable, Kind.OPAQUE, max_parallelism)]
+    return found
+
+
+def written_whole(
+    received: Sequence[Acknowledgement], variable: str, kind: Kind, max_parallelism: int
+) -> tuple[int, float]:
+    """Return the bytes of an operator's bases of a variable in a checkpoint, and the part of its key groups that they
+    hold."""
+    handles = [h for a in received for h in a.handles if h.kind is kind and h.variable == variable]
+    bases = [h for h in handles if h.form is Form.BASE]
+    part = sum(len(h.key_groups) for h in bases) / max_parallelism
+    return sum(h.length for h in bases), round(min(1.0, part), 6)
+
+
 def table_statistics(
-    cost: CheckpointCost | None, first: int, state: PolicyState, d: int, bound: RestoreBound
+    cost: CheckpointCost | None,
+    first: int,
+    state: PolicyState,
+    d: int,
+    bound: RestoreBound,
+    whole: tuple[int, float] = (0, 0.0),
 ) -> dict[str, Any]:
     """Return the statistics that the catalog keeps of one table of a checkpoint.
 
@@ -282,11 +334,19 @@ def table_statistics(
         cost: what the checkpoint wrote of it; None for nothing.
         first: the checkpoint that its chain begins with.
         d: the D in force.
+        whole: what `written_whole` returns of it.
     """
     plain = state.to_json()
     found: dict[str, Any] = {"D": d, "chain": {"first": first, **{key: plain[key] for key in _CHAIN if key in plain}}}
     found |= {"restore_bound_bytes": round(bound.bytes), "restore_bound_s": round(bound.seconds, 6)}
     if cost is None:
         return found
-    written = {"form": cost.form.value, "bytes": cost.bytes, "rows": cost.rows, "seconds": round(cost.seconds, 6)}
+    written: dict[str, Any] = {
+        "form": cost.form.value,
+        "bytes": cost.bytes,
+        "rows": cost.rows,
+        "seconds": round(cost.seconds, 6),
+    }
+    if 0 < whole[1] < 1:  # else the form tells it
+        written["whole"] = [*whole]
     return found | written | {"index_bytes": cost.index_bytes}

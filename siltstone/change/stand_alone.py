@@ -6,6 +6,7 @@ reads may have been written by several checkpoints and materializations. One man
 proofs, sweeps, and rebuilding the catalog.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces
 from siltstone.restore.restore import variables_of
 from siltstone.run.chains import chains_of
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, add_writer
 
 FIRST = 1
 """the checkpoint that it becomes"""
@@ -64,7 +65,7 @@ def stand_alone(
         first=dict.fromkeys(newest.operators, FIRST),
         policy={},
         chains={op: {table: {**s.to_json(), "first": FIRST} for table, s in of.items()} for op, of in chains.items()},
-        statistics=_statistics(newest.statistics, chains),
+        statistics=_statistics(newest.statistics, chains, handles),
         versions={op: {name: [(0, FIRST)] for _, name in variables_of(newest, op)} for op in newest.operators},
         commit=encode_details(details),
     )
@@ -75,10 +76,16 @@ def stand_alone(
 def move(manifest: Manifest, path: CheckpointPath) -> Manifest:
     """Return a manifest whose objects have their names under another stream, epoch and checkpoint.
 
+    Objects of several checkpoints whose names would be the same have in it which checkpoint wrote them.
+
     Raises:
-        StateError: two of its objects would have the same name.
+        StateError, UsageError: two of its objects would have the same name nevertheless.
     """
-    names = {each.name: path.prefix + each.name.rpartition("/")[2] for each in manifest.objects}
+    files = {each.name: each.name.rpartition("/")[2] for each in manifest.objects}
+    shared = {file for file, count in Counter(files.values()).items() if count > 1}
+    writers = {name: CheckpointPath.of(name) for name, file in files.items() if file in shared}
+    files |= {name: add_writer(files[name], writer) for name, writer in writers.items() if writer}
+    names = {name: path.prefix + file for name, file in files.items()}
     if len(set(names.values())) < len(names):
         raise StateError(f"two objects of {manifest.stream} would share a name in {path.prefix}: materialize it again")
     return replace(
@@ -103,8 +110,10 @@ def _chains(manifest: Manifest, operator: str, handles: Sequence[Handle]) -> dic
     return found
 
 
-def _statistics(statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]]) -> dict[str, Any]:
-    """Return a checkpoint's statistics with these chains."""
+def _statistics(
+    statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]], handles: Sequence[Handle]
+) -> dict[str, Any]:
+    """Return a checkpoint's statistics with these chains, and these handles of opaque variables."""
     operators = {}
     for operator, said in statistics.get("operators", {}).items():
         tables = {
@@ -113,7 +122,11 @@ def _statistics(statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str,
             )
             for table, state in chains.get(operator, {}).items()
         }
-        operators[operator] = {**said, "tables": tables}
+        opaque: dict[str, list[float]] = {}
+        for variable in said.get("opaque", {}):
+            size = sum(h.length for h in handles if (h.operator, h.variable) == (operator, variable))
+            opaque[variable] = [size, size, 1]
+        operators[operator] = {**said, "tables": tables} | ({"opaque": opaque} if opaque else {})
     return {**statistics, "operators": operators}
 
 

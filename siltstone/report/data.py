@@ -1,5 +1,6 @@
 """The data of a report: pure values gathered from the catalog's checkpoint records."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +15,7 @@ from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.errors import UnknownCheckpoint
 from siltstone.model import Form
+from siltstone.report.chain_sizes import ChainSize, ChainSizes
 from siltstone.report.timeline import Timeline, timeline_of
 
 TIMED = 100
@@ -30,9 +32,9 @@ class OperatorPart:
         d: D, the number of deltas that the policy then wanted in a chain.
         rows: live rows of its state.
         seconds: phase -> seconds of the slowest subtask.
-        chain_base_bytes: bytes that a restore reads of the chain's base.
-        chain_delta_bytes: bytes that a restore reads of the deltas after that base.
-        chain_deltas: the number of these deltas.
+        chain_base_bytes: bytes that a restore reads of bases: those that the chains of its variables begin with.
+        chain_delta_bytes: bytes that a restore reads of the deltas after these bases.
+        chain_deltas: the number of deltas of the longest chain.
         bound_bytes: the most that a restore was predicted to read before the next base; None if not recorded.
         bound_s: the same in seconds.
         amplification: bytes of its chain at that time per byte of live state; None if there was none.
@@ -209,21 +211,23 @@ def report_data(
     if not records:
         raise UnknownCheckpoint(f"stream {stream} has no checkpoint to report on yet: run it first")
     points: list[CheckpointPoint] = []
-    parts: dict[str, OperatorPart] = {}
-    started: dict[str, int] = {}
-    others: list[int] = []
+    sizes: dict[str, ChainSizes] = {}
+    ids, others = [0], [0]  # ids, and the sizes of the manifests up to each
     materialized = {
         (m.checkpoint, m.operator): m.bytes or 0 for m in catalog.materializations.list(stream) if m.manifest
     }
-    for at, record in enumerate(records):
+    for record in records:
         bases = {name: materialized[record.id, name] for name in record.forms if (record.id, name) in materialized}
-        parts = {name: _part(record, name, parts.get(name), bases.get(name)) for name in record.forms}
-        begins = {name for name, part in parts.items() if part.form is Form.BASE or name in bases}
-        started = {name: at if name in begins else started.get(name, at) for name in parts}
-        others.append(max(0, record.bytes - sum(part.bytes for part in parts.values())))
+        sizes = {name: sizes.get(name, ChainSizes(name)) for name in record.forms}
+        chains = {name: each.follow(record, bases.get(name)) for name, each in sizes.items()}
+        parts = {name: _part(record, name, of) for name, of in chains.items()}
+        own = max(0, record.bytes - sum(part.bytes for part in parts.values()))
+        ids.append(record.id)
+        others.append(others[-1] + own)
         if record.deleted_at is None:
-            other = sum(others[min(started.values(), default=at) :])
-            points.append(_point(record, parts, others[-1], sum(bases.values()), other))
+            first = min((of.first for of in chains.values()), default=record.id)
+            other = others[-1] - others[bisect_left(ids, first) - 1]
+            points.append(_point(record, parts, own, sum(bases.values()), other))
     health = materialization_health(
         catalog, stream, options or MaterializationOptions(), policy_options or PolicyOptions()
     )
@@ -231,24 +235,18 @@ def report_data(
     return ReportData(stream, tuple(points), health, timeline)
 
 
-def _part(
-    record: CheckpointRecord, name: str, before: OperatorPart | None, materialized_bytes: int | None
-) -> OperatorPart:
-    """Make one operator's part from a record, its part of the previous checkpoint, and the size of the materialized
-    bases if its chain begins with them."""
+def _part(record: CheckpointRecord, name: str, chain: ChainSize) -> OperatorPart:
+    """Make one operator's part from a record, and what a restore reads of it."""
     said: Mapping[str, Any] = record.statistics.get("operators", {}).get(name, {})
-    form, size = record.forms[name], int(said.get("bytes", 0))
-    delta = form is Form.DELTA and materialized_bytes is None
-    base_bytes = size if materialized_bytes is None else materialized_bytes
     return OperatorPart(
-        form=form,
-        bytes=size,
+        form=record.forms[name],
+        bytes=int(said.get("bytes", 0)),
         d=record.d.get(name, 0),
         rows=int(said.get("state_rows", 0)),
         seconds=said.get("seconds", {}),
-        chain_base_bytes=(before.chain_base_bytes if before else 0) if delta else base_bytes,
-        chain_delta_bytes=(before.chain_delta_bytes if before else 0) + size if delta else 0,
-        chain_deltas=(before.chain_deltas if before else 0) + 1 if delta else 0,
+        chain_base_bytes=round(chain.base_bytes),
+        chain_delta_bytes=round(chain.delta_bytes),
+        chain_deltas=chain.deltas,
         bound_bytes=said.get("restore_bound_bytes"),
         bound_s=said.get("restore_bound_s"),
         amplification=amplification(recorded_states(record, name)),

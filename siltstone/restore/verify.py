@@ -17,6 +17,7 @@ from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.index_chain import follow
 from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.read_costs import ReadCosts
 from siltstone.restore.restore import (
     Block,
     MemoryState,
@@ -162,7 +163,8 @@ def _dependents(
 class ChainProof:
     """The result of walking one chain; without failures, all its checkpoints are proven.
 
-    `restore_s` and `restore_bytes`: seconds and bytes it took to rebuild each proven checkpoint, from its base on.
+    `restore_s` and `restore_bytes`: seconds and bytes that a restore of each proven checkpoint alone takes: of each
+    variable the newest base and the deltas after it, and one comparison of digests.
     """
 
     failures: list[Failure]
@@ -176,7 +178,6 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     Args:
         visit: called with each proven checkpoint and its state, which is valid only during the call.
     """
-    start, read, visiting = time.perf_counter(), 0, 0.0
     restore_s: dict[int, float] = {}
     restore_bytes: dict[int, int] = {}
     chain, manifests = task.chain, task.manifests
@@ -188,12 +189,14 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     reader = BlockReader(store, objects_of(manifests))
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
     blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
-    opaque = _OpaqueValues()
+    costs, opaque = ReadCosts(chain.key_groups), _OpaqueValues()
     for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
         names = {name for _, name in variables_of(manifests[step.checkpoint], chain.operator)}
         _follow_variables(target, names, schemas)
+        costs.keep(names)
         opaque.follow(step.handles)
         for handle in handles:
+            began = time.perf_counter()
             try:
                 _apply(target, handle, next(blocks))
             except CorruptObject as error:
@@ -201,16 +204,15 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
                 failures += [Failure(c, str(error), handle.object) for c in behind]
                 blocks.close()
                 return ChainProof(failures, restore_s, restore_bytes)
-            read += handle.length
+            costs.add(handle, time.perf_counter() - began)
         if step.proves:
             try:
-                opaque.set(target, reader)
+                opaque.set(target, reader, costs)
+                began = time.perf_counter()
                 check_digests(digests_of(target), chain.operator, target.groups, manifests[step.checkpoint])
-                restored = time.perf_counter()
-                restore_s[step.checkpoint] = restored - start - visiting
-                restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque.handles)
+                restore_s[step.checkpoint] = costs.seconds + time.perf_counter() - began
+                restore_bytes[step.checkpoint] = costs.bytes
                 visit(step.checkpoint, target)
-                visiting += time.perf_counter() - restored
             except StateError as error:
                 broken = next((h.object for h in opaque.handles if h.object in str(error)), None)
                 failures.append(Failure(step.checkpoint, str(error), broken))
@@ -243,8 +245,8 @@ class _OpaqueValues:
                         self._chains[place], self._applied[place] = [], 0
                     self._chains.setdefault(place, []).append(handle)
 
-    def set(self, target: MemoryState, reader: BlockReader) -> None:
-        """Replace the values in `target` that changed since the last call."""
+    def set(self, target: MemoryState, reader: BlockReader, costs: ReadCosts) -> None:
+        """Replace the values in `target` that changed since the last call, and add up what reading them took."""
         groups: dict[Handle, list[KeyGroupRange]] = {}
         for place, chain in self._chains.items():
             variable, group = place
@@ -254,8 +256,10 @@ class _OpaqueValues:
             for handle in chain[applied:]:
                 groups.setdefault(handle, []).append(KeyGroupRange(group, group + 1))
         ordered = sorted(groups, key=self._order.__getitem__)
+        began = time.perf_counter()
         for handle, block in zip(ordered, reader.blocks(map(Wanted, ordered)), strict=True):
             apply_handle(target, handle, groups[handle], block)
+            costs.add(handle, -began + (began := time.perf_counter()))
         self._applied = {place: len(chain) for place, chain in self._chains.items()}
 
 

@@ -20,6 +20,7 @@ from siltstone.chains.costs import (
     recorded_states,
     table_statistics,
     written_form,
+    written_whole,
 )
 from siltstone.chains.policies import with_options
 from siltstone.chains.policy_rules import CheckpointCost, Decision, Policy, PolicyState, RestoreBound, RestoreCost
@@ -258,7 +259,8 @@ class RunChains:
                 total = RestoreBound(bytes=total.bytes + bound.bytes, seconds=total.seconds + bound.seconds)
                 d = self._decisions[operator, table].d
                 chains[operator][table] = {**state.to_json(), "first": first}
-                statistics[operator][table] = table_statistics(cost, first, state, d, bound)
+                whole = written_whole(received, table, Kind.INCREMENTAL, self._stream.max_parallelism)
+                statistics[operator][table] = table_statistics(cost, first, state, d, bound, whole)
             bounds[operator] = total
         return NextChains(
             forms={op: written_form(received) for op, received in gathered.last.items()},

@@ -79,6 +79,8 @@ class Outbox:
         self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()
         self.tables = frozenset(tables)
+        self.left: Sequence[int] = ()
+        """the completed checkpoints of which sinks did not have all outputs at the first `deliver`, ascending"""
         self._upload = upload or UploadOptions()
         self._lost: set[tuple[int, str]] = set()
         self._gathered: dict[int, dict[str, _OutputOfCheckpoint]] = {}
@@ -92,11 +94,6 @@ class Outbox:
     def outstanding(self) -> list[tuple[int, str]] | None:
         """(checkpoint, output) of all that sinks do not have yet; None before the first `deliver`."""
         return None if self._outstanding is None else sorted(self._outstanding)
-
-    def outstanding_checkpoints(self, completed: int) -> list[int]:
-        """Return the checkpoints up to `completed` of which sinks do not have all outputs, ascending."""
-        left = self._catalog.outbox.list(self._stream.name, outstanding=True)
-        return sorted({output.checkpoint for output in left if output.checkpoint <= completed})
 
     def repeats(self, checkpoint: int) -> bool:
         """Whether a checkpoint was given up before, so that its output is already decided."""
@@ -185,6 +182,7 @@ class Outbox:
         outstanding = self._catalog.outbox.list(self._stream.name, outstanding=True)
         if self._outstanding is None:
             self._outstanding = frozenset((output.checkpoint, output.name) for output in outstanding)
+            self.left = sorted({checkpoint for checkpoint, _ in self._outstanding if checkpoint <= completed})
         for output in outstanding:
             if output.name not in sinks:
                 raise UsageError(

@@ -358,10 +358,9 @@ class StreamRunner:
 
     def _deliver_left(self) -> None:
         """Deliver what earlier epochs left, and say of their checkpoints that they exist: those epochs could not."""
-        region, delivers = self.region, isinstance(self.spark, SparkSession)
-        left = region.outbox.outstanding_checkpoints(region.completed) if delivers else []
+        region = self.region
         self._deliver()
-        for id in left:
+        for id in region.outbox.left:
             callbacks.region_checkpointed(region.stream.operators, id, region.options.upload)
 
     def _deliver(self, *, checked: bool = False) -> None:

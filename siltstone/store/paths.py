@@ -78,6 +78,9 @@ _FILE = re.compile(
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(output\.arrow|rows\.parquet)"
 )
+_RESTORED = re.compile(
+    r"(.+?)(\.(?:segment|NON|INCR|INDEX|base\.parquet|materialized\.parquet|(?:materialized\.)?opaque))"
+)
 _FORK_MARK = re.compile(rf"{_EPOCHS}/[a-z][a-z0-9_-]*/{_FORK}([a-z][a-z0-9_-]*)")
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/([0-9]{8})/([0-9]{12})/[^/]+")
 _TABLE_PLACE = re.compile(rf"{_SINKS}/([a-z][a-z0-9_-]*)/[a-z][a-z0-9_-]*/([0-9]{{8}})/([0-9]{{12}})/[^/]+")
@@ -222,6 +225,19 @@ def check_label(label: str) -> str:
 def is_built_here(name: str) -> bool:
     """Whether it is the name of an object that Siltstone writes."""
     return CheckpointPath.of(name) is not None and _FILE.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def add_writer(file: str, writer: CheckpointPath) -> str:
+    """Return the last part of an object's name with its writer epoch and checkpoint in it, which tell it from others.
+
+    Raises:
+        UsageError: it would be too long, or is not that of an object that a restore reads.
+    """
+    found = _RESTORED.fullmatch(file)
+    named = f"{found[1]}-{writer.epoch}-{writer.checkpoint}{found[2]}" if found else ""
+    if not _FILE.fullmatch(named):
+        raise UsageError(f"{file!r} cannot be told from another object of that name")
+    return named
 
 
 def is_manifest(name: str) -> bool:

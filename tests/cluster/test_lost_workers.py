@@ -1,8 +1,11 @@
 """A worker that dies, freezes or is added in the middle of a step costs time, and nothing else."""
 
+from itertools import product
+
 import pytest
 
 from siltstone.spark.operations import verify
+from siltstone.state.backends.named import BACKENDS
 from tests.cluster.cluster import wait_until
 from tests.cluster.conftest import ClusterRun
 from tests.cluster.streams import hold, read_calls
@@ -61,3 +64,20 @@ def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(
     cluster_run.check(steps=steps + 3)
     proven = verify(cluster_run.settings, cluster_run.stream.name, every=True)
     assert proven.proven == [*range(1, (steps + 3) // steps_per_checkpoint + 1)] and not proven.failed
+
+
+@pytest.mark.parametrize(("backend", "max_pending"), [*product(BACKENDS, (0, 2))])
+def test_a_worker_is_killed_with_each_backend_and_mode_and_the_next_run_has_the_other_backend(
+    cluster_run: ClusterRun, backend: str, max_pending: int
+) -> None:
+    """Each checkpoint is that of an undisturbed run on the heap that waits for every checkpoint."""
+    cluster, (lost, left) = cluster_run.cluster, cluster_run.cluster.workers
+    with cluster_run.held_run(HELD + 1, HELD, backend=backend, max_pending=max_pending) as running:
+        cluster.remove(lost)
+        cluster_run.await_executors([left.host])
+    assert running.result is not None and running.result.resets == 0
+    cluster_run.check(steps=HELD + 1)
+    [other] = set(BACKENDS) - {backend}
+    cluster_run.run(2, backend=other, max_pending=max_pending)
+    cluster_run.check(steps=HELD + 3)
+    assert cluster_run.outcomes() == ["done", "done"]

@@ -54,9 +54,12 @@ class Run:
         commands: the arguments of each.
         output: a directory for what they say.
         master: a Spark master; `local[2,3]` lets a task fail twice.
+        streams: further modules with streams.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], output: Path, master: str) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], output: Path, master: str, streams: Sequence[str] = ()
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.commands = commands
         self.started_s = time.monotonic()
@@ -66,7 +69,7 @@ class Run:
             MARK: self.mark,
             **jvm.environment(),
             "PYTHONPATH": str(ROOT),
-            "SILTSTONE_STREAMS": json.dumps(["streams", journaled_stream.__name__]),
+            "SILTSTONE_STREAMS": json.dumps(["streams", journaled_stream.__name__, *streams]),
             "SILTSTONE_MASTER": master,
             "SILTSTONE_SPARK": json.dumps(SPARK),
         }

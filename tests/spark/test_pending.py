@@ -1,7 +1,8 @@
 """Checkpoints that are pending while a stream runs in Spark."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from siltstone.catalog.commits import CheckpointCommit, Commits, Committed
+from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.run.consistency import DrainResult
+from siltstone.run.outbox import Give
 from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.region import ConsistentRegion
 from siltstone.spark.operations import RunRequest, run, write_stream
 from siltstone.spark.sources import open_source
 from siltstone.spark.stream_run import RunResult
@@ -61,6 +66,50 @@ def test_state_and_outputs_are_those_of_a_run_that_waits(
     assert digests(settings, "little") == digests(at(warehouse), "little")
     check_proven(settings, "little")
     assert delivered(tmp_path / "goes-on") == delivered(warehouse) != []
+
+
+def test_a_delivery_that_fails_while_the_next_checkpoint_commits_loses_neither(
+    waits: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog has the checkpoint when the sink of the one before fails: the run goes back to it, no further."""
+    add, deliver = Commits.add, ConsistentRegion.deliver
+    committed, failed = threading.Event(), threading.Event()
+
+    def add_and_wait(self: Commits, stream: str, epoch: int, commit: CheckpointCommit) -> Committed:
+        done = add(self, stream, epoch, commit)
+        if commit.id == 3:
+            committed.set()
+            assert failed.wait(LIMIT_S)
+        return done
+
+    def failing_once(give: Give) -> Give:
+        def give_or_fail(output: OutputRecord) -> None:
+            if output.checkpoint == 2 and not failed.is_set():
+                assert committed.wait(LIMIT_S)
+                raise Unreachable("the sink is away")
+            give(output)
+
+        return give_or_fail
+
+    def deliver_or_fail(self: ConsistentRegion, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
+        try:
+            deliver(self, {name: failing_once(give) for name, give in sinks.items()}, checked=checked)
+        except Unreachable:
+            failed.set()  # by now the region knows
+            raise
+
+    warehouse, waited = waits
+    monkeypatch.setattr(Commits, "add", add_and_wait)
+    monkeypatch.setattr(ConsistentRegion, "deliver", deliver_or_fail)
+    settings = at(tmp_path / "goes-on", max_pending=2, recovery={"reset_delay_s": 0.01})
+    goes_on = run(settings, LITTLE, RunRequest())
+    assert failed.is_set() and (goes_on.resets, goes_on.digest) == (1, waited.digest)
+    assert digests(settings, "little") == digests(at(warehouse), "little")
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        epochs = {record.id: record.epoch for record in place.catalog.checkpoints.list("little")}
+    assert epochs == {id: 1 if id <= 3 else 2 for id in range(1, FILES + 1)}
+    check_proven(settings, "little")
+    assert delivered(tmp_path / "goes-on") == delivered(warehouse)
 
 
 def test_a_query_that_is_stopped_cancels_no_delivery_behind_it(tmp_path: Path) -> None:

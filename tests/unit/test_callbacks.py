@@ -161,7 +161,7 @@ def divide() -> None:
     ],
     ids=["raises", "hangs"],
 )
-@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize("max_pending", [0, 1, 2])
 @pytest.mark.parametrize("callback", ["initial", "drain", "prepare", "checkpoint", "reset"])
 def test_a_callback_that_fails_or_hangs_leaves_the_newest_checkpoint_as_it_is(
     place: OpenWarehouse, callback: str, how: Callable[[], Any], error: type[Exception], said: str, max_pending: int
@@ -182,6 +182,31 @@ def test_a_callback_that_fails_or_hangs_leaves_the_newest_checkpoint_as_it_is(
     for n in range(before + 1, 4):
         steps.step(rows(n))
     assert place.catalog.checkpoints.last_id(NAME) == 3 and not failures(place, NAME)
+
+
+@pytest.mark.parametrize("pending", [0, 1, 2])
+@pytest.mark.parametrize("callback", ["drain", "prepare", "checkpoint"])
+def test_a_callback_that_fails_while_checkpoints_are_pending_goes_back_to_the_newest_complete_one(
+    place: OpenWarehouse, callback: str, pending: int
+) -> None:
+    failing: list[bool] = []
+    broken = run(place, Failing(callback, lambda: divide() if failing else None), max_pending=pending + 1)
+    broken.step(rows(1))
+    broken.complete_pending()
+    for n in range(pending):
+        broken.step(rows(2 + n))
+    assert len(broken.region.protocol.pending) == pending
+    failing.append(True)
+    with pytest.raises(OperatorFailed, match="division by zero"):
+        broken.step(rows(2 + pending))
+        broken.complete_pending()
+    broken.region.close("failed")
+    assert place.catalog.checkpoints.last_id(NAME) == 1
+    steps = run(place)
+    assert steps.batches == 1
+    for n in range(2, 5):
+        steps.step(rows(n))
+    assert place.catalog.checkpoints.last_id(NAME) == 4 and not failures(place, NAME)
 
 
 def test_what_is_prepared_is_checked(place: OpenWarehouse) -> None:

@@ -87,6 +87,27 @@ def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
 
 
+def test_a_run_that_takes_over_asks_once_what_is_outstanding_and_knows_whose_it_was(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`region_checkpointed` comes for the checkpoints of earlier epochs whose outputs it delivers."""
+    run = Outboxed(place, Heard(), delivers=False)
+    for n in (1, 2):
+        run.step(batch(n))
+    listed, asked = Outbox.list, list[str]()
+
+    def count(self: Outbox, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
+        asked.append(stream)
+        return listed(self, stream, outstanding=outstanding)
+
+    monkeypatch.setattr(Outbox, "list", count)
+    later = Outboxed(place, heard)
+    assert heard.ids == [1, 2] and later.region.outbox.left == [1, 2] and asked == [NAME]
+    later.step(batch(3))
+    assert later.region.outbox.left == [1, 2]
+    assert Outboxed(place, heard).region.outbox.left == []
+
+
 def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows(
     place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -12,16 +14,19 @@ from hypothesis import strategies as st
 from siltstone.catalog.outbox import Outbox
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.export_savepoint import export_savepoint
 from siltstone.change.exported import encode_exported
 from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_savepoint, prove_export
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import CorruptObject, Fenced, UsageError, WrongWarehouse
 from siltstone.format.manifest import encode_manifest
+from siltstone.restore.restore import read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
+from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.paths import EXPORT
+from siltstone.store.paths import EXPORT, is_base
 from tests.killed_child import killed_at
 from tests.orphans import check_whole, filesystem
 from tests.proofs import failures, in_order, restored_digest
@@ -231,6 +236,28 @@ def test_opaque_variables_and_several_operators_travel(tmp_path: Path, opaque_at
         assert restored_digest(place, "copy", 1) == digest
         there = RegionRun(place, replace(stream, name="copy"), POLICY, parallelism=3)
         ours, theirs = (each.step(rows(9, keys=40)) for each in (run, there))
+        assert ours and theirs and ours.digest == theirs.digest and not failures(place, "copy")
+
+
+def test_bases_of_several_checkpoints_whose_names_are_alike_travel(tmp_path: Path) -> None:
+    """Seen by reading: a subtask of each wrote one, of other key groups, since the parallelism changed between them."""
+    whole = policy_by_name("adjust-d", PolicyOptions(d0=0))
+    key_group = key_groups(xxhash64([pa.array(range(100))]), STREAM.max_parallelism)
+    second = np.flatnonzero(key_group == 1)  # with a subtask per key group that of subtask 1, which had 2 and 3 before
+    with filesystem(tmp_path) as place:
+        RegionRun(place, STREAM, whole, parallelism=2).step(rows(1))
+        run = RegionRun(place, STREAM, whole, parallelism=4)
+        run.step(pa.table({"k": second, "n": np.full(len(second), 2)}))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 2))
+        files = [o.name.rpartition("/")[2] for manifest in manifests.values() for o in manifest.objects]
+        assert len({file for file in files if is_base(file)}) < sum(map(is_base, files))
+        set_savepoint(place.catalog, NAME, SAVED)
+        export_savepoint(place, NAME, SAVED, str(tmp_path / "export"))
+        export_savepoint(place, NAME, SAVED, str(tmp_path / "export"))
+        import_savepoint(place, prove_export(str(tmp_path / "export")), "copy")
+        assert restored_digest(place, "copy", 1) == place.catalog.checkpoints.get(NAME, 2).digest
+        there = RegionRun(place, replace(STREAM, name="copy"), POLICY, parallelism=3)
+        ours, theirs = (each.step(rows(9)) for each in (run, there))
         assert ours and theirs and ours.digest == theirs.digest and not failures(place, "copy")
 
 

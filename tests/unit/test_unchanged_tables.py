@@ -1,14 +1,17 @@
 """A table that did not change in an interval is not written again, whatever form is ordered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import of_all_subtasks
+from siltstone.chains.due import chain_facts
+from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -16,7 +19,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
 from tests.places import place_at
-from tests.proofs import failures, restored_digest
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, stream_of
 
@@ -169,3 +172,24 @@ def test_wide_rows_that_do_not_change_beside_narrow_ones_that_do_stay_counted() 
         seen = of_all_subtasks(cost, state, "table", received)
         state = replace(state, base_bytes=float(seen.bytes), base_s=seen.seconds)
     assert (state.base_bytes, state.base_s) == (2000, 2)
+
+
+def test_checkpoints_without_changes_beside_a_materialization_are_no_deltas(place: OpenWarehouse) -> None:
+    """Their records tell of the chain before it. Seen by reading: they made one more materialization due."""
+    policy = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+    run = RegionRun(place, stream_of(Tables()), policy)
+    for n in range(-1, -5, -1):
+        run.step(batch(n, range(40)))
+
+    def beside(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        parts = in_order(function, tasks)
+        for _ in range(2):
+            run.step_without_rows()
+        return parts
+
+    materialize(place, NAME, "tables", 4, id="m1", parallelism=1, run=beside)
+    [facts] = chain_facts(place.catalog, NAME)
+    assert (facts.checkpoint, facts.deltas, facts.deltas_bytes) == (6, 0, 0)
+    run.step(batch(9, range(3)))
+    [facts] = chain_facts(place.catalog, NAME)
+    assert (facts.checkpoint, facts.deltas) == (7, 1) and facts.deltas_bytes > 0
