@@ -126,7 +126,18 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     out = ["--json", str(tmp_path / "bench.json")]
     assert bench.main(out) == 0
     every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums"]
-    every += ["operators", "keyed", "rolling", "backends", "heap", "rocksdb", "pending", "throughput", "python", "latency"]
+    every += [
+        "operators",
+        "keyed",
+        "rolling",
+        "backends",
+        "heap",
+        "rocksdb",
+        "pending",
+        "throughput",
+        "python",
+        "latency",
+    ]
     assert ran == every
     assert bench.main(["stores", *out]) == 0
     assert ran[len(every) :] == ["stores"]
