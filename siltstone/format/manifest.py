@@ -136,14 +136,16 @@ class Manifest:
         return replace(self, handles=handles, objects=objects, commit=(), **own)
 
     def with_bases(self, materialized: Self) -> Self:
-        """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
+        """Return the manifest with a materialization's bases instead of its own handles of the same variables.
 
         It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
-        Opaque variables that it does not have stay: they were whole.
+        Tables and opaque variables that it does not have stay: they were whole, if the checkpoint wrote them.
         """
         [operator] = materialized.operators
         anew = {h.variable for h in materialized.handles}
-        kept = [h for h in self.handles if h.operator != operator or (h.kind is Kind.OPAQUE and h.variable not in anew)]
+        # An index is of changes, which the bases replace.
+        own = [h for h in self.handles if h.kind is not Kind.INDEX and h.variable not in anew]
+        kept = [h for h in self.handles if h.operator != operator or h in own]
         return replace(
             self,
             operators={**self.operators, **materialized.operators},
