@@ -89,8 +89,14 @@ def plan_materialization(
     parallelism: int,
     id: str,
     upload: UploadOptions,
+    *,
+    rebuild: bool = False,
 ) -> list[MaterializeTask]:
     """Split one operator at `checkpoint` into at least `parallelism` units, more if one would merge too much.
+
+    Args:
+        rebuild: take everything, since the materialization that this one replaces may have tables that a later one at
+            an earlier checkpoint made bases of, too.
 
     Raises:
         StateError: the chain has a gap.
@@ -100,7 +106,9 @@ def plan_materialization(
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    wanted = {name: kind for name, kind in variables.items() if _is_chained(whole.units, name[1], checkpoint)}
+    wanted = {
+        name: kind for name, kind in variables.items() if rebuild or _is_chained(whole.units, name[1], checkpoint)
+    }
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
@@ -232,7 +240,7 @@ def materialize(
             open_ = {stored.name for stored in catalog.chains.list_objects(stream, checkpoint)}
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
-            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload)
+            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload, rebuild=rebuild)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)

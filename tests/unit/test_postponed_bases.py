@@ -15,7 +15,7 @@ from siltstone.restore.restore import read_manifest
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, rows, stream_of
-from tests.unit.test_table_forms import Busy, Static
+from tests.unit.test_table_forms import Busy, Data, Static
 
 OPTIONS = PolicyOptions(restore_weight=2.0)
 POLICY = policy_by_name("marginal-cost", OPTIONS)
@@ -146,3 +146,27 @@ class Turns(Static):
         Busy.process(self, rows, state)
         if rows.table.column("n")[0].as_py() < 5:
             state.static.put(rows.keys, {"noise": [b"x" * 40] * len(rows.keys)})
+
+
+def test_a_base_that_the_checkpoint_wrote_stays_beside_a_materialization_there(place: OpenWarehouse) -> None:
+    """The step wrote one table as a base, another as a delta: only that is materialized."""
+    run = run_of(place, Data(), policy_by_name("marginal-cost", PolicyOptions(size_ratio_max=1.5)), postpones=False)
+    for n in range(1, 6):
+        run.step(rows(n, changed=100))
+    assert consolidate(place, 3, "m3") == {"data4"}
+    check(place)
+    for n in range(6, 8):
+        run.step(rows(n, changed=100))
+    check(place)
+
+
+def test_what_a_later_materialization_at_an_earlier_checkpoint_has_is_made_again_too(place: OpenWarehouse) -> None:
+    run = run_of(place, Turns(), policy_by_name("adjust-d", PolicyOptions(d0=50)), postpones=False)
+    for n in range(1, 8):
+        run.step(rows(n, keys=500, changed=20))
+    assert consolidate(place, 6, "m6") == consolidate(place, 4, "m4") == {"busy", "static"}
+    [*names] = [o.name for o in place.catalog.objects.list(NAME) if ".m6." in o.name and ".busy." in o.name]
+    place.warehouse.store.delete(names)
+    done = recover(place, NAME, run=in_order)
+    assert (done.checkpoint, done.rebuilt) == (7, ("data",))
+    check(place)
