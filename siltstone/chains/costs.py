@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.materializations import MaterializationRecord
-from siltstone.chains.chain_rules import rebase
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -211,17 +209,6 @@ def recorded_states(record: CheckpointRecord, operator: str) -> list[PolicyState
 def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
     """Return the checkpoint that an operator's longest chain begins with: the oldest of its tables'."""
     return min((first for first, _ in chains), default=default)
-
-
-def materialized_chain(
-    state: PolicyState,
-    materialized: MaterializationRecord,
-    since: Sequence[CheckpointRecord],
-) -> PolicyState:
-    """Return the chain of a whole operator that begins with a materialization and has the deltas of the checkpoints
-    since; `state` adds up its tables' (`chain_rules.add_chains`)."""
-    base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    return rebase(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:
