@@ -244,8 +244,7 @@ def materialize(
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
-            stored, uploads = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload)
-            uploaded(uploads)
+            stored = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload, uploaded)
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
             replaced, needed = find_replaced(manifest, stored.name, chain)
@@ -266,10 +265,12 @@ def materialize(
 
 
 def _store_manifest(
-    store: Store, name: str, manifest: Manifest, upload: UploadOptions
-) -> tuple[StoredObject, UploadStatistics]:
+    store: Store, name: str, manifest: Manifest, upload: UploadOptions, uploaded: Callable[[UploadStatistics], None]
+) -> StoredObject:
     uploader = uploader_of(store.url, upload)
-    return uploader.put(name, encode_manifest(manifest)), uploader.metrics.take()
+    stored = uploader.put(name, encode_manifest(manifest))
+    uploaded(uploader.metrics.take())
+    return stored
 
 
 def _read_chain(
