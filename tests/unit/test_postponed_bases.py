@@ -10,10 +10,13 @@ from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.import_savepoint import prove_export
 from siltstone.change.recover import recover
 from siltstone.model import Form
 from siltstone.operator import Operator
 from siltstone.restore.restore import read_manifest
+from siltstone.retention.savepoints import set_savepoint
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, Sums, rows, stream_of
@@ -203,6 +206,17 @@ def test_a_base_that_the_checkpoint_wrote_stays_beside_a_materialization_there(p
     for n in range(6, 8):
         run.step(rows(n, changed=100))
     check(place)
+
+
+def test_a_full_savepoint_of_several_materializations_and_a_base_is_exported(place: OpenWarehouse) -> None:
+    run = run_of(place, Turns(), policy_by_name("adjust-d", PolicyOptions(d0=50)), postpones=False)
+    for n in range(1, 8):
+        run.step(rows(n, keys=500, changed=20))
+    assert [consolidate(place, at, f"m{at}") for at in (4, 7)] == [{"busy", "static"}, {"busy"}]
+    set_savepoint(place.catalog, NAME, "full", at="7")
+    to = str(Path(place.warehouse.store_url.removeprefix("file://")).parent / "exported")
+    done = export_savepoint(place, NAME, "full", to)
+    assert done.objects == 4 and prove_export(to).exported.digest == run.region.digest
 
 
 def test_what_a_later_materialization_at_an_earlier_checkpoint_has_is_made_again_too(place: OpenWarehouse) -> None:
