@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.materializations import MaterializationRecord
-from siltstone.chains.chain_rules import rebase
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -211,38 +209,6 @@ def recorded_states(record: CheckpointRecord, operator: str) -> list[PolicyState
 def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
     """Return the checkpoint that an operator's longest chain begins with: the oldest of its tables'."""
     return min((first for first, _ in chains), default=default)
-
-
-def recorded_deltas(record: CheckpointRecord, operator: str) -> CheckpointCost | None:
-    """Return the cost of the deltas that a recorded checkpoint wrote of an operator; None if it wrote none.
-
-    A checkpoint may leave a table out that did not change, or write it as a base, with which its chain begins anew.
-    """
-    tables = record.statistics.get("operators", {}).get(operator, {}).get("tables")
-    costs = [recorded_cost(record, operator, table) for table in (tables if tables is not None else [None])]
-    deltas = [cost for cost in costs if cost.form is Form.DELTA and cost.bytes]
-    return (
-        CheckpointCost(
-            form=Form.DELTA,
-            bytes=sum(cost.bytes for cost in deltas),
-            seconds=sum(cost.seconds for cost in deltas),
-            index_bytes=sum(cost.index_bytes for cost in deltas),
-        )
-        if deltas
-        else None
-    )
-
-
-def materialized_chain(
-    state: PolicyState,
-    materialized: MaterializationRecord,
-    since: Sequence[CheckpointRecord],
-) -> PolicyState:
-    """Return the chain of a whole operator that begins with a materialization and has the deltas of the checkpoints
-    since; `state` adds up its tables' (`chain_rules.add_chains`)."""
-    base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    deltas = [recorded_deltas(record, materialized.operator) for record in since]
-    return rebase(state, base, [cost for cost in deltas if cost])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:

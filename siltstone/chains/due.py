@@ -4,7 +4,7 @@ Each checkpoint's record holds the sizes of its chains, so the newest record is 
 right after a materialization, until the stream notices it, the few checkpoints since are added up.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,9 +13,11 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains import chain_rules as chain
-from siltstone.chains.costs import first_of, materialized_chain, recorded_chains
+from siltstone.chains.costs import first_of, recorded_chains, recorded_cost
 from siltstone.chains.materialization_rules import ChainFacts, Health, MaterializationOptions, Trigger, due, health
-from siltstone.chains.policy_rules import PolicyOptions, PolicyState
+from siltstone.chains.policy_rules import CheckpointCost, PolicyOptions, PolicyState
+from siltstone.model import Form
+from siltstone.store.paths import is_materialization_manifest, materialization_of, materialized_variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,13 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     succeeded = catalog.materializations.get_last_completed(stream)
     found = []
     for operator in newest.forms:
-        chains = list(recorded_chains(newest, operator).values())
+        own = bases.get(operator, [])
+        chains = _add_unnoticed(catalog, newest, operator, own)
         # A chain without deltas is not to be materialized, however old its base is.
         first = first_of([of for of in chains if of[1].deltas] or chains, newest.id)
-        states, base = [state for _, state in chains], bases.get(operator)
-        if base and base.checkpoint > first:  # the stream has not noticed it yet
-            first = base.checkpoint
-            since = catalog.checkpoints.list_after(stream, first, newest.id - first, marked=True)
-            states = [materialized_chain(chain.add_chains(states), base, since)]
+        states, base = [state for _, state in chains], own[-1] if own else None
         state = chain.add_chains(states)
-        began = _began_at(catalog, stream, first, base)
+        began = _began_at(catalog, stream, first, own)
         failures, last = catalog.materializations.count_failed(stream, operator, began)
         found.append(
             ChainFacts(
@@ -117,15 +116,52 @@ def find_beginnings(catalog: Catalog, record: CheckpointRecord) -> dict[str, int
     return {
         operator: max(
             first_of(recorded_chains(record, operator).values(), record.id),
-            bases[operator].checkpoint if operator in bases else 0,
+            bases[operator][-1].checkpoint if operator in bases else 0,
         )
         for operator in record.forms
     }
 
 
-def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, MaterializationRecord]:
-    """Return operator -> the newest materialization that its chain at a checkpoint begins with."""
-    return {m.operator: m for m in catalog.materializations.list_in_chain(record.stream, record.id)}
+def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, list[MaterializationRecord]]:
+    """Return operator -> the materializations that its chain at a checkpoint begins with, the newest last."""
+    found: dict[str, list[MaterializationRecord]] = {}
+    for materialization in catalog.materializations.list_in_chain(record.stream, record.id):
+        found.setdefault(materialization.operator, []).append(materialization)
+    return found
+
+
+def _add_unnoticed(
+    catalog: Catalog, newest: CheckpointRecord, operator: str, bases: Sequence[MaterializationRecord]
+) -> list[tuple[int, PolicyState]]:
+    """Return the chains of an operator's tables as `recorded_chains` does, after materializations that the stream had
+    not noticed when it recorded them."""
+    chains = recorded_chains(newest, operator)
+    for base in bases:
+        late = [table for table, (first, _) in chains.items() if first < base.checkpoint]
+        sizes = _table_bytes(catalog, base) if late else {}
+        held = [table for table in late if table in sizes or not table]
+        if not held:
+            continue
+        rows = sum(chains[table][1].rows for table in held)
+        since = catalog.checkpoints.list_after(newest.stream, base.checkpoint, newest.id - base.checkpoint, marked=True)
+        for table in held:
+            state = chains[table][1]
+            share = round((base.rows or 0) * state.rows / rows) if rows else 0
+            size = sizes.get(table, base.bytes or 0)
+            made = CheckpointCost(form=Form.BASE, bytes=size, seconds=0.0, rows=share)
+            deltas = [cost for each in since if (cost := recorded_cost(each, operator, table or None)).bytes]
+            chains[table] = base.checkpoint, chain.rebase(state, made, deltas)
+    return list(chains.values())
+
+
+def _table_bytes(catalog: Catalog, materialization: MaterializationRecord) -> dict[str, int]:
+    """Return table -> bytes of its bases that a materialization made."""
+    sizes: dict[str, int] = {}
+    for stored in catalog.objects.list(materialization.stream, [materialization.checkpoint]):
+        if materialization_of(stored.name) == materialization.id and not is_materialization_manifest(stored.name):
+            table = materialized_variable(stored.name)
+            sizes[table] = sizes.get(table, 0) + stored.bytes
+    return sizes
 
 
 def _delta_amplification(states: Collection[PolicyState]) -> float:
@@ -134,11 +170,12 @@ def _delta_amplification(states: Collection[PolicyState]) -> float:
     return deltas / live if live else 0.0
 
 
-def _began_at(catalog: Catalog, stream: str, first: int, base: MaterializationRecord | None) -> datetime:
+def _began_at(catalog: Catalog, stream: str, first: int, bases: Sequence[MaterializationRecord]) -> datetime:
     """Return when the base at `first` was made, by a materialization or by the run; of a checkpoint that is gone, when
     the next one was."""
-    if base and base.checkpoint == first and base.ended_at:
-        return base.ended_at
+    for base in bases:
+        if base.checkpoint == first and base.ended_at:
+            return base.ended_at
     return catalog.checkpoints.list_after(stream, first - 1, 1, marked=True)[0].committed_at
 
 

@@ -89,8 +89,14 @@ def plan_materialization(
     parallelism: int,
     id: str,
     upload: UploadOptions,
+    *,
+    rebuild: bool = False,
 ) -> list[MaterializeTask]:
     """Split one operator at `checkpoint` into at least `parallelism` units, more if one would merge too much.
+
+    Args:
+        rebuild: take everything, since the materialization that this one replaces may have tables that a later one at
+            an earlier checkpoint made bases of, too.
 
     Raises:
         StateError: the chain has a gap.
@@ -100,7 +106,7 @@ def plan_materialization(
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    wanted = _consolidated(whole.units, variables, checkpoint)
+    wanted = variables if rebuild else _consolidated(whole.units, variables, checkpoint)
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
@@ -235,12 +241,11 @@ def materialize(
             open_ = {stored.name for stored in catalog.chains.list_objects(stream, checkpoint)}
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
-            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload)
+            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload, rebuild=rebuild)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
-            stored, uploads = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload)
-            uploaded(uploads)
+            stored = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload, uploaded)
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
             replaced, needed = find_replaced(manifest, stored.name, chain)
@@ -261,10 +266,12 @@ def materialize(
 
 
 def _store_manifest(
-    store: Store, name: str, manifest: Manifest, upload: UploadOptions
-) -> tuple[StoredObject, UploadStatistics]:
+    store: Store, name: str, manifest: Manifest, upload: UploadOptions, uploaded: Callable[[UploadStatistics], None]
+) -> StoredObject:
     uploader = uploader_of(store.url, upload)
-    return uploader.put(name, encode_manifest(manifest)), uploader.metrics.take()
+    stored = uploader.put(name, encode_manifest(manifest))
+    uploaded(uploader.metrics.take())
+    return stored
 
 
 def _read_chain(

@@ -349,6 +349,8 @@ class RunChains:
         older = [table for table in sorted(tables) if self._first.get((operator, table), checkpoint) < checkpoint]
         if not older:
             return
+        # What was wanted is made. Whether more is, the next checkpoint decides.
+        self._postponed = {op: reason for op, reason in self._postponed.items() if op != operator}
         after = self._checkpoint - checkpoint
         since = self._catalog.checkpoints.list_after(name, checkpoint, after, marked=True)
         for table in older:

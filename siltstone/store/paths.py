@@ -264,6 +264,13 @@ def materialization_of(name: str) -> str | None:
     return None
 
 
+def materialized_variable(name: str) -> str:
+    """Return the table or opaque variable whose base a materialization wrote under this name."""
+    bare = name.rpartition("/")[2].removesuffix(_MATERIALIZED).removesuffix(_MATERIALIZED_OPAQUE)
+    _operator, *variable, _part, _id = bare.split(".")
+    return ".".join(variable)
+
+
 def snapshot_of(name: str) -> tuple[str, str]:
     """Return (operator, table) of a snapshot's object."""
     operator, *table, _subtask, _attempt = name.rpartition("/")[2].removesuffix(_SNAPSHOT).split(".")

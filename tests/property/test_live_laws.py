@@ -34,7 +34,7 @@ from siltstone.restore.plan_rules import plan_restore, replaces
 from siltstone.retention.deletion_rules import plan_deletion
 from siltstone.run.references import RunReferences
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, materialization_of
 from tests.examples import few_examples
 from tests.memory_rebuild import rebuild_from_memory
 
@@ -183,16 +183,22 @@ class History:
         names = [stored.name for stored in self.catalog.chains.list_manifests(STREAM, checkpoint)]
         return sorted(((name, self.manifests[name]) for name in names), key=lambda each: each[1].checkpoint)
 
-    def materialize(self, checkpoint, operator, followed: bool) -> None:
-        """Let the chain of one operator begin at a checkpoint; the run may notice it only later."""
+    def materialize(self, checkpoint, operator, followed: bool, whole: bool = False) -> None:
+        """Let the chain of one operator begin at a checkpoint; the run may notice it only later.
+
+        Only variables with deltas get bases, and those of another materialization there, which this one replaces; all,
+        with `whole`, as of one that was damaged.
+        """
+        variables = [v for v in VARIABLES if v[0] == operator and (whole or self._is_chained(checkpoint, v))]
+        if not variables:
+            return
         self.materialized += 1
         id = f"m{self.materialized}"
         chain = self.chain(checkpoint)
         path = CheckpointPath(STREAM, self.epoch, checkpoint)
         handles = [
-            self._handle((operator, v), kind, Form.BASE, path.materialized(operator, v, n, id), part, 0, 0)
-            for (of, v), kind in VARIABLES.items()
-            if of == operator and kind is Kind.INCREMENTAL
+            self._handle(v, VARIABLES[v], Form.BASE, path.materialized(*v, n, id), part, 0, 0)
+            for v in variables
             for n, part in enumerate(KeyGroupRange(0, GROUPS).split(2))
         ]  # fmt: skip
         manifest, name = manifest_of(self.epoch, checkpoint, handles, id), path.materialization(operator, id)
@@ -208,6 +214,15 @@ class History:
         self.manifests[name] = manifest
         if followed:
             self.references.follow(self.catalog.chains.list_manifests(STREAM, self.newest))
+
+    def _is_chained(self, checkpoint, variable) -> bool:
+        """Whether a restore of the checkpoint reads deltas of a variable, or what was materialized there."""
+        manifests = {at: manifest.handles for at, manifest in merged(self.chain(checkpoint))}
+        [unit] = plan_restore(manifests, checkpoint, GROUPS, 1, variables={variable: VARIABLES[variable]}).units
+        return any(
+            not replaces(read.handle) or (read.checkpoint == checkpoint and materialization_of(read.handle.object))
+            for read in unit.reads
+        )
 
     def roll_back(self, checkpoint) -> None:
         self.epoch = self.catalog.runs.begin(STREAM, "t")
@@ -306,7 +321,7 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
                     history.commit(data.draw)
                 case "materialize" | "late" as when:
                     at, operator = data.draw(st.integers(1, history.newest)), data.draw(st.sampled_from(["a", "b"]))
-                    history.materialize(at, operator, when == "materialize")
+                    history.materialize(at, operator, when == "materialize", whole=data.draw(st.booleans()))
                 case "roll back":
                     history.roll_back(data.draw(st.integers(1, history.newest)))
                 case "reopen":

@@ -6,16 +6,20 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.import_savepoint import prove_export
 from siltstone.change.recover import recover
 from siltstone.model import Form
 from siltstone.operator import Operator
 from siltstone.restore.restore import read_manifest
+from siltstone.retention.savepoints import set_savepoint
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
-from tests.sums import NAME, rows, stream_of
+from tests.sums import NAME, Sums, rows, stream_of
 from tests.unit.test_table_forms import Busy, Data, Static
 
 OPTIONS = PolicyOptions(restore_weight=2.0)
@@ -94,6 +98,21 @@ def test_the_background_waits_until_the_run_has_noticed_its_last_base(place: Ope
     check(place)
 
 
+def test_a_run_that_notices_a_base_within_an_interval_wants_no_second_one(place: OpenWarehouse) -> None:
+    """A checkpoint was completed while the base was made, so the chain has a delta again."""
+    run = run_of(place, Busy())
+    worker, n = background(place, run), 1
+    while run.region.chains.find_postponed("data", None) is None:
+        run.step(rows(n, keys=5000, changed=200))
+        n += 1
+    run.step(rows(n, keys=5000, changed=200))
+    consolidate(place, run.region.completed - 1, "m")
+    run.step(rows(n + 1, keys=5000, changed=200), ends=False)
+    assert worker.look() and [m.id for m in place.catalog.materializations.list(NAME)] == ["m"]
+    run.step(rows(n + 2, keys=5000, changed=200), ends=True)
+    check(place)
+
+
 def consolidate(place: OpenWarehouse, checkpoint: int, id: str) -> set[str]:
     """Materialize the operator; the tables whose bases that made."""
     materialize(place, NAME, "data", checkpoint, id=id, parallelism=2, run=in_order)
@@ -152,6 +171,34 @@ def test_of_two_materializations_in_a_chain_the_damaged_one_is_made_again(place:
     check(place)
 
 
+def test_a_chain_without_deltas_is_not_due_though_others_have_checkpoints(place: OpenWarehouse) -> None:
+    """The operator no longer changes; the table that its materialization left out has an older base."""
+    stream = stream_of(Still(), Sums(name="by_key"), max_parallelism=16)
+    run = RegionRun(place, stream, policy_by_name("adjust-d", PolicyOptions(d0=50)))
+    for n in range(1, 5):
+        run.step(rows(n, keys=500, changed=20))
+    assert consolidate(place, 4, "m4") == {"busy"}
+    for n in range(5, 18):
+        run.step(rows(n, keys=500, changed=20))
+    facts = {each.operator: each for each in chain_facts(place.catalog, NAME)}
+    assert facts["data"].deltas == 0 and facts["by_key"].deltas > 0
+    run.step(rows(100, keys=500, changed=20))
+    [data] = [each for each in chain_facts(place.catalog, NAME) if each.operator == "data"]
+    assert data.deltas == 1 and 1 < (data.amplification or 0) < 1.5
+
+
+class Still(Static):
+    """Changes in the first four steps, and in the large table alone in step 100."""
+
+    def process(self, rows, state) -> None:
+        """Write the step."""
+        n = rows.table.column("n")[0].as_py()
+        if n < 5:
+            super().process(rows, state)
+        if n == 100:
+            state.static.put(rows.keys, {"noise": [b"x" * 40] * len(rows.keys)})
+
+
 class Turns(Static):
     """The large table changes in the first four steps."""
 
@@ -160,3 +207,26 @@ class Turns(Static):
         Busy.process(self, rows, state)
         if rows.table.column("n")[0].as_py() < 5:
             state.static.put(rows.keys, {"noise": [b"x" * 40] * len(rows.keys)})
+
+
+def test_a_full_savepoint_of_several_materializations_and_a_base_is_exported(place: OpenWarehouse) -> None:
+    run = run_of(place, Turns(), policy_by_name("adjust-d", PolicyOptions(d0=50)), postpones=False)
+    for n in range(1, 8):
+        run.step(rows(n, keys=500, changed=20))
+    assert [consolidate(place, at, f"m{at}") for at in (4, 7)] == [{"busy", "static"}, {"busy"}]
+    set_savepoint(place.catalog, NAME, "full", at="7")
+    to = str(Path(place.warehouse.store_url.removeprefix("file://")).parent / "exported")
+    done = export_savepoint(place, NAME, "full", to)
+    assert done.objects == 4 and prove_export(to).exported.digest == run.region.digest
+
+
+def test_what_a_later_materialization_at_an_earlier_checkpoint_has_is_made_again_too(place: OpenWarehouse) -> None:
+    run = run_of(place, Turns(), policy_by_name("adjust-d", PolicyOptions(d0=50)), postpones=False)
+    for n in range(1, 8):
+        run.step(rows(n, keys=500, changed=20))
+    assert consolidate(place, 6, "m6") == consolidate(place, 4, "m4") == {"busy", "static"}
+    [*names] = [o.name for o in place.catalog.objects.list(NAME) if ".m6." in o.name and ".busy." in o.name]
+    place.warehouse.store.delete(names)
+    done = recover(place, NAME, run=in_order)
+    assert (done.checkpoint, done.rebuilt) == (7, ("data",))
+    check(place)

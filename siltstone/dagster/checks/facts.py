@@ -18,7 +18,7 @@ from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import materialization_health
 from siltstone.client import Client, StreamClient
 from siltstone.model import Form, Kind
-from siltstone.restore.restore import read_manifest
+from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink
@@ -71,38 +71,39 @@ def links(subject: Subject) -> Facts:
     """One row per table of a retained checkpoint: the checkpoint it builds on, and whether that one has the table."""
     rows: list[dict[str, Any]] = []
     with subject.warehouse() as warehouse:
-        retained = {c.id: c.manifest for c in warehouse.catalog.checkpoints.list(subject.name, marked=True)}
-        read = read_ahead(partial(read_manifest, warehouse.warehouse.store), retained.values())
-        manifests = dict(zip(retained, read, strict=True))
-        tables = {
-            id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
-            for id, manifest in manifests.items()
-        }
-        materialized = {
-            c.id: {
-                m.operator
-                for m in warehouse.catalog.materializations.list_in_chain(subject.name, c.id)
-                if m.checkpoint == c.id
-            }
-            for c in warehouse.catalog.checkpoints.list(subject.name)
-        }
-    for id, begun in materialized.items():
+        catalog = warehouse.catalog
+        records = catalog.checkpoints.list(subject.name)
+        chains = {c.id: catalog.chains.list_manifests(subject.name, c.id) for c in records}
+        named = {stored.name: stored for chain in chains.values() for stored in chain}
+        read = read_ahead(partial(read_manifest, warehouse.warehouse.store), named.values())
+        manifests = dict(zip(named, read, strict=True))
+    for record in records:
+        # If a materialization begins the chain here, the delta that the checkpoint wrote is no longer read.
+        merged = with_materializations([manifests[stored.name] for stored in chains[record.id]])
+        holding: dict[tuple[str, str], list[int]] = {}
         builds_on: dict[tuple[str, str], int] = {}
-        for handle in manifests[id].handles:
-            # If a materialization begins the chain here, the delta that the checkpoint wrote is no longer read.
-            if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA and handle.operator not in begun:
+        for at, manifest in merged.items():
+            for key in {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}:
+                holding.setdefault(key, []).append(at)
+        for handle in merged[record.id].handles:
+            if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA:
                 key = handle.operator, handle.variable
                 builds_on[key] = min(handle.previous, builds_on.get(key, handle.previous))
+        # A materialization may have made a base later than what a delta builds on.
+        found = {
+            key: max((at for at in holding[key] if before <= at < record.id), default=None)
+            for key, before in builds_on.items()
+        }
+        own = manifests[record.manifest.name].handles
         rows += [
             {
-                "checkpoint": id,
+                "checkpoint": record.id,
                 "operator": operator,
                 "table": table,
-                "builds_on": builds_on.get((operator, table), 0),
-                "whole": (operator, table) not in builds_on
-                or (operator, table) in tables.get(builds_on[operator, table], set()),
+                "builds_on": found.get((operator, table)) or builds_on.get((operator, table), 0),
+                "whole": found.get((operator, table), 0) is not None,
             }
-            for operator, table in sorted(tables[id])
+            for operator, table in sorted({(h.operator, h.variable) for h in own if h.kind is Kind.INCREMENTAL})
         ]
     return _facts(rows)
 

@@ -1,0 +1,320 @@
+"""Random histories of streams whose chains begin with several materializations, each of some variables.
+
+Real catalog, store, region, state, materialization, retention, sweep, forks, recovery and rebuild, without Spark.
+
+    python -m tests.property.partial_machine --histories 100 --seed 1
+"""
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import HeldWhole, materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.fork import fork
+from siltstone.change.rebuild import rebuild_catalog
+from siltstone.change.recover import recover
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.savepoints import drop_savepoint, set_savepoint
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import materialization_of
+from tests.places import place_at
+from tests.proofs import failures, in_order, restored_digest
+from tests.region_run import RegionRun
+from tests.sums import NAME, Tally, stream_of
+
+POLICIES = [
+    policy_by_name("adjust-d", PolicyOptions(d0=50, d_max=60, size_ratio_max=None, space_amplification_max=None)),
+    policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=4)),
+    policy_by_name("marginal-cost", PolicyOptions(size_ratio_max=1.5)),
+    policy_by_name("marginal-cost", PolicyOptions(restore_weight=2.0, size_ratio_max=None)),
+]
+ACTIONS = (
+    *("steps", "steps", "steps", "steps", "materialize", "materialize", "materialize", "again", "truncate", "delete"),
+    *("savepoint", "drop", "fork", "sweep", "damage", "rebuild", "restart", "restart", "crash"),
+)
+TABLES = ("busy", "often", "rare")
+
+
+class Several(Operator):
+    """Three tables and an opaque variable, of which each micro-batch changes those that its rows name."""
+
+    name = "several"
+    key = pa.schema([("k", pa.int64())])
+    busy = ValueState(value={"n": pa.int64()})
+    often = ValueState(value={"n": pa.int64()})
+    rare = ValueState(value={"n": pa.int64()})
+    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Write the number."""
+        if not len(rows):
+            return
+        changed = rows.table.column("changed")[0].as_py()
+        for bit, table in enumerate(TABLES):
+            if changed >> bit & 1:
+                getattr(state, table).put(rows.keys, {"n": rows.last("n")})
+        if changed >> len(TABLES) & 1:
+            for group in set(rows.key_groups.tolist()):
+                state.calls[group] += 1
+
+
+class History:
+    """One history, and what each checkpoint of each stream has to restore to."""
+
+    def __init__(self, seed: int, root: Path) -> None:
+        self.chance, self.root = random.Random(seed), root
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.place = place_at(root / "w", lambda: self.now).checked(create=True)
+        self.expected: dict[str, dict[int, str]] = {NAME: {}}
+        self.runs: dict[str, RegionRun] = {}
+        self.policy = self.chance.choice(POLICIES)
+        self.counts: Counter[str] = Counter()
+        self._number = 0
+        self.steps(NAME, 15)
+
+    def perform(self, count: int) -> None:
+        """Do so many random actions; after each, everything must hold."""
+        for _ in range(count):
+            action = self.chance.choice(ACTIONS)
+            stream = self.chance.choice([*self.expected])
+            self.now += timedelta(seconds=self.chance.choice([1, 1, 60, 3600, 5 * 86400]))
+            if self.ids(stream) or action == "steps":
+                getattr(self, action)(stream)
+                self.counts[action] += 1
+                self.check()
+        self.end()
+
+    def ids(self, stream: str) -> list[int]:
+        return [c.id for c in self.place.catalog.checkpoints.list(stream)]
+
+    # Actions
+
+    def run_of(self, stream: str) -> RegionRun:
+        if stream not in self.runs:
+            definition = replace(stream_of(Several(), Several(name="beside"), max_parallelism=4), name=stream)
+            self.runs[stream] = RegionRun(
+                self.place,
+                definition,
+                self.policy,
+                parallelism=self.chance.choice([1, 2, 3]),
+                checkpoint_steps=self.chance.choice([1, 1, 2]),
+                max_pending=self.chance.choice([0, 2]),
+                postpones_bases=self.chance.random() < 0.5,
+            )
+        return self.runs[stream]
+
+    def steps(self, stream: str, changed: int | None = None) -> None:
+        run, chance = self.run_of(stream), self.chance
+        for _ in range(chance.randint(1, 3)):
+            self._number += 1
+            bits = chance.choice([1, 1, 1, 3, 3, 5, 8, 9, 15]) if changed is None else changed
+            keys = range(30) if changed or chance.random() < 0.1 else chance.sample(range(30), chance.choice([1, 2, 5]))
+            count = len(keys)
+            run.step(
+                pa.table({"k": pa.array(keys, pa.int64()), "n": [self._number] * count, "changed": [bits] * count}),
+                ends=True if changed else None,
+            )
+            if chance.random() < 0.6:
+                run.complete_pending()
+        if chance.random() < 0.7:
+            run.complete_pending()
+        self.note(stream)
+
+    def note(self, stream: str) -> None:
+        """Remember new checkpoints, as the run that made them knew them."""
+        for record in self.place.catalog.checkpoints.list(stream):
+            self.expected[stream].setdefault(record.id, record.digest)
+
+    def stop(self, stream: str) -> None:
+        self.runs.pop(stream, None)
+
+    def restart(self, stream: str) -> None:
+        if run := self.runs.get(stream):
+            run.complete_pending()
+            self.note(stream)
+            run.region.close("done")
+        self.stop(stream)
+
+    def crash(self, stream: str) -> None:
+        self.stop(stream)
+
+    def materialize(self, stream: str, at: int | None = None) -> None:
+        checkpoint = at or self.chance.choice([*self.ids(stream), self.ids(stream)[-1]])
+        self._number += 1
+        operator = self.chance.choice(["several", "beside"])
+        try:
+            materialize(self.place, stream, operator, checkpoint, id=f"m{self._number}", parallelism=2, run=in_order)
+            self.counts["materialized"] += 1
+        except HeldWhole:
+            self.counts["held whole"] += 1
+
+    def again(self, stream: str) -> None:
+        done = [m.checkpoint for m in self.place.catalog.materializations.list(stream) if m.manifest]
+        there = [at for at in done if at in self.ids(stream)]
+        if there:
+            self.materialize(stream, self.chance.choice(there))
+
+    def truncate(self, stream: str) -> None:
+        truncate(self.place, stream, RetentionOptions(keep_last=self.chance.choice([1, 2, 4])))
+
+    def delete(self, stream: str) -> None:
+        saved = {s.checkpoint for s in self.place.catalog.savepoints.list(stream)}
+        some = [id for id in self.ids(stream)[:-1] if id not in saved]
+        if some:
+            delete_checkpoints(self.place, stream, self.chance.sample(some, min(len(some), 2)))
+
+    def savepoint(self, stream: str) -> None:
+        self._number += 1
+        set_savepoint(self.place.catalog, stream, f"p{self._number}", at=str(self.chance.choice(self.ids(stream))))
+
+    def drop(self, stream: str) -> None:
+        for saved in self.place.catalog.savepoints.list(stream)[:1]:
+            drop_savepoint(self.place.catalog, stream, saved.name)
+
+    def fork(self, stream: str) -> None:
+        if len(self.expected) < 3:
+            new, at = f"f{len(self.expected)}", self.chance.choice(self.ids(stream))
+            fork(self.place, stream, new, str(at))
+            self.expected[new] = {at: self.expected[stream][at]}
+
+    def sweep(self, stream: str) -> None:
+        guard = SweepOptions().age_guard if self.runs else timedelta(0)
+        sweep(self.place, stream, SweepOptions(incomplete=self.chance.random() < 0.3, age_guard=guard))
+
+    def damage(self, stream: str) -> None:
+        """Lose an object of a materialization, and recover every stream."""
+        newest = self.ids(stream)[-1]
+        objects = [o.name for o in self.place.catalog.chains.list_objects(stream, newest) if materialization_of(o.name)]
+        if not objects:
+            return
+        self.runs.clear()
+        self.place.warehouse.store.delete([self.chance.choice(objects)])
+        for each, expected in self.expected.items():
+            done = recover(self.place, each, run=in_order, accept_loss=True)
+            self.counts["rebuilt"] += len(done.rebuilt)
+            self.counts["given up"] += len(done.given_up)
+            for id in [id for id in expected if id > done.checkpoint]:
+                del expected[id]
+            for id in self.ids(each):
+                if failures(self.place, each, [id]):
+                    delete_checkpoints(self.place, each, [id])
+
+    def rebuild(self, stream: str) -> None:
+        """Lose the catalog; the store and what a new one says of it are compared with what was there."""
+        copy = self.root / f"copy{self._number}"
+        shutil.copytree(self.root / "w", copy)
+        for file in copy.glob("catalog.db*"):
+            file.unlink()
+        warehouse = Warehouse.at(str(copy))
+        rebuild_catalog(warehouse, warehouse.catalog_url)
+        with OpenWarehouse.existing(str(copy)) as place:
+            for each in self.expected:
+                visible = self.ids(each)
+                found = [c.id for c in place.catalog.checkpoints.list(each)]
+                assert found == visible, (each, found, visible)
+                for id in visible:
+                    assert restored_digest(place, each, id) == self.expected[each][id]
+        shutil.rmtree(copy)
+
+    # What must hold
+
+    def check(self) -> None:
+        """Every visible checkpoint restores to what it held, with what the catalog says that it needs."""
+        catalog = self.place.catalog
+        stored = {name for name, _ in self.place.warehouse.store.list("")}
+        for stream, expected in self.expected.items():
+            visible = self.ids(stream)
+            for id in visible:
+                missing = {o.name for o in catalog.chains.list_objects(stream, id)} - stored
+                assert not missing, f"checkpoint {id} of {stream} needs {missing}"
+                assert restored_digest(self.place, stream, id, self.chance.choice([1, 3])) == expected[id]
+            assert not visible or not failures(self.place, stream, visible)
+
+    def end(self) -> None:
+        """All but the newest goes, and nothing else stays."""
+        for stream in self.expected:
+            self.stop(stream)
+            if not self.ids(stream):
+                continue
+            self.steps(stream)
+            self.restart(stream)
+            for saved in self.place.catalog.savepoints.list(stream):
+                drop_savepoint(self.place.catalog, stream, saved.name)
+        self.now += timedelta(days=30)
+        for operator in ("several", "beside"):
+            for stream in (s for s in self.expected if self.ids(s)):
+                newest, id = self.ids(stream)[-1], f"e{operator}"
+                with suppress(HeldWhole):
+                    materialize(self.place, stream, operator, newest, id=id, parallelism=1, run=in_order)
+        for _ in range(2):
+            for stream in (s for s in self.expected if self.ids(s)):
+                self.steps(stream, 1)
+                self.restart(stream)
+                truncate(self.place, stream, RetentionOptions(keep_last=1))
+            for stream in (s for s in self.expected if self.ids(s)):
+                self.now += timedelta(days=30)
+                sweep(self.place, stream, SweepOptions(age_guard=timedelta(0)))
+        self.check()
+        needed, named = set(), set()
+        for stream in (s for s in self.expected if self.ids(s)):
+            newest = self.ids(stream)[-1]
+            record = self.place.catalog.objects.list(stream)
+            named |= {o.name for o in record}
+            needed |= {o.name for o in record if o.is_needed_by(newest) or o.checkpoint == newest}
+        assert named == needed, sorted(named - needed)
+        if all(self.ids(s) for s in self.expected):
+            stored = {n for n, _ in self.place.warehouse.store.list("") if not n.startswith("_") and "/_" not in n}
+            assert stored == named, sorted(stored ^ named)
+
+
+def perform(seed: int, actions: int) -> Counter[str]:
+    """Do one history from beginning to end; what happened in it, counted."""
+    with tempfile.TemporaryDirectory() as directory:
+        history = History(seed, Path(directory))
+        try:
+            history.perform(actions)
+        finally:
+            history.place.catalog.close()
+        return history.counts
+
+
+def main() -> None:
+    """Do many histories, as far as there is time; stop at the first that breaks a promise."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--histories", type=int, default=100)
+    parser.add_argument("--actions", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    total: Counter[str] = Counter()
+    start = time.monotonic()
+    for seed in range(arguments.seed, arguments.seed + arguments.histories):
+        if time.monotonic() - start > arguments.seconds:
+            break
+        try:
+            total.update(perform(seed, arguments.actions))
+        except BaseException:
+            print(f"seed {seed}", flush=True)
+            raise
+        total["histories"] += 1
+    for what, count in sorted(total.items()):
+        print(f"{what}: {count}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""A slice of the histories of `partial_machine`, which does many hundred."""
+
+import pytest
+
+from tests.examples import examples
+from tests.property.partial_machine import perform
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_no_history_breaks_a_promise(seed: int) -> None:
+    assert perform(seed, 10)["steps"] > 0
