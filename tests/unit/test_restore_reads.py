@@ -162,7 +162,7 @@ def test_a_proof_counts_the_seconds_of_what_a_restore_reads_and_of_one_compariso
 def test_a_run_learns_from_proofs_of_checkpoints_whose_tables_began_at_different_times(place: OpenWarehouse) -> None:
     run = _run(place)
     checkpoints, proof = place.catalog.checkpoints, _prove(place)
-    before = run.region.policy_states["two"]["busy"].restores
+    before = run.region.chains.policies["two"]["busy"].restores
     for record in checkpoints.list(NAME):
         checkpoints.record_proof(
             NAME,
@@ -173,4 +173,4 @@ def test_a_run_learns_from_proofs_of_checkpoints_whose_tables_began_at_different
             restore_bytes=proof.restore_bytes[record.id],
         )
     run.step(rows(LAST + 1, changed=100))
-    assert run.region.policy_states["two"]["busy"].restores == before + 10
+    assert run.region.chains.policies["two"]["busy"].restores == before + 10
