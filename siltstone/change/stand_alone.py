@@ -53,6 +53,12 @@ def stand_alone(
             f"checkpoint {newest.checkpoint} of {newest.stream} still reads deltas of {', '.join(open_)}: make it "
             f"whole with `siltstone materialize {newest.stream} --at {newest.checkpoint}`, and try again"
         )
+    if in_files := sorted({h.operator for h in handles if h.form is Form.FILES}):
+        # RocksDB would decode files of an export, which nobody vouches for, where it is imported.
+        raise UsageError(
+            f"checkpoint {newest.checkpoint} of {newest.stream} has {', '.join(in_files)} as files of RocksDB: make it "
+            f"bases with `siltstone materialize {newest.stream} --at {newest.checkpoint}`, and try again"
+        )
     stored = {each.name: each for _, manifest in chain for each in manifest.objects}
     chains = {operator: _chains(newest, operator, handles) for operator in newest.operators}
     path = CheckpointPath(newest.stream, 1, FIRST)

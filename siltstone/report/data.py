@@ -218,7 +218,7 @@ def report_data(
     for at, record in enumerate(records):
         bases = {name: materialized[record.id, name] for name in record.forms if (record.id, name) in materialized}
         parts = {name: _part(record, name, parts.get(name), bases.get(name)) for name in record.forms}
-        begins = {name for name, part in parts.items() if part.form is Form.BASE or name in bases}
+        begins = {name for name, part in parts.items() if part.form is not Form.DELTA or name in bases}
         started = {name: at if name in begins else started.get(name, at) for name in parts}
         others.append(max(0, record.bytes - sum(part.bytes for part in parts.values())))
         if record.deleted_at is None:
@@ -240,6 +240,8 @@ def _part(
     form, size = record.forms[name], int(said.get("bytes", 0))
     delta = form is Form.DELTA and materialized_bytes is None
     base_bytes = size if materialized_bytes is None else materialized_bytes
+    if form is Form.FILES and materialized_bytes is None:  # earlier checkpoints wrote some of them
+        base_bytes = round(sum(state.base_bytes for state in recorded_states(record, name)))
     return OperatorPart(
         form=form,
         bytes=size,
