@@ -16,6 +16,7 @@
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
     heap        the heap backend alone: look-ups, updates, memory, growth, snapshots (`benchmarks.heap`)
     rocksdb     the RocksDB backend beside rocksdict's own batch calls (`benchmarks.rocksdb`)
+    files       checkpoints as files of RocksDB, compared with bases and deltas (`benchmarks.files`)
     pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
     throughput  a checkpoint in every micro-batch, compared with one in a hundred (`benchmarks.throughput`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
@@ -154,6 +155,13 @@ def heap(scratch: Path, options: argparse.Namespace) -> Report:
     return heap.run(scratch, quick=options.quick)
 
 
+def files(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.files`."""
+    from benchmarks import files
+
+    return files.run(scratch, quick=options.quick)
+
+
 def rocksdb(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.rocksdb`."""
     from benchmarks import rocksdb
@@ -204,6 +212,7 @@ PARTS: dict[str, Part] = {
     "backends": backends,
     "heap": heap,
     "rocksdb": rocksdb,
+    "files": files,
     "pending": pending,
     "throughput": throughput,
     "python": python,

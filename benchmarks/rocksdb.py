@@ -22,7 +22,7 @@ from benchmarks.tables import BATCH, GROUPS, TABLE, keys_of, look_up, random_val
 from benchmarks.workload import short
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys
-from siltstone.state.backends.rocksdb.database import Changes, Database
+from siltstone.state.backends.rocksdb.database import Database
 from siltstone.state.backends.rocksdb.subtask import RocksDBBackend
 
 ROWS, QUICK_ROWS = 3_000_000, 200_000
@@ -112,7 +112,7 @@ def _look_up_raw(raw: Database, names: list[bytes]) -> float:
 
 def _write_raw(raw: Database, names: list[bytes], rows: list[bytes]) -> float:
     began = time.perf_counter()
-    changes = Changes()
+    changes = raw.changes()
     changes.put(names, rows)
     raw.write(changes)
     return time.perf_counter() - began

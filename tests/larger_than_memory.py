@@ -25,8 +25,8 @@ from siltstone.stream import Stream
 from tests.region_run import RegionRun
 
 WIDTH = 8
-ROWS = {"heap": 5_400_000, "rocksdb": 4_400_000}
-"""backend -> rows that take 600 MiB"""
+ROWS = {"heap": 5_400_000, "rocksdb": 5_000_000}
+"""backend -> rows that take 576 and 480 MiB"""
 STEP_ROWS = 100_000
 CHANGED_STEPS = 2
 GROUPS = 128

@@ -13,6 +13,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
+from siltstone.restore.files import files_bytes
 from siltstone.state.digest import assemble_digests
 from siltstone.stream import Stream
 
@@ -76,40 +77,46 @@ def _forms(received: Sequence[Acknowledgement]) -> list[dict[str, Form]]:
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
-    """Return the form of an operator's part: a base only if every subtask wrote one of each table."""
+    """Return the form of an operator's part: a base, or files, only if every subtask wrote that of each table."""
     tables = _forms(received)
     if any(form is Form.DELTA for of in tables for form in of.values()):
         return Form.DELTA
     # A table of which nothing was written did not change.
     whole = all(a.table_rows.keys() <= of.keys() for a, of in zip(received, tables, strict=True))
-    return Form.BASE if whole else Form.DELTA
+    in_files = any(form is Form.FILES for of in tables for form in of.values())
+    return (Form.FILES if in_files else Form.BASE) if whole else Form.DELTA
 
 
 def written_forms(received: Sequence[Acknowledgement]) -> dict[str, Form]:
-    """Return table -> the form that an operator's subtasks wrote it in: a base only if nobody wrote a delta.
+    """Return table -> the form that an operator's subtasks wrote it in: a base or files only if nobody wrote a delta.
 
     It did not change in subtasks that wrote nothing of it; tables that no subtask wrote are left out.
     """
     forms = _forms(received)
     tables = sorted({table for of in forms for table in of})
     deltas = {table for of in forms for table, form in of.items() if form is Form.DELTA}
-    return {table: Form.DELTA if table in deltas else Form.BASE for table in tables}
+    files = {table for of in forms for table, form in of.items() if form is Form.FILES}
+    return {table: Form.DELTA if table in deltas else Form.FILES if table in files else Form.BASE for table in tables}
 
 
 def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
     """Return table -> the cost of it in one operator's part of a checkpoint; seconds are those of the slowest subtask.
 
     Phases are timed for all tables of a subtask together. A table's share of them is that of its bytes among those
-    that were written in the phase; the index is shared by all tables alike.
+    that were written in the phase; the index is shared by all tables alike, and so are files, with those that were
+    stored before: a restore reads all of them.
     """
     forms, index = written_forms(received), _bytes_of(received, Kind.INDEX)
+    files = sum(files_bytes(a.handles) for a in received)
     costs = {}
     for i, (table, form) in enumerate(forms.items()):
         own = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL and h.variable == table]
         gave_way = sum(a.tracked_bytes.get(table, 0) for a in received)
         costs[table] = CheckpointCost(
             form=form,
-            bytes=sum(h.length for h in own),
+            bytes=files * (i + 1) // len(forms) - files * i // len(forms)
+            if form is Form.FILES
+            else sum(h.length for h in own),
             seconds=max((_seconds(a, table, form) for a in received), default=0.0),
             log_s=max(tracked)
             if (tracked := [_share(a, table, "track") for a in received if "track" in a.seconds])
@@ -160,7 +167,7 @@ def _seconds(a: Acknowledgement, table: str, form: Form) -> float:
 
 def _share(a: Acknowledgement, table: str, phase: str) -> float:
     """Return a table's part of the seconds of a phase, by its bytes."""
-    forms = {"base": {Form.BASE}, "persist": set(Form)}.get(phase, {Form.DELTA})
+    forms = {"base": {Form.BASE, Form.FILES}, "persist": set(Form)}.get(phase, {Form.DELTA})
     handles = [h for h in a.handles if h.kind is Kind.INCREMENTAL and h.form in forms]
     tracked = a.tracked_bytes if phase in ("delta", "track") else {}
     every = sum(h.length for h in handles) + sum(tracked.values())
@@ -169,7 +176,7 @@ def _share(a: Acknowledgement, table: str, phase: str) -> float:
 
 
 def _bytes_of(received: Sequence[Acknowledgement], kind: Kind) -> int:
-    return sum(h.length for a in received for h in a.handles if h.kind is kind)
+    return sum(a.bytes_of(kind) for a in received)
 
 
 def recorded_cost(record: CheckpointRecord, operator: str, table: str | None = None) -> CheckpointCost:

@@ -29,7 +29,7 @@ from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
 from siltstone.restore.live_rules import LiveHandles, shared_names
-from siltstone.restore.plan_rules import RestoreUnit, Variable, replaces
+from siltstone.restore.plan_rules import RestoreUnit, Variable
 from siltstone.restore.restore import (
     MemoryState,
     apply_reads,
@@ -106,9 +106,9 @@ def plan_materialization(
     handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
-    wanted = variables if rebuild else _consolidated(whole.units, variables, checkpoint)
-    plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
+    wanted = variables if rebuild else _consolidated(whole.units, variables, path)
+    plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
     if not filled:
@@ -117,9 +117,10 @@ def plan_materialization(
 
 
 def _consolidated(
-    units: Sequence[RestoreUnit], variables: Mapping[Variable, Kind], checkpoint: int
+    units: Sequence[RestoreUnit], variables: Mapping[Variable, Kind], path: CheckpointPath
 ) -> dict[Variable, Kind]:
-    """Choose the variables to consolidate: those of which a restore reads changes; none if there are no such.
+    """Choose the variables to consolidate: those of which a restore reads changes, or files, or what another stream
+    wrote, from which a fork gets independent; if there are none, every table.
 
     What the checkpoint itself holds of a table goes with them, since the new bases stand for all its tables
     (`Manifest.with_bases`), and so does what another materialization at it holds, since this one replaces that one.
@@ -128,12 +129,18 @@ def _consolidated(
     for unit in units:
         tables = {name: (*reads.bases, *reads.deltas) for name, reads in unit.tables.items()}
         for name, reads in (*tables.items(), *unit.opaque.items()):
-            here = [r for r in reads if r.checkpoint == checkpoint]
-            changed |= {name for r in reads if not replaces(r.handle)}
+            here = [r for r in reads if r.checkpoint == path.checkpoint]
+            changed |= {name for r in reads if r.handle.form is not Form.BASE or _is_foreign(r.handle, path)}
             held |= {name for r in here if r.handle.kind is Kind.INCREMENTAL}
             again |= {name for r in here if materialization_of(r.handle.object) is not None}
-    chosen = changed | held | again if changed or again else set[str]()
-    return {variable: kind for variable, kind in variables.items() if variable[1] in chosen}
+    if changed or again:
+        return {name: kind for name, kind in variables.items() if name[1] in changed | held | again}
+    return {name: kind for name, kind in variables.items() if kind is Kind.INCREMENTAL}
+
+
+def _is_foreign(handle: Handle, path: CheckpointPath) -> bool:
+    writer = CheckpointPath.of(handle.object)
+    return writer is not None and writer.stream != path.stream
 
 
 def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:

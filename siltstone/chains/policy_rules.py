@@ -65,7 +65,7 @@ class CheckpointCost:
     Attributes:
         form: how it was written. If only some subtasks fell back to a base (`Decision.delta_limit_bytes`), it
             counts as a delta of all the bytes written: a restore then reads less than is counted, never more.
-        bytes: bytes written.
+        bytes: bytes written; of files, those of all that it refers to, which a restore reads.
         seconds: seconds it took to write (TckptBase or TckptDelta). A delta is made of what each step of the interval
             logged, so this includes the logging of the steps between checkpoints; of a base it does not.
         log_s: seconds spent tracking changes in the interval, beyond writing them (the rest of Tlog); None if not

@@ -20,7 +20,7 @@ from siltstone.catalog.imports import Continuation
 from siltstone.decoding import check_integer, check_object, translate_decode_errors
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.format.manifest import Manifest
-from siltstone.model import MAX_EPOCH, StoredObject, check_name
+from siltstone.model import MAX_EPOCH, Form, StoredObject, check_name
 from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 from siltstone.store.paths import EXPORT, CheckpointPath, is_built_here
@@ -129,6 +129,8 @@ def read_exported_manifest(store: Store, exported: Exported) -> Manifest:
     for stored in manifest.objects:
         if CheckpointPath.of(stored.name) != own or not is_built_here(stored.name):
             raise CorruptObject(f"object {exported.manifest.name} was altered: it names an object {stored.name!r}")
+    if any(handle.form is Form.FILES for handle in manifest.handles):
+        raise CorruptObject(f"object {exported.manifest.name} was altered: no export has files of RocksDB")
     if manifest.digest != exported.digest or manifest.materialization:
         raise CorruptObject(f"object {exported.manifest.name} was altered: it is not of the exported state")
     return manifest

@@ -15,13 +15,13 @@ from siltstone.catalog.commit_details import CommitDetails, encode_details
 from siltstone.chains.chain_rules import rebase, restore_s, stored_bytes
 from siltstone.chains.costs import table_statistics
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
+from siltstone.chains.recorded import chains_of
 from siltstone.errors import StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces
 from siltstone.restore.restore import variables_of
-from siltstone.run.chains import chains_of
 from siltstone.store.paths import CheckpointPath, add_writer
 
 FIRST = 1
@@ -53,6 +53,12 @@ def stand_alone(
         raise UsageError(
             f"checkpoint {newest.checkpoint} of {newest.stream} still reads deltas of {', '.join(open_)}: make it "
             f"whole with `siltstone materialize {newest.stream} --at {newest.checkpoint}`, and try again"
+        )
+    if in_files := sorted({h.operator for h in handles if h.form is Form.FILES}):
+        # RocksDB would decode files of an export, which nobody vouches for, where it is imported.
+        raise UsageError(
+            f"checkpoint {newest.checkpoint} of {newest.stream} has {', '.join(in_files)} as files of RocksDB: make it "
+            f"bases with `siltstone materialize {newest.stream} --at {newest.checkpoint}`, and try again"
         )
     stored = {each.name: each for _, manifest in chain for each in manifest.objects}
     chains = {operator: _chains(newest, operator, handles) for operator in newest.operators}

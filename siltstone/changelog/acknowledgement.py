@@ -77,8 +77,15 @@ class Acknowledgement:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes stored for this subtask; each byte belongs to exactly one handle."""
-        return sum(handle.length for handle in self.handles)
+        """Bytes stored for this subtask."""
+        return self.bytes_of(*Kind)
+
+    def bytes_of(self, *kinds: Kind) -> int:
+        """Return the bytes stored for this subtask in handles of some kinds: each byte belongs to exactly one handle,
+        but files, of which each table has handles. Those of earlier checkpoints were not stored for it."""
+        own, wanted = {stored.name for stored in self.objects}, [h for h in self.handles if h.kind in kinds]
+        files = {h.object: h.length for h in wanted if h.form is Form.FILES and h.object in own}
+        return sum(h.length for h in wanted if h.form is not Form.FILES) + sum(files.values())
 
     @property
     def receipt(self) -> str:

@@ -290,10 +290,10 @@ def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowle
 def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
     """The acknowledgement of a subtask's newest step with the changes of all `steps`, of which it is the last.
 
-    Bases are whole: what was logged of the same variable before them is not needed.
+    Bases and files are whole: what was logged of the same variable before them is not needed.
     """
     *earlier, newest = steps
-    whole = {h.variable for h in newest.handles if h.kind is not Kind.INDEX and h.form is Form.BASE}
+    whole = {h.variable for h in newest.handles if h.kind is not Kind.INDEX and h.form is not Form.DELTA}
     seconds: dict[str, float] = {}
     for a in earlier:
         for phase in _LOGGING:

@@ -52,7 +52,7 @@ def run(
     max_pending: Annotated[
         int | None, typer.Option(min=0, help="Checkpoints on their way while the stream goes on. [0: it waits]")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
+    policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost, adjust-d or files.")] = None,
     materialize_every: MaterializeEvery = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream. Repeatable.")

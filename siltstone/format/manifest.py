@@ -33,9 +33,12 @@ from siltstone.state.digest import checkpoint_digest
 from siltstone.state.types import is_nested_text
 from siltstone.store.checksums import is_bare, pack
 
-FORMAT = PACKED = 5
-"""5: the row, of another format, is packed; 4: tables with nested columns; 3: variables that are left out or in parts
-(`_format`); 2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
+FORMAT = 6
+"""6: tables as files (`Form.FILES`); 5: the row, of another format, is packed; 4: tables with nested columns;
+3: variables that are left out or in parts (`_format`); 2: checksums that name their algorithm (`store.checksums.pack`);
+1: all are xxh3-128"""
+PACKED = 5
+"""the oldest format whose row may be packed"""
 _UNPACKED = 2
 """the newest format that is never packed: version 0.1 reads it"""
 _LEVEL = 3
@@ -227,6 +230,8 @@ def _packed(batch: pa.RecordBatch, number: int) -> bytes:
 
 def _format(manifest: Manifest) -> int:
     """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
+    if any(h.form is Form.FILES for h in manifest.handles):
+        return 6
     if _has_nested(manifest):
         return 4
     if _leaves_out(manifest) or any(

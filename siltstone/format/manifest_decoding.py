@@ -39,7 +39,7 @@ from siltstone.model import (
 )
 from siltstone.state.schema import TableSchema
 from siltstone.store.checksums import unpack
-from siltstone.store.paths import CheckpointPath, check_attempt, check_object_name
+from siltstone.store.paths import CheckpointPath, check_attempt, check_object_name, is_row_file
 
 _NUMBER_MAX = (1 << 63) - 1
 _PART_BYTES = 512
@@ -62,7 +62,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         [batch] = read_batches(body)
         about = _about(batch, len(view))
         _check_format(about["format"], name)
-        if about["format"] == PACKED and "packed" in about:
+        if about["format"] >= PACKED and "packed" in about:
             batch = _unpacked(body, check_integer(about["packed"], 1, len(body), "length of its row"))
             about = _about(batch, len(view))
         if not batch.schema.equals(SCHEMA):
@@ -242,12 +242,19 @@ def _handles(
             raise ValueError(f"a handle has key groups {groups.start} to {groups.end} of {max_parallelism}")
         if min(numbers) < 0 or plain["offset"] + plain["length"] > _NUMBER_MAX:
             raise ValueError(f"a handle of {operator}.{variable} has numbers out of range")
-        if form is Form.FILES:
-            raise ValueError(f"a handle of {operator}.{variable} is of files, which this version cannot read")
+        in_file = kind is Kind.INCREMENTAL and not plain["offset"] and len(groups) > 0
+        if form is Form.FILES and not (in_file and _is_written_by(plain["object"], checkpoint)):
+            raise ValueError(f"a handle of {operator}.{variable} is not of a file that holds a table")
         if form is Form.DELTA and plain["previous"] >= checkpoint:
             raise ValueError(f"a delta of {operator}.{variable} builds on checkpoint {plain['previous']}")
         plain |= {"kind": kind, "form": form, "checksum": unpack(plain["checksum"]), "key_groups": groups}
         yield Handle(**plain)
+
+
+def _is_written_by(name: str, checkpoint: int) -> bool:
+    """Whether it is the name of a file that this checkpoint or an earlier one wrote."""
+    path = CheckpointPath.of(name)
+    return path is not None and path.checkpoint <= checkpoint and is_row_file(name)
 
 
 def _objects(parts: pa.StructArray, ranges: Mapping[str, Any]) -> Iterable[StoredObject]:

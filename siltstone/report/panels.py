@@ -125,7 +125,7 @@ class Page:
             parts = [p.operators.get(s.name) for p in self.points]
             d = np.array([np.nan if part is None else part.d for part in parts])
             deltas = np.array([np.nan if part is None else part.chain_deltas for part in parts])
-            based = np.array([part is not None and part.form is Form.BASE for part in parts])
+            based = np.array([part is not None and part.form is not Form.DELTA for part in parts])
             ended = np.flatnonzero(based[1:] & np.isfinite(deltas[:-1]))
             highest = max(highest, np.nanmax(d), np.nanmax(deltas))
             # If lines or points coincide, the wider ones below still show.
@@ -190,7 +190,7 @@ class Page:
         columns = np.zeros((4, len(self.points)))
         for i, point in enumerate(self.points):
             for part in (point.operators[name] for name in operators if name in point.operators):
-                columns[0 if part.form is Form.BASE else 1, i] += part.bytes
+                columns[1 if part.form is Form.DELTA else 0, i] += part.bytes
                 columns[2:, i] += part.chain_base_bytes, part.chain_delta_bytes
         return _Series(label, hue, *columns)
 

@@ -35,7 +35,8 @@ def summary_table(data: ReportData) -> Table:
     for name in data.operators:
         parts = [point.operators[name] for point in data.checkpoints if name in point.operators]
         sizes = {form: [part.bytes for part in parts if part.form is form] for form in Form}
-        bases, deltas, last = sizes[Form.BASE], sizes[Form.DELTA], parts[-1]
+        # Files begin a chain as bases do.
+        bases, deltas, last = sizes[Form.BASE] + sizes[Form.FILES], sizes[Form.DELTA], parts[-1]
         table.add_row(
             name,
             f"{last.rows:,}",
@@ -78,10 +79,10 @@ def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
 
 
 def _form(part: OperatorPart | None) -> Text:
-    """Return form and D; bases are bold, since a chain begins with each."""
+    """Return form and D; bases and files are bold, since a chain begins with each."""
     if part is None:
         return Text("-")
-    return Text(f"{part.form.value} {part.d}", style="bold" if part.form is Form.BASE else "")
+    return Text(f"{part.form.value} {part.d}", style="" if part.form is Form.DELTA else "bold")
 
 
 def _measured(data: ReportData) -> str:

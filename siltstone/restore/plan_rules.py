@@ -90,13 +90,15 @@ class RestoreUnit:
 class RestorePlan:
     """How to restore one checkpoint: independent units, by operator and then key groups.
 
-    `checkpoints` are those it reads from, ascending. `bytes` counts each block once, even if units share it.
+    `checkpoints` are those it reads from, ascending. `bytes` counts each block once, even if units share it;
+    `files_bytes` are those of them in files, which each unit that needs one reads as a whole.
     """
 
     checkpoint: int
     units: tuple[RestoreUnit, ...]
     checkpoints: tuple[int, ...]
     bytes: int
+    files_bytes: int = 0
 
 
 def plan_restore(
@@ -139,11 +141,14 @@ def plan_restore(
                     )
             units.append(RestoreUnit(operator, part, tables, opaque))
     blocks = {(r.checkpoint, r.handle) for unit in units for r in unit.reads}
+    # Each table has a handle of a file that holds several.
+    files_bytes = sum({h.object: h.length for _, h in blocks if h.form is Form.FILES}.values())
     return RestorePlan(
         checkpoint=checkpoint,
         units=tuple(units),
         checkpoints=tuple(sorted({at for at, _ in blocks})),
-        bytes=sum(handle.length for _, handle in blocks),
+        bytes=sum(h.length for _, h in blocks if h.form is not Form.FILES) + files_bytes,
+        files_bytes=files_bytes,
     )
 
 

@@ -1,11 +1,12 @@
 """Add up what a restore of one checkpoint alone reads, while a proof walks through many."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from siltstone.model import Form, Handle, KeyGroupRange
+from siltstone.restore.files import files_bytes
 
 
 @dataclass(slots=True)
@@ -34,16 +35,32 @@ class ReadCosts:
 
     def add(self, handle: Handle, seconds: float = 0.0) -> None:
         """Go on to a block, given in the order in which blocks apply, that took some seconds to read and apply."""
+        self._add(handle, handle.length, seconds, replaces=handle.form is Form.BASE)
+
+    def add_files(self, handles: Sequence[Handle], seconds: float = 0.0) -> None:
+        """Go on to the files of a checkpoint, if it has any: they hold several tables' rows, and each counts for a part."""
+        sets: dict[KeyGroupRange, list[Handle]] = {}
+        for handle in handles:
+            if handle.form is Form.FILES:
+                sets.setdefault(handle.key_groups, []).append(handle)
+        for files in sets.values():
+            tables = {handle.variable: handle for handle in files}
+            part, rest = divmod(files_bytes(files), len(tables))
+            for number, handle in enumerate(tables.values()):
+                size = part + (rest if number == 0 else 0)
+                self._add(handle, size, seconds / len(sets) / len(tables), replaces=True)
+
+    def _add(self, handle: Handle, size: int, seconds: float, *, replaces: bool) -> None:
         self._position += 1
         begins = self._begins.setdefault(handle.variable, np.zeros(len(self._groups), np.int64))
         live = self._live.setdefault(handle.variable, {})
         inside = slice(handle.key_groups.start - self._groups.start, handle.key_groups.end - self._groups.start)
-        if handle.form is Form.BASE:
+        if replaces:
             begins[inside] = self._position
             for position in [p for p, read in live.items() if begins[read.inside].min() > p]:
                 self._remove(live.pop(position))
-        live[self._position] = _LiveRead(inside, handle.length, seconds)
-        self.bytes += handle.length
+        live[self._position] = _LiveRead(inside, size, seconds)
+        self.bytes += size
         self.seconds += seconds
 
     def keep(self, variables: Collection[str]) -> None:

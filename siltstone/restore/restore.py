@@ -20,9 +20,11 @@ from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.files import FileSets, file_sets, is_all_of, stored, table_counts
+from siltstone.restore.local_files import LOCAL_SETS, LocalFiles
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
-from siltstone.state.backend import KeyedState, StateSnapshot, SubtaskState
+from siltstone.state.backend import KeyedState, RowFilesState, StateSnapshot, SubtaskState
 from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
 from siltstone.state.protocol import apply_delta, set_state
@@ -120,7 +122,13 @@ def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups:
     return count
 
 
-def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, scratch: Path | None = None) -> None:
+def apply_reads(
+    target: KeyedState,
+    reads: Sequence[Read],
+    reader: BlockReader,
+    scratch: Path | None = None,
+    local: LocalFiles | None = None,
+) -> None:
     """Fill empty state from blocks, given in the order in which they apply; each row is written once."""
     tables, others = split_reads(reads)
     for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
@@ -128,7 +136,7 @@ def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, 
     for name, table in target.tables.items():
         table.reserve(sum(map(_base_rows_wanted, (read for read in tables if read.handle.variable == name))))
     schemas = {name: table.schema for name, table in target.tables.items()}
-    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch):
+    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch, local):
         for rows, key_groups in batches:
             set_state(target, name, rows, key_groups)
 
@@ -284,13 +292,18 @@ def load_state(
     step: int,
     stream: str | None = None,
     scratch: Path | None = None,
+    local: LocalFiles | None = None,
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
+
+    Files of just these tables and key groups become the state's own, without reading a row: their checksums are those
+    of the files that had the recorded digests. `verify` reads the rows.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.
         stream: see `read_manifest`.
         scratch: see `Changes`.
+        local: files that are on this machine already.
 
     Returns:
         The bytes of blocks read.
@@ -300,7 +313,7 @@ def load_state(
     """
     manifests = read_manifests(store, stored, stream)
     reader = BlockReader(store, objects_of(manifests))
-    state.begin(step, tracking=False)
+    reads = list[Read]()
     if manifests:
         target = manifests[max(manifests)]
         # Variables that are being dropped are not rebuilt.
@@ -312,10 +325,37 @@ def load_state(
         variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups, variables)
         reads = unit_reads(plan.units[0], manifests) if plan.units else []
-        apply_reads(state, reads, reader, scratch)
+        if _adopt_files(state, reads, reader, target.digests[operator], scratch, local):
+            reads = [read for read in reads if read.handle.form is not Form.FILES]
+    state.begin(step, tracking=False)
+    if manifests:
+        apply_reads(state, reads, reader, scratch, local)
         check_digests(digests_of(state), operator, state.groups, target, own)
     for table in state.tables.values():
         table.mark()
     state.commit()
     state.release(step)
     return reader.fetched_bytes
+
+
+def _adopt_files(
+    state: SubtaskState,
+    reads: Sequence[Read],
+    reader: BlockReader,
+    digests: Mapping[str, np.ndarray],
+    scratch: Path | None,
+    local: LocalFiles | None,
+) -> bool:
+    """Let empty state have the files that are all of its tables, and nothing else; return whether there are such."""
+    tables, sets = [r for r in reads if r.handle.kind is Kind.INCREMENTAL], [*file_sets(reads).values()]
+    if len(sets) != 1 or len(sets[0]) < len(tables) or not isinstance(state, RowFilesState):
+        return False
+    with FileSets(reader, scratch, local) as opened:
+        files = opened.open([read.handle for read in tables])
+        schemas = {name: table.schema for name, table in state.tables.items()}
+        if not is_all_of(files.index, schemas, state.groups, state.max_parallelism):
+            return False
+        state.adopt_rows(files.directory, table_counts(files.index), {name: digests[name] for name in schemas})
+        kept = LocalFiles(state.directory / LOCAL_SETS)
+        kept.keep(files.directory, stored(files.handle), files.objects)
+    return True

@@ -135,7 +135,8 @@ def plan_scan(
     manifest = manifests[max(manifests)]
     wanted = _wanted_groups(selection, manifest.max_parallelism)
     reads, subtasks = _reads(manifests, shape, wanted)
-    size = sum(r.handle.length * sum(map(len, r.key_groups)) // len(r.handle.key_groups) for r in reads)
+    bounded = [r for r in reads if r.handle.form is not Form.FILES]
+    size = sum(r.handle.length * sum(map(len, r.key_groups)) // len(r.handle.key_groups) for r in bounded)
     pieces = min(len(wanted), parallelism or max(subtasks, size // UNIT_BYTES, 1))
     objects = {o.name: o for m in manifests.values() for o in m.objects}
     recorded = manifest.digests[shape.operator].get(shape.name, np.zeros(manifest.max_parallelism, np.uint64))
@@ -176,7 +177,7 @@ def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
     keys = () if task.keys is None else task.keys.column_names
     needed = [name for name in schema.rows.names if name in task.columns or name in keys]
     whole = len(needed) == len(schema.rows)
-    if any(r.handle.form is Form.DELTA for r in task.reads):
+    if any(r.handle.form is not Form.BASE for r in task.reads):
         batches = _scan_merged(reader, task, schema, needed, whole)
     else:
         batches = _scan_bases(reader, task, schema, needed, whole)
@@ -212,7 +213,8 @@ def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndar
     variables = {(shape.operator, shape.name): Kind.OPAQUE if shape.schema is None else Kind.INCREMENTAL}
     plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, hull, variables)
     reads = [read for unit in plan.units for read in unit.reads]
-    return list(_restrict(reads, wanted)), sum(bool(h.key_groups.intersect(hull)) for h in handles[manifest.checkpoint])
+    writers = {h.key_groups for h in handles[manifest.checkpoint] if h.key_groups.intersect(hull)}
+    return list(_restrict(reads, wanted)), len(writers)
 
 
 def _restrict(reads: Sequence[Read], groups: np.ndarray) -> tuple[Read, ...]:

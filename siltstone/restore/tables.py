@@ -11,8 +11,10 @@ from siltstone.errors import CorruptObject
 from siltstone.format.base import read_base
 from siltstone.format.block import OpenBlock
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
+from siltstone.restore.files import FileSets, file_sets
+from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.merge import Batch, Changes, Delta
-from siltstone.restore.plan_rules import Read
+from siltstone.restore.plan_rules import Read, replaces
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader, Wanted
@@ -30,16 +32,31 @@ def merged_tables(
     groups: KeyGroupRange,
     max_parallelism: int,
     scratch: Path | None = None,
+    local: LocalFiles | None = None,
 ) -> Iterator[tuple[str, Iterator[Batch]]]:
     """Yield each table of some key groups with its live rows, key groups ascending; consume one before the next.
 
     Args:
         reads: blocks of tables in the order in which they apply; tables not in `schemas` are ignored.
         scratch: see `Changes`.
+        local: files that are on this machine.
 
     Raises:
         CorruptObject: a block is missing, cut or altered.
     """
+    with FileSets(reader, scratch, local) as files:
+        yield from _merged(reads, schemas, reader, files, groups, max_parallelism, scratch)
+
+
+def _merged(
+    reads: Sequence[Read],
+    schemas: Mapping[str, TableSchema],
+    reader: BlockReader,
+    files: FileSets,
+    groups: KeyGroupRange,
+    max_parallelism: int,
+    scratch: Path | None,
+) -> Iterator[tuple[str, Iterator[Batch]]]:
     changes = {name: Changes(schema, max_parallelism, scratch) for name, schema in schemas.items()}
     deltas = [read for read in reads[::-1] if read.handle.form is Form.DELTA]
     for read, block in zip(deltas, reader.blocks(map(wanted_block, deltas)), strict=True):
@@ -48,16 +65,23 @@ def merged_tables(
             name = read.handle.variable
             changes[name].add(*decode_changes(read.handle, schemas[name], read.key_groups, block))
     for name in schemas:
-        bases = [read for read in reads if read.handle.form is Form.BASE and read.handle.variable == name]
-        yield name, changes.pop(name).merged(_base_rows(schemas[name], bases, reader), groups)
+        own = [read for read in reads if replaces(read.handle) and read.handle.variable == name]
+        yield name, changes.pop(name).merged(_base_rows(schemas[name], own, reader, files), groups)
 
 
-def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) -> Iterator[Batch]:
-    """Yield the rows of bases, key groups ascending: the ranges of several bases may alternate."""
-    pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
-    ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
-    for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
-        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object, rows=read.handle.rows)
+def _base_rows(schema: TableSchema, reads: Sequence[Read], reader: BlockReader, files: FileSets) -> Iterator[Batch]:
+    """Yield the rows of bases and files, key groups ascending: the ranges of several may alternate."""
+    sources = [[read] for read in reads if read.handle.form is Form.BASE] + [*file_sets(reads).values()]
+    pieces = sorted((part, i) for i, of in enumerate(sources) for part in of[0].key_groups)
+    ordered = [[Read(r.checkpoint, r.handle, (part,)) for r in sources[i]] for part, i in pieces]
+    bases = (of[0] for of in ordered if of[0].handle.form is Form.BASE)
+    blocks = reader.blocks(map(wanted_block, bases))
+    for of in ordered:
+        handle, part = of[0].handle, of[0].key_groups[0]
+        if handle.form is Form.FILES:
+            yield from files.open([read.handle for read in of]).rows(handle.variable, schema, part)
+        else:
+            yield from read_base(next(blocks), schema, part, name=handle.object, rows=handle.rows)
 
 
 def add_digests(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:

@@ -15,8 +15,10 @@ from siltstone.format.index import IndexEntry
 from siltstone.format.manifest import Manifest
 from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.files import FileSets, file_sets
 from siltstone.restore.index_chain import follow
 from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import Read
 from siltstone.restore.read_costs import ReadCosts
 from siltstone.restore.restore import (
     Block,
@@ -31,7 +33,7 @@ from siltstone.restore.restore import (
     with_materializations,
 )
 from siltstone.restore.verify_rules import VerifyChain, verify_plan
-from siltstone.state.protocol import key_batch
+from siltstone.state.protocol import key_batch, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
@@ -136,7 +138,8 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
             needing = dependents.get((checkpoint, operator, groups), [])
             indexes = [h for h in handles if h.kind is Kind.INDEX]
             if needing and indexes:  # materializations write none
-                data = [h for h in handles if h.kind is not Kind.INDEX]
+                # Files are in no segment, so no index has them.
+                data = [h for h in handles if h.kind is not Kind.INDEX and h.form is not Form.FILES]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
                 bases = {h.variable: h.sqn for h in based if h.operator == operator and h.key_groups.intersect(groups)}
                 check = IndexCheck(checkpoint, tuple(indexes), tuple(data), bases, named, tuple(needing))
@@ -188,23 +191,28 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     failures: list[Failure] = []
     reader = BlockReader(store, objects_of(manifests))
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
-    blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
+    blocks = reader.blocks(Wanted(h) for handles in tables for h in handles if h.form is not Form.FILES)
     costs, opaque = ReadCosts(chain.key_groups), _OpaqueValues()
     for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
         names = {name for _, name in variables_of(manifests[step.checkpoint], chain.operator)}
         _follow_variables(target, names, schemas)
         costs.keep(names)
         opaque.follow(step.handles)
-        for handle in handles:
+        handle: Handle | None = None
+        try:
             began = time.perf_counter()
-            try:
+            _apply_files(target, handles, reader)
+            costs.add_files(handles, time.perf_counter() - began)
+            for handle in (h for h in handles if h.form is not Form.FILES):
+                began = time.perf_counter()
                 _apply(target, handle, next(blocks))
-            except CorruptObject as error:
-                behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
-                failures += [Failure(c, str(error), handle.object) for c in behind]
-                blocks.close()
-                return ChainProof(failures, restore_s, restore_bytes)
-            costs.add(handle, time.perf_counter() - began)
+                costs.add(handle, time.perf_counter() - began)
+        except CorruptObject as error:
+            behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
+            broken = next((h.object for h in handles if h.object in str(error)), handle.object if handle else None)
+            failures += [Failure(c, str(error), broken) for c in behind]
+            blocks.close()
+            return ChainProof(failures, restore_s, restore_bytes)
         if step.proves:
             try:
                 opaque.set(target, reader, costs)
@@ -339,6 +347,18 @@ def _apply(target: MemoryState, handle: Handle, block: Block) -> None:
     if handle.form is Form.BASE:
         _clear(target, handle)
     apply_handle(target, handle, [handle.key_groups], block)
+
+
+def _apply_files(target: MemoryState, handles: Sequence[Handle], reader: BlockReader) -> None:
+    """Let the tables of one step have the rows of its files, which are older than what else it has of them."""
+    with FileSets(reader) as opened:
+        for of in file_sets([Read(0, handle, ()) for handle in handles]).values():
+            files = opened.open([read.handle for read in of])
+            for handle in {read.handle.variable: read.handle for read in of}.values():
+                _clear(target, handle)
+                schema = target.tables[handle.variable].schema
+                for rows, owners in files.rows(handle.variable, schema, handle.key_groups):
+                    set_state(target, handle.variable, rows, owners)
 
 
 def _clear(target: MemoryState, handle: Handle) -> None:

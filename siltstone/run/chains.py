@@ -6,7 +6,7 @@ shorter when it is materialized, by this run or by another process, which the ru
 The policy decides the form of each table in the next checkpoint from what earlier ones cost (`decide`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,22 +25,20 @@ from siltstone.chains.costs import (
 from siltstone.chains.policies import with_options
 from siltstone.chains.policy_rules import CheckpointCost, Decision, Policy, PolicyState, RestoreBound, RestoreCost
 from siltstone.chains.postpone_rules import postpone_bases
+from siltstone.chains.recorded import chains_of
 from siltstone.chains.restore_rules import NEWEST, share_restore
 from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
-from siltstone.store.paths import is_materialization_manifest
+from siltstone.store.paths import is_files_index, is_materialization_manifest
 from siltstone.stream import Stream
 
 _LOG = get_logger(__name__)
-_LEARNED = ("d", "log_ratio", "base_factor", "delta_factor", "restores")
-"""the fields of an operator's policy state, from before there was one per table, that hold for each of its tables"""
-
 _T = TypeVar("_T")
 Table = tuple[str, str]
 """operator and table"""
@@ -96,6 +94,9 @@ class RunChains:
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
         self.versions: Versions = {}
         """as of the newest checkpoint that is prepared"""
+        self._files: dict[int, Mapping[str, Mapping[KeyGroupRange, str]]] = {}
+        """the newest completed checkpoint and those prepared since -> operator -> key groups -> the `.files` object of
+        a subtask"""
         self._pending: dict[int, NextChains] = {}
         """of checkpoints that are prepared and not complete"""
         self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
@@ -148,6 +149,7 @@ class RunChains:
         }
         self._adopt({op.name: chains_of(manifest, op.name) for op in operators}, versions_of(manifest))
         self._operators = manifest.operators.keys()
+        self._files = {latest: _files_of(manifest.handles)}
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self.follow()
         self._learn_restores()
@@ -182,7 +184,7 @@ class RunChains:
             policies = {table: self._policy_of(states, table) for table in states}
             decided = {table: policy.decide(states[table]) for table, policy in policies.items()}
             if operator in changed:
-                decided = dict.fromkeys(states, forced)
+                decided = {table: d if d.form is Form.FILES else forced for table, d in decided.items()}
             elif self._postpones:
                 options = {table: policy.options for table, policy in policies.items()}
                 decided, reason = postpone_bases(decided, states, options)
@@ -210,6 +212,13 @@ class RunChains:
             table for (op, table), state in self._policies.items() if op == operator and is_base_only(state)
         )
 
+    def kept(self, operator: str) -> tuple[frozenset[str], Mapping[KeyGroupRange, str], frozenset[str]]:
+        """Return what a checkpoint may leave as it is: tables that are bases (`base_only`), files that it may refer to
+        again, and all those that a run may go back to (`CheckpointOrder`)."""
+        files = [of.get(operator, {}) for _, of in sorted(self._files.items())]
+        named = frozenset(name for of in files for name in of.values())
+        return self.base_only(operator), files[-1] if files else {}, named
+
     def restore_point(self, operator: str) -> RestorePoint:
         """Return what a restore of an operator at the newest completed checkpoint reads."""
         if not self._checkpoint:
@@ -230,6 +239,8 @@ class RunChains:
         made = self._preview(checkpoint, gathered)
         self._pending[checkpoint] = made
         self._adopt(made.chains, made.versions)
+        handles = (h for received in gathered.last.values() for a in received for h in a.handles)
+        self._files[checkpoint] = _files_of(handles)
         self.decide()
         return made
 
@@ -254,7 +265,7 @@ class RunChains:
                     written[operator, table] = cost
                     observed = of_all_subtasks(cost, before, table, received)
                     state = self._policy_of(states, table).observe(before, observed)
-                    first = checkpoint if observed.form is Form.BASE else first
+                    first = first if observed.form is Form.DELTA else checkpoint
                 bound = self._policy_of({**states, table: state}, table).restore_bound(state)
                 total = RestoreBound(bytes=total.bytes + bound.bytes, seconds=total.seconds + bound.seconds)
                 d = self._decisions[operator, table].d
@@ -285,6 +296,7 @@ class RunChains:
         del self._pending[checkpoint]
         self._operators = [op.name for op in self._stream.operators]
         self._checkpoint, self._step = checkpoint, step
+        self._files = {id: of for id, of in self._files.items() if id >= checkpoint}
         self._note(manifests)
         self._learn_restores()
         self.decide()
@@ -368,18 +380,12 @@ class RunChains:
             self._first[operator, table] = checkpoint
 
 
-def chains_of(manifest: Manifest, operator: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return table -> where its chain begins and the state of its policy, of one operator (`Manifest.chains`).
-
-    An older manifest has one state for all tables of an operator. Its only table goes on with it. Several tables go on
-    with what was learned of restores and logging, and begin with bases, since nothing tells their shares of the sizes.
-    """
-    if operator in manifest.chains or operator not in manifest.operators or operator not in manifest.policy:
-        return manifest.chains.get(operator, {})
-    state, tables = manifest.policy[operator], sorted(schemas_of(manifest, operator))
-    if len(tables) > 1:
-        state = {key: state[key] for key in _LEARNED if key in state}
-    return {table: {**state, "first": manifest.first.get(operator, manifest.checkpoint)} for table in tables}
+def _files_of(handles: Iterable[Handle]) -> dict[str, dict[KeyGroupRange, str]]:
+    found: dict[str, dict[KeyGroupRange, str]] = {}
+    for handle in handles:
+        if handle.form is Form.FILES and is_files_index(handle.object):
+            found.setdefault(handle.operator, {})[handle.key_groups] = handle.object
+    return found
 
 
 def _reason(decisions: Mapping[str, Decision]) -> str:

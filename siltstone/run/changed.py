@@ -29,12 +29,12 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
 
     A variable that did not change is left out. All values are written where no checkpoint has any, where an earlier
     step of the interval was not logged, and, if checkpoints have parts of them, where all tables are written as bases
-    or chains have become long.
+    or files, or chains have become long.
     """
     changed, found, order = state.changed_opaque, dict[str, Collection[int] | None](), task.checkpoint
     logged = None if order is None else _logged(task, subtask)
     begins = order is not None and (
-        len(task.restore.manifests) >= CHAIN_MANIFESTS or {*order.forms.values()} == {Form.BASE}
+        len(task.restore.manifests) >= CHAIN_MANIFESTS or (order.forms and Form.DELTA not in order.forms.values())
     )
     for name in state.opaque:
         versions = version_of(task, name)[state.groups.start : state.groups.end]

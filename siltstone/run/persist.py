@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.changes import Change, OpaqueChange, WholeTable
 from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
 from siltstone.changelog.writer import ChangelogWriter
@@ -25,6 +25,7 @@ from siltstone.format.opaque import encode_opaque
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.run.changed import opaque_to_write, unchanged_tables, values_in, version_of
+from siltstone.run.persist_files import write_files
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
@@ -67,7 +68,8 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     """Make what this subtask changed in the step durable, or its part of a checkpoint, and forget the changes.
 
     In a checkpoint, each table is written in the form that the order gives it; a table whose delta exceeds its limit is
-    written as a base, and one that did not change not at all if its chain is a base already.
+    written as a base, and one that did not change not at all if its chain is a base already. If any is ordered as
+    files, all are, since they share them.
 
     Returns:
         An acknowledgement that says where it is, and nothing else.
@@ -79,6 +81,18 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     if not task.stores or (order is None and not task.tracking):
         return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
+    if order is not None and Form.FILES in order.forms.values():
+        stored = write_files(task, subtask, state, clock, uploader)
+        part = _Part(task, nothing, attempt, state, clock, uploader, written=True)
+        part.write((), {})
+        assert part.acknowledgement is not None
+        uploads = merge_uploads([part.acknowledgement]).merge(uploader.metrics.take())
+        return replace(
+            part.acknowledgement,
+            handles=[*stored.handles, *part.acknowledgement.handles],
+            objects=[*stored.objects, *part.acknowledgement.objects],
+            uploads=uploads.to_json(),
+        )
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
     if order is not None:
         bases -= unchanged_tables(task, subtask, state, bases.intersection(order.base_only))
@@ -98,7 +112,8 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
 
 @dataclass
 class _Part:
-    """One subtask's part of a step or checkpoint: some tables as bases, the others' changes."""
+    """One subtask's part of a step or checkpoint: some tables as bases, the others' changes; if all tables are
+    `written`, only what is not in tables."""
 
     task: StepTask
     nothing: Acknowledgement
@@ -107,6 +122,7 @@ class _Part:
     clock: PhaseTimer
     uploader: Uploader
     acknowledgement: Acknowledgement | None = None
+    written: bool = False
 
     def write(self, bases: Collection[str], limits: Mapping[str, int]) -> dict[str, int]:
         """Write `bases` whole, and of the other tables the changes.
@@ -119,7 +135,8 @@ class _Part:
         """
         task, state = self.task, self.state
         with self.clock.phase("delta"):
-            counts = {name: table.changed() for name, table in state.tables.items() if name not in bases}
+            left = {} if self.written else {name: of for name, of in state.tables.items() if name not in bases}
+            counts = {name: table.changed() for name, table in left.items()}
             counts = {name: count for name, count in counts.items() if count.any()}
             opaque = opaque_to_write(task, self.nothing.subtask, state)
         if not (bases or counts or opaque):

@@ -221,9 +221,9 @@ class RunProgress:
                 yield self._gauge(name, text, {(): value}, unit=unit)
         text = "How many deltas the policy allows the operator before the next base (D)."
         yield self._gauge("siltstone_checkpoint_d", text, {(name,): d for name, d in newest.d.items()}, "operator")
-        shown = (Form.BASE, Form.DELTA)
+        shown = tuple(Form)
         forms = {(name, form.value): float(form is has) for name, has in newest.forms.items() for form in shown}
-        text = "1 for the form that the newest checkpoint has of the operator, 0 for the other."
+        text = "1 for the form that the newest checkpoint has of the operator, 0 for the others."
         yield self._gauge("siltstone_checkpoint_form", text, forms, "operator", "form")
 
     def _source(self) -> "Iterator[Metric]":

@@ -33,7 +33,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
-from siltstone.chains.policy_rules import Decision, Policy
+from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
@@ -121,6 +121,7 @@ class ConsistentRegion:
             CorruptObject: the newest manifest is damaged.
         """
         check_run(stream, options.options, options.parallelism)
+        check_backend(policy, options.backend)
         definition = definition_of(stream, options.options)
         record = catalog.streams.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_follows(catalog, record, definition, options.drop)
@@ -254,11 +255,10 @@ class ConsistentRegion:
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
             left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(forms, left, self.chains.base_only(operator.name))
+            order = CheckpointOrder(forms, left, *self.chains.kept(operator.name))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
-        staged = self.outbox.stages(operator.name, self.checkpoint)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -282,7 +282,7 @@ class ConsistentRegion:
             log=self._log.since(operator.name),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
-            staged_with=self.checkpoint if staged else None,
+            staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
             table=operator.name in self.options.tables,
             hands_on=self.stream.has_reader(operator.name),
             resets=base_step == self._began_after,

@@ -14,6 +14,7 @@ from siltstone.changelog.log import NOWHERE
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.merge import Delta, newest_changes
+from siltstone.restore.plan_rules import replaces
 from siltstone.restore.restore import Block, apply_handle, read_manifest
 from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask
@@ -37,8 +38,8 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     """Bring state of an older version to version `task.base_step`, in one step.
 
     Returns:
-        Whether it could be done; if not, because a step was not logged or a complete checkpoint has a base instead of
-        its changes, the state is as it was.
+        Whether it could be done; if not, because a step was not logged, or a complete checkpoint has a base, or any has
+        files, instead of its changes, the state is as it was.
 
     Raises:
         CorruptObject: a change is damaged; nothing is committed.
@@ -53,6 +54,8 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
             return False
         blocks, objects = [*stored[0], *blocks], [*stored[1], *objects]
     mine = [each for each in blocks if each[0].variable in {*state.tables, *state.opaque}]
+    if any(handle.form is Form.FILES for handle, _ in mine):
+        return False
     whole = {handle.variable: handle.sqn for handle, _ in mine if _is_base(handle)}
     if any(_is_base(handle) and handle.sqn <= task.restore.step for handle, _ in mine):
         return False
@@ -149,7 +152,7 @@ def _stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Bl
             for handle in manifest.handles
             if handle.operator == task.operator.name
             and handle.key_groups.intersect(state.groups)
-            and (handle.sqn > version or handle.form is Form.BASE)
+            and (handle.sqn > version or replaces(handle))
         ]
         blocks = [*((handle, None) for handle in sorted(wanted, key=lambda handle: handle.sqn)), *blocks]
         objects += manifest.objects

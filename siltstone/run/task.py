@@ -40,11 +40,16 @@ class CheckpointOrder:
             bound on restore cost holds (promise 7); a table that is left out has no limit.
         base_only: the tables whose chain is a base and nothing else: a subtask in which such a table did not change
             keeps that base, even if a base is ordered.
+        files: key groups of a subtask -> the `.files` object that the checkpoint before this one has of it, whose files
+            this one may refer to again (`run.persist_files`).
+        kept_files: the `.files` objects of all checkpoints from the newest completed one on.
     """
 
     forms: Mapping[str, Form]
     limits_bytes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     base_only: Collection[str] = ()
+    files: Mapping[KeyGroupRange, str] = field(default_factory=dict)
+    kept_files: Collection[str] = ()
 
 
 @dataclass(frozen=True)

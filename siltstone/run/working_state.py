@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import CorruptObject, LostWorkingState, StateError
+from siltstone.restore.local_files import LOCAL_SETS, LocalFiles
 from siltstone.restore.restore import digests_of, load_state
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.roll_forward import is_logged, roll_forward
@@ -68,7 +69,7 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
         copy = Path(scratch) / "state"
         with locked(directory, LOCK_WAIT_S):
             if directory.exists():
-                shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("pins"))
+                shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("pins", LOCAL_SETS))
         state = _at_base(task, subtask, copy, clock) or _restored(task, subtask, copy, clock)
         try:
             yield state
@@ -130,6 +131,7 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) 
     """Empty state, or that of the newest checkpoint, rolled forward to the base version."""
     if not is_logged(task, task.restore.step):
         raise _lost(task, subtask, "were not logged")
+    kept = _keep_files(directory)
     shutil.rmtree(directory, ignore_errors=True)
     make_private_directory(directory.parent)
     state = _open(task, subtask, directory)
@@ -145,6 +147,7 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) 
                     restore.step,
                     task.stream,
                     scratch=directory.parent,
+                    local=LocalFiles(kept),
                 )
         if task.base_step != task.restore.step:
             _roll_forward_or_raise(task, subtask, state, clock)
@@ -152,7 +155,19 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) 
         state.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise
+    shutil.rmtree(kept, ignore_errors=True)
     return state
+
+
+def _keep_files(directory: Path) -> Path:
+    """Move the files of checkpoints out of state that is going to be removed, and return where they are: a restore need
+    not fetch them. They stay there until one succeeds."""
+    kept = directory.with_name(f"{directory.name}.{LOCAL_SETS}")
+    if (directory / LOCAL_SETS).exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        with suppress(OSError):
+            os.rename(directory / LOCAL_SETS, kept)
+    return kept
 
 
 def _roll_forward_or_raise(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseTimer) -> None:

@@ -192,6 +192,8 @@ def acknowledgements(
 def answers(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
     """Run the steps as `acknowledgements`, and return what was answered, whether all subtasks did or not."""
     received: dict[str, list[Acknowledgement]] = {name: [] for name in frames}
+    if not frames:
+        return received
     job = frame_of_job(frames, tasks)
     with _tagged(job.sparkSession, [_tag(tasks[name]) for name in frames]):
         rows = job.collect()

@@ -255,6 +255,34 @@ class SubtaskState(KeyedState, Protocol):
         ...
 
 
+@runtime_checkable
+class RowFilesState(SubtaskState, Protocol):
+    """Working state whose rows lie in files that never change, so that a checkpoint may consist of them (`Form.FILES`,
+    docs/adr/0058)."""
+
+    directory: Path
+
+    def copy_rows(self, directory: Path) -> Mapping[str, tuple[int, int]]:
+        """Copy the rows as they are now, those of an open step too, into a new directory: files by links.
+
+        Returns:
+            Table -> its rows, and an interval of change tracking after those that its rows are marked with.
+        """
+        ...
+
+    def adopt_rows(
+        self, source: Path, counts: Mapping[str, tuple[int, int]], digests: Mapping[str, np.ndarray]
+    ) -> None:
+        """Let empty state at version 0 have the rows that `copy_rows` wrote, by links.
+
+        Args:
+            source: a directory of the files.
+            counts: what `copy_rows` returned.
+            digests: table -> uint64[max_parallelism], which the rows are known to have.
+        """
+        ...
+
+
 class Backend(Protocol):
     """Opens working state. `backends.named` returns the implementations by name."""
 

@@ -45,7 +45,7 @@ class BlockReader:
     """
 
     def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
-        self._store = store
+        self.store = self._store = store
         self._objects = {stored.name: stored for stored in objects}
         self._fetched: list[int] = []
 
@@ -53,6 +53,10 @@ class BlockReader:
     def fetched_bytes(self) -> int:
         """Bytes fetched so far."""
         return sum(self._fetched)
+
+    def count(self, fetched_bytes: int) -> None:
+        """Count bytes that were fetched without it."""
+        self._fetched.append(fetched_bytes)
 
     def blocks(self, wanted: Iterable[Wanted]) -> Generator[pa.Buffer | pa.NativeFile, None, None]:
         """Yield each block's bytes, or a file if it is wanted in parts, in order.

@@ -18,6 +18,8 @@
     |           |- s<step:012d>-<log>.NON  .INCR  .INDEX                 the same in a store with separate sections
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.opaque          large values of an opaque variable
+    |           |- <operator>.<subtask:05d>.<attempt>-<n>.sst                    a table file of RocksDB, and what
+    |           |- <operator>.<subtask:05d>.<attempt>.files                      makes such files a database
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization,
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.opaque      of an opaque variable, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
@@ -68,6 +70,8 @@ _MATERIALIZED_OPAQUE = ".materialized.opaque"
 _MATERIALIZATION = ".materialized.arrow"
 _OUTPUT = ".output.arrow"
 _TABLE_FILE = ".rows.parquet"
+_ROW_FILE = ".sst"
+_FILES = ".files"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -77,6 +81,7 @@ _FILE = re.compile(
     r"\.((base|snapshot|materialized)\.parquet|(materialized\.)?opaque)"
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(output\.arrow|rows\.parquet)"
+    r"|[a-z][a-z0-9_-]*\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(sst|files)"
 )
 _RESTORED = re.compile(
     r"(.+?)(\.(?:segment|NON|INCR|INDEX|base\.parquet|materialized\.parquet|(?:materialized\.)?opaque))"
@@ -154,6 +159,14 @@ class CheckpointPath:
     def opaque(self, operator: str, variable: str, subtask: int, attempt: str) -> str:
         """Return the name of values of one opaque variable that have an object of their own."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_OPAQUE}"
+
+    def files(self, operator: str, subtask: int, attempt: str) -> str:
+        """Return the name of what makes table files a database of one subtask's rows (`format.files`)."""
+        return f"{self.prefix}{_writer(operator, None, subtask, attempt)}{_FILES}"
+
+    def row_file(self, operator: str, subtask: int, attempt: str, number: int) -> str:
+        """Return the name of one of its table files. `attempt` is unique among all checkpoints, which may share it."""
+        return f"{self.prefix}{_writer(operator, None, subtask, f'{attempt}-{number}')}{_ROW_FILE}"
 
     def materialized(self, operator: str, variable: str, part: int, id: str) -> str:
         """Return the name of a base of one variable, written by the materialization `id`."""
@@ -249,6 +262,16 @@ def is_manifest(name: str) -> bool:
 def is_base(name: str) -> bool:
     """Whether it is the name of a base form."""
     return name.endswith(_BASE)
+
+
+def is_row_file(name: str) -> bool:
+    """Whether it is the name of a table file of RocksDB, or of what makes such files a database."""
+    return is_built_here(name) and name.endswith((_ROW_FILE, _FILES))
+
+
+def is_files_index(name: str) -> bool:
+    """Whether it is the name of what makes table files a database."""
+    return name.endswith(_FILES)
 
 
 def is_materialization_manifest(name: str) -> bool:

@@ -1,5 +1,5 @@
 """What some version of Siltstone stored is read, proven and continued by this one (`tests/golden_warehouse.py`,
-`tests/golden_extras.py`)."""
+`tests/golden_extras.py`, `tests/golden_files.py`)."""
 
 from pathlib import Path
 
@@ -9,12 +9,16 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.import_savepoint import import_savepoint, prove_export
 from siltstone.client import open_client
 from tests import golden_extras as extras
-from tests.golden_warehouse import FORK, GOLDEN, NAME, POLICY, STREAM, batch, contents, opened, rows_of
+from tests import golden_files
+from tests.files_cases import files_of, run_of
+from tests.files_cases import rows as file_rows
+from tests.golden_warehouse import FORK, GOLDEN, NAME, POLICY, STREAM, batch, contents, opened, rows_of, unpack
 from tests.places import place_at
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
 ARCHIVES = sorted(GOLDEN.glob("*.se*.tar.xz"))
+ROW_FILES = sorted(GOLDEN.glob("*.row-files.tar.xz"))
 EXTRAS = sorted([*GOLDEN.glob("*.files.tar.xz"), *GOLDEN.glob("*.rocksdb.tar.xz")])
 
 
@@ -37,12 +41,30 @@ def test_what_was_stored_is_read_and_continued(archive: Path, tmp_path: Path) ->
 
 
 def test_there_are_archives_of_each_format_and_store() -> None:
+    assert {path.name for path in ROW_FILES} >= {"format-6.row-files.tar.xz"}
     assert {path.name.removesuffix(".tar.xz") for path in EXTRAS} >= {
         "format-4.files",
         "format-4.rocksdb",
         "format-5.files",
     }
     assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 600_000
+
+
+@pytest.mark.parametrize("archive", ROW_FILES, ids=lambda path: path.name.removesuffix(".tar.xz"))
+def test_checkpoints_as_files_of_rocksdb_are_read_and_continued(archive: Path, tmp_path: Path) -> None:
+    expected = unpack(archive, tmp_path)
+    url = str(tmp_path / "warehouse")
+    open_client(url).upgrade()
+    with OpenWarehouse.writable(url) as place:
+        assert contents(place, (golden_files.NAME, golden_files.FORK)) == expected
+        for stream in (golden_files.NAME, golden_files.FORK):
+            assert not failures(place, stream)
+            run = run_of(place, 1, name=stream)
+            before = run.region.completed
+            run.step(file_rows(20, golden_files.KEYS, 5))
+            shared = files_of(place, before, stream) & files_of(place, before + 1, stream)
+            assert shared or stream == golden_files.FORK, "of another parallelism there are none"
+            assert not failures(place, stream)
 
 
 @pytest.mark.parametrize("archive", EXTRAS, ids=lambda path: path.name.removesuffix(".tar.xz"))

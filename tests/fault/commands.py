@@ -33,10 +33,12 @@ Arguments = Sequence[object]
 
 def _run(chance: Random, known: Known) -> Arguments:
     parallelism, steps = chance.choice([1, 2, 3]), chance.choice([1, 1, 2, 3])
-    policy = chance.choice(["marginal-cost", "adjust-d"])
+    policy = chance.choice(["marginal-cost", "adjust-d", "files"])
+    backend = "rocksdb" if policy == "files" else chance.choice(["heap", "heap", "rocksdb"])
     return (
         *("--batches", min(known.left, chance.choice([1, 2, 2, 3]))),
         *("--parallelism", parallelism, "--checkpoint-steps", steps, "--policy", policy),
+        *("--backend", backend),
         *("--max-pending", chance.choice([0, 1, 2])),
     )
 

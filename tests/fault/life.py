@@ -141,10 +141,12 @@ class Life:
     def _options(self) -> dict[str, int | str | None]:
         """How the next run works; one after the other they differ in all that may differ."""
         chance = self.chance
+        policy = chance.choice([None, "adjust-d", "files"])
         return {
             "parallelism": chance.choice([1, 2, 3]),
             "checkpoint_steps": chance.choice([1, 1, 3]),
-            "policy": chance.choice([None, "adjust-d"]),
+            "policy": policy,
+            "backend": "rocksdb" if policy == "files" else None,
             "max_pending": chance.choice([0, 1, 2]),
         }
 

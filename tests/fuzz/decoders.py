@@ -20,6 +20,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
 from siltstone.format.base import read_base, read_snapshot_values
 from siltstone.format.block import decode_block
+from siltstone.format.files import decode_files
 from siltstone.format.index import decode_index, field_bytes
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
@@ -181,6 +182,7 @@ DECODERS = {
     "block": Decoder(_block, seal=_after_magic),
     "index": Decoder(_index, seal=_after_magic),
     "opaque": Decoder(lambda data: decode_opaque(data, NAME), seal=_after_magic),
+    "files": Decoder(lambda data: decode_files(data, NAME), seal=_after_magic),
     "nested": Decoder(_nested),
     "segment": Decoder(_segment, seal=_segment_seal),
     "manifest": Decoder(_manifest, (CorruptObject, NewerFormat, StateError), _at_end),

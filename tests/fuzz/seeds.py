@@ -30,6 +30,7 @@ from siltstone.change.exported import Exported, encode_exported
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
+from siltstone.format.files import FilesIndex, TableFile, TableRows, encode_files
 from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
@@ -51,6 +52,11 @@ _NESTED = [
     {"s": None, "l": None, "w": [None] * 9 + [{f"f{i}": i for i in range(100)}]},
 ]
 STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
+
+
+def _files() -> FilesIndex:
+    files = tuple(TableFile(f"{n:06d}.sst", 900 * n, STORED.checksum) for n in (9, 12))
+    return FilesIndex(GROUPS, 8, {"totals": TableRows(TOTALS, ROWS, 3)}, files, ("MANIFEST-000014", bytes(range(99))))
 
 
 def _rows() -> pa.Table:
@@ -227,6 +233,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "block": blocks,
         "index": [index],
         "opaque": [encode_opaque({0: b"abc", 5: b"", 9: b"x" * 99})],
+        "files": [encode_files(_files())],
         "nested": encode_nested(pa.array(_NESTED, NESTED)).to_pylist(),
         "segment": [segment],
         "manifest": [

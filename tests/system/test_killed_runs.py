@@ -2,6 +2,7 @@
 where they ended; `make fault` does many."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
+from siltstone.model import Form
 from tests.fault.life import Life
 from tests.fault.processes import Run
 from tests.fault.reference import small
@@ -61,6 +63,42 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
         ended = place.catalog.materializations.list("small")
         assert any(m.manifest for m in ended if m.checkpoint > done)
         assert all(m.ended_at is not None for m in ended)
+
+
+def test_killed_while_files_are_stored_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more after its machine was lost, with another parallelism."""
+    monkeypatch.setenv("SILTSTONE_POLICY", "files")
+    monkeypatch.setenv("SILTSTONE_BACKEND", "rocksdb")
+    warehouse, digests = tmp_path / "w", small().digests
+    command = ["run", "small", "--warehouse", str(warehouse), "--json", "--parallelism"]
+    run = Run([[*command, "2"]], tmp_path, "local[2]")
+
+    def at_work() -> bool:
+        """Whether files of a checkpoint are stored whose manifest is not."""
+        files = {path.parent for path in warehouse.glob("objects/small/*/*/*.sst")}
+        return len(files) >= 3 and not all((path / "manifest.arrow").exists() for path in files)
+
+    try:
+        assert run.until(at_work), run.wait(10).said
+    finally:
+        run.kill_all()
+    for parallelism in ("2", "3"):
+        with OpenWarehouse.existing(str(warehouse)) as place:
+            done = place.catalog.checkpoints.last_id("small")
+            assert done + MORE <= len(digests), "it was killed in the middle"
+            assert not failures(place, "small")
+        again = Run([[*command, parallelism, "--batches", str(MORE)]], tmp_path, "local[2]")
+        try:
+            end = again.wait(240)
+        finally:
+            again.kill_all()
+        assert end.code == 0 and end.result is not None, end.said
+        assert end.result["digest"] == digests[done + MORE - 1]
+        shutil.rmtree(warehouse / "work")
+    with OpenWarehouse.existing(str(warehouse)) as place:
+        assert not failures(place, "small")
+        newest = place.catalog.checkpoints.latest("small")
+        assert set(newest.forms.values()) == {Form.FILES}
 
 
 def freeze_until_fenced(tmp_path: Path, *store: str, kill_first: bool = False) -> None:

@@ -39,7 +39,7 @@ class RunConfig(dg.Config):
 
     batches: int | None = Field(default=None, description="stop after this number of micro-batches; default no limit")
     parallelism: int | None = Field(default=None, description="subtasks per operator; default as in the last run")
-    policy: str | None = Field(default=None, description="when to take a base: marginal-cost or adjust-d")
+    policy: str | None = Field(default=None, description="when to take a base: marginal-cost, adjust-d or files")
     options: dict[str, str] = Field(default={}, description="source options of the stream")
 
 
@@ -188,8 +188,9 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
             newest[operator, form] = id
     # Dagster requires the events of dependencies first.
     for operator in stream.topological():
-        for form, part in ((Form.BASE, BASE_CHECKPOINT), (Form.DELTA, DELTA_CHAIN)):
-            if id := newest.get((operator.name, form)):
+        # Files are a checkpoint that holds everything, as a base is.
+        for forms, part in (((Form.BASE, Form.FILES), BASE_CHECKPOINT), ((Form.DELTA,), DELTA_CHAIN)):
+            if id := max(newest.get((operator.name, form), 0) for form in forms):
                 metadata, version = operator_metadata(place, stream.name, operator.name, id)
                 yield dg.MaterializeResult(
                     asset_key(stream.name, operator.name, part), metadata=metadata, data_version=dg.DataVersion(version)

@@ -73,7 +73,7 @@ def _events(
         for operator, form in record.forms.items():
             metadata, digest = operator_metadata(place, stream, operator, record.id)
             yield dg.AssetMaterialization(
-                asset_key(stream, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
+                asset_key(stream, operator, DELTA_CHAIN if form is Form.DELTA else BASE_CHECKPOINT),
                 metadata=metadata,
                 tags={"dagster/data_version": digest},
             )

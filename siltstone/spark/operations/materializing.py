@@ -13,6 +13,7 @@ from siltstone.chains.due import find_beginnings, materialization_health
 from siltstone.chains.materialize import HeldWhole, Materialized
 from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
+from siltstone.model import Form
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.savepoints import check_savepoint, set_savepoint
@@ -72,7 +73,8 @@ def materialize(
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
         check_parallelism(settings.parallelism or 1, warehouse.catalog.streams.get(stream).max_parallelism)
-        begins = find_beginnings(warehouse.catalog, warehouse.catalog.checkpoints.get(stream, checkpoint))
+        record = warehouse.catalog.checkpoints.get(stream, checkpoint)
+        begins = find_beginnings(warehouse.catalog, record)
         unknown = sorted(set(operators) - begins.keys())
         if unknown:
             known = ", ".join(sorted(begins))
@@ -84,7 +86,9 @@ def materialize(
             health = materialization_health(warehouse.catalog, stream, *options)
             triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
             wanted = list(triggers)
-        kept = [name for name in wanted if begins[name] == checkpoint]
+        bases = {m.operator for m in warehouse.catalog.materializations.list_in_chain(stream, checkpoint)}
+        in_files = {name for name, form in record.forms.items() if form is Form.FILES} - bases
+        kept = [name for name in wanted if begins[name] == checkpoint and name not in in_files]
         done, held = list[Materialized](), list[str]()
         # Take the lease before Spark starts, because others may be deleting.
         with hold_lease(warehouse.catalog, stream, [checkpoint], what="materializes"):

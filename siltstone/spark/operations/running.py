@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.policies import policy_by_name
+from siltstone.chains.policies import check_backend, policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
 from siltstone.log import get_logger
 from siltstone.run.definition import check_recorded, check_run
@@ -296,7 +296,7 @@ def _prepare(
     on_checkpoint: Callable[[Completed], None],
 ) -> _Work:
     """Prepare a run, with every check that is possible before the stream, or an autonomous operator, is taken over."""
-    policy_by_name(settings.policy, settings.policy_options)
+    check_backend(policy_by_name(settings.policy, settings.policy_options), settings.backend)
     autonomous = stream.autonomous_streams()
     for each in (stream, *autonomous):
         check_run(each, request.options, settings.parallelism or 1)

@@ -1,5 +1,8 @@
 """One RocksDB database in a directory: many keys per call, errors translated.
 
+It has two column families, with files of their own and one log: rows (keys that begin with `ROWS`) lie in the default
+one, everything else in `LOCAL`. So files with rows hold nothing else (docs/adr/0058).
+
 Tables are read through the page cache (mmap), as the heap's files are: the kernel takes the pages back when memory is
 scarce, so that a process needs no more memory of its own for a larger state.
 """
@@ -28,6 +31,12 @@ from siltstone.errors import StateError, Unreachable
 
 DATABASE = "rocksdb"
 """the directory of the database, in that of the state"""
+CURRENT, MANIFEST, TABLE_FILE = "CURRENT", "MANIFEST-", ".sst"
+"""names of RocksDB's files: the first names the second, which names the table files"""
+ROWS = b"t"
+"""what the keys of rows begin with"""
+LOCAL = "local"
+"""the column family of all other keys"""
 DISTRUST = "delete this working state and restore it"
 _WRITE_BUFFER_BYTES = 4 << 20
 """small, because a buffer that fits the processor's cache is filled in half the time; two may exist at once"""
@@ -46,22 +55,31 @@ Pair = tuple[bytes, bytes]
 
 
 class Changes:
-    """Puts and deletes that become visible at once, completely or not at all, whatever is killed."""
+    """Puts and deletes that become visible at once, completely or not at all, whatever is killed.
 
-    def __init__(self) -> None:
+    All keys of one call are rows, or none is. `Database.changes` makes them.
+    """
+
+    def __init__(self, local: Any) -> None:
         self.batch = WriteBatch(raw_mode=True)
+        self._local = local
 
     def put(self, keys: Sequence[bytes], values: Iterable[bytes]) -> None:
         """Put many keys."""
-        deque(map(self.batch.put, keys, values), maxlen=0)
+        if keys:
+            deque(map(self.batch.put, keys, values, repeat(self._family(keys[0]))), maxlen=0)
 
-    def delete(self, keys: Iterable[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes]) -> None:
         """Delete many keys."""
-        deque(map(self.batch.delete, keys), maxlen=0)
+        if keys:
+            deque(map(self.batch.delete, keys, repeat(self._family(keys[0]))), maxlen=0)
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Delete all keys from `start` on and before `end`."""
-        self.batch.delete_range(start, end)
+        self.batch.delete_range(start, end, self._family(start))
+
+    def _family(self, key: bytes) -> Any:
+        return None if key.startswith(ROWS) else self._local
 
 
 class Database:
@@ -71,32 +89,47 @@ class Database:
     is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+    def __init__(self, directory: Path, *, read_only: bool = False, only_rows: bool = False) -> None:
         """Open it; several processes at once can, if all of them only read.
+
+        Args:
+            only_rows: open it for reading without what is not rows (`copy_rows`).
 
         Raises:
             StateError: it is damaged, or another process has it open.
             Unreachable: the disk is full or does not answer.
         """
-        self.directory, self._read_only = directory, read_only
+        self.directory, self._read_only = directory, read_only or only_rows
         options = _options()
-        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
+        families = {"default": options} if only_rows else {"default": options, LOCAL: options}
+        self._local: Any = None
         with self._translate_errors("open"):
             # Without the column families, those of a database that exists would keep the options of its first opening.
-            self._rocksdb: Any = Rdict(str(directory), options, {"default": options}, access)
+            self._rocksdb: Any = Rdict(str(directory), options, families, access)
+            if not only_rows:
+                self._local = self._rocksdb.get_column_family(LOCAL)
+                self._local_handle = self._rocksdb.get_column_family_handle(LOCAL)
+
+    def changes(self) -> Changes:
+        """Return changes of this database, none so far."""
+        return Changes(self._local_handle)
+
+    def _family(self, key: bytes) -> Any:
+        return self._rocksdb if key.startswith(ROWS) else self._local
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of one key."""
         with self._translate_errors("read"):
-            return self._rocksdb.get(key)
+            return self._family(key).get(key)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of many keys, which are found faster if they are sorted.
+        """Return the values of many keys, all of them rows, or none; they are found faster if they are sorted.
 
         RocksDB takes about a kilobyte for each until all are found.
         """
         with self._translate_errors("read"):
-            return self._rocksdb.get(keys)
+            return self._family(keys[0]).get(keys) if keys else []
 
     def write(self, changes: Changes) -> None:
         """Write changes at once."""
@@ -104,14 +137,19 @@ class Database:
             self._rocksdb.write(changes.batch)
 
     def keys(self, start: bytes, end: bytes) -> list[bytes]:
-        """Return the keys from `start` on and before `end`, sorted."""
+        """Return the keys from `start` on and before `end`, sorted; all of them rows, or none."""
         with self._translate_errors("read"):
-            return list(self._rocksdb.keys(from_key=start, read_opt=_until(end)))
+            return list(self._family(start).keys(from_key=start, read_opt=_until(end)))
+
+    def is_empty(self) -> bool:
+        """Whether it has no key at all."""
+        with self._translate_errors("read"):
+            return all(next(iter(family.keys()), None) is None for family in (self._rocksdb, self._local))
 
     def items(self, start: bytes, end: bytes, sizes: Iterable[int] = repeat(1 << 17)) -> Iterator[list[Pair]]:
         """Yield keys and values from `start` on and before `end`, sorted, in lists of at most `sizes` pairs."""
         with self._translate_errors("read"):
-            found = self._rocksdb.items(from_key=start, read_opt=_until(end))
+            found = self._family(start).items(from_key=start, read_opt=_until(end))
         for size in sizes:
             with self._translate_errors("read"):
                 part = list(islice(found, size))
@@ -124,6 +162,24 @@ class Database:
         with self._translate_errors("copy"):
             Checkpoint(self._rocksdb).create_checkpoint(str(directory))
 
+    def copy_rows(self, directory: Path) -> None:
+        """Make a database with the present rows and nothing else in a new directory, by hard links.
+
+        It has table files, which never change, a `MANIFEST-<n>` and `CURRENT`.
+        """
+        self.copy_to(directory)
+        with self._translate_errors("copy"):
+            options = _options()
+            options.set_disable_auto_compactions(True)
+            copy: Any = Rdict(str(directory), options, {"default": options, LOCAL: options}, AccessType.read_write())
+            try:
+                copy.drop_column_family(LOCAL)
+            finally:
+                copy.close()
+            for name in os.listdir(directory):
+                if not (name == CURRENT or name.startswith(MANIFEST) or name.endswith(TABLE_FILE)):
+                    os.unlink(directory / name)
+
     def close(self) -> None:
         """Close it; idempotent. What was written lies in tables then, so that opening has no log to read.
 
@@ -131,13 +187,17 @@ class Database:
         """
         if self._rocksdb is not None:
             rocksdb, self._rocksdb = self._rocksdb, None
+            local, self._local, self._local_handle = self._local, None, None
             with self._translate_errors("close"):
                 try:
                     if not self._read_only:
                         rocksdb.flush()
+                        local.flush()
                         while rocksdb.property_int_value("rocksdb.num-running-compactions"):
                             time.sleep(_POLL_S)
                 finally:
+                    if local is not None:
+                        local.close()
                     rocksdb.close()
 
     @contextmanager
@@ -157,6 +217,7 @@ class Database:
 def _options() -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
+    options.create_missing_column_families(True)
     options.set_compression_type(DBCompressionType.none())
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_target_file_size_base(_FILE_BYTES)

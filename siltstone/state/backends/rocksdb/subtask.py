@@ -2,7 +2,7 @@
 
     h                                the header: version, shape, counts and digests of the tables
     o <variable> <key group>         the bytes of an opaque variable
-    t <table> <key group> <key>      a row (`coding`)
+    t <table> <key group> <key>      a row (`coding`); rows have a column family, and so files, of their own
     c <table> <interval> <n>         a list of changed keys, from the nth on
     u <step> <n>                     before-images of a step that can be rolled back; n = 0 is the header before it
 
@@ -14,9 +14,12 @@ that what is left is an earlier version, complete, or an interrupted step after 
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
@@ -25,6 +28,7 @@ from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
 from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
+from siltstone.state.backends.rocksdb.files import FILES, copy_files
 from siltstone.state.backends.rocksdb.header import (
     HEADER,
     OPAQUE,
@@ -40,7 +44,8 @@ from siltstone.state.backends.rocksdb.table import Counts
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
 
-FORMAT = 1
+FORMAT = 2
+"""2: rows have a column family of their own"""
 
 
 class RocksDBBackend:
@@ -114,7 +119,7 @@ class RocksDBState:
         """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
         check_begin(step, self._step, self.version)
         held_pins(self.directory)
-        changes = Changes()
+        changes = self._database.changes()
         changes.put([_undo_key(step, 0)], [render(self._header)])
         self._database.write(changes)
         self._pending[step] = 1
@@ -143,7 +148,7 @@ class RocksDBState:
         own = self.opaque[variable]
         keys = [self._opaque_key(variable, group) for group in values]
         data = [bytes(value) for value in values.values()]
-        changes = Changes()
+        changes = self._database.changes()
         changes.put(keys, data)
         self._write(changes, Image(from_list(keys), from_list([own.get(group) for group in values])))
         own.update(zip(values, data, strict=True))
@@ -159,7 +164,7 @@ class RocksDBState:
         if self._step is None:
             raise StateError("there is no open step to commit: call begin first")
         header = self._shape | {"version": self._step, "tables": record_tables(self._tables, self.groups)}
-        changes = Changes()
+        changes = self._database.changes()
         changes.put([HEADER], [render(header)])
         self._database.write(changes)
         self._header, self.version = header, self._step
@@ -185,10 +190,10 @@ class RocksDBState:
             data = self._database.get(key)
             if data is None:
                 raise StateError(f"before-images of step {step} are missing: {DISTRUST}")
-            changes = Changes()
+            changes = self._database.changes()
             Image.unpack(data).undo(changes)
             self._database.write(changes)
-        changes = Changes()
+        changes = self._database.changes()
         for name, table in self._tables.items():
             if not before["tables"][name]["live"]:
                 table.clear(changes)
@@ -205,8 +210,8 @@ class RocksDBState:
         released = [old for old in self._pending if old <= min(step, self.version)]
         if not released:
             return
-        changes = Changes()
-        changes.delete(_undo_key(old, ordinal) for old in released for ordinal in range(self._pending[old]))
+        changes = self._database.changes()
+        changes.delete([_undo_key(old, ordinal) for old in released for ordinal in range(self._pending[old])])
         for old in released:
             del self._pending[old]
         headers = [self._header, *map(self._header_before, sorted(self._pending))]
@@ -237,6 +242,33 @@ class RocksDBState:
 
         return RocksDBSnapshot(*make_pin(self.directory, wanted, fill))
 
+    def copy_rows(self, directory: Path) -> dict[str, tuple[int, int]]:
+        """Copy the rows as they are now into a new directory (`RowFilesState`)."""
+        self._database.copy_rows(directory)
+        return {name: (table.counts.live, table.counts.interval + 1) for name, table in self._tables.items()}
+
+    def adopt_rows(
+        self, source: Path, counts: Mapping[str, tuple[int, int]], digests: Mapping[str, np.ndarray]
+    ) -> None:
+        """Let empty state have the rows of a directory (`RowFilesState`)."""
+        if self.version or self._pending:
+            raise StateError(f"{self.directory} has version {self.version} already: {DISTRUST}")
+        self._database.close()
+        home = self.directory / DATABASE
+        shutil.rmtree(home)
+        copy_files(source, home)
+        # If this ends here, rows without a header are not trusted.
+        self._database = Database(home)
+        tables = open_tables(self._database, self._schemas, self.groups, self.max_parallelism, self._write)
+        for name, table in tables.items():
+            live, interval = counts[name]
+            table.reset(Counts(live=live, interval=interval), digests[name].copy())
+        changes = self._database.changes()
+        header = self._shape | {"version": 0, "tables": record_tables(tables, self.groups)}
+        changes.put([HEADER], [render(header)])
+        self._database.write(changes)
+        self._open(self._schemas)
+
     def close(self) -> None:
         """Close the database; idempotent. An open step is rolled back at the next open."""
         self._end_step()
@@ -248,11 +280,11 @@ class RocksDBState:
         data = self._database.get(HEADER)
         if data is not None:
             return self._check_header(json.loads(data))
-        if self._database.keys(b"", b"\xff"):
+        if not self._database.is_empty():
             raise StateError(f"{self.directory} has no header: {DISTRUST}")
         empty = record_empty(self._shape["schemas"], Counts())
         header = self._shape | {"version": 0, "tables": empty}
-        changes = Changes()
+        changes = self._database.changes()
         changes.put([HEADER], [render(header)])
         self._database.write(changes)
         return header
@@ -291,7 +323,7 @@ def _make_home(directory: Path) -> Path:
     home = directory / DATABASE
     try:
         home.mkdir(parents=True, exist_ok=True)
-        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK})
+        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, FILES})
     except OSError as error:
         raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
     if others:

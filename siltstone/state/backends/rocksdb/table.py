@@ -166,7 +166,7 @@ class RocksDBTable:
             which = found.order[at : at + _WRITE_ROWS]
             rows = pa.array(which)
             image = Image(found.encoded.take(rows), found.values.take(rows))
-            changes = Changes()
+            changes = self._database.changes()
             changes.put(to_list(image.keys), to_list(new.take(rows)))
             self._change(changes, image, batch.key_groups[which], old[which], digest[which], image.values.null_count)
         found.mutation, found.values = self._mutation, new
@@ -178,7 +178,7 @@ class RocksDBTable:
         which = found.values.is_valid()
         keys, values = found.encoded.filter(which), found.values.filter(which)
         groups = batch.key_groups[which.to_numpy(zero_copy_only=False)]
-        changes = Changes()
+        changes = self._database.changes()
         changes.delete(to_list(keys))
         nothing = np.zeros(len(keys), np.uint64)
         self._change(changes, Image(keys, values), groups, self._records(values), nothing, -len(keys))
@@ -252,7 +252,7 @@ class RocksDBTable:
 
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
-        self._write(Changes(), None)
+        self._write(self._database.changes(), None)
         self._by_group = None
         self.counts = replace(self.counts, interval=self.counts.interval + 1, listed=0, known=True)
 

@@ -1,0 +1,235 @@
+"""Read tables that a checkpoint has as files: fetch what is not on this machine, verify, open, scan.
+
+Each file is verified by the checksum of its handle before RocksDB sees a byte of it; a file that is on this machine,
+too. The digests of the rows are then compared as always. RocksDB decodes the files, so they may come only from a
+warehouse, whose catalog leads to their checksums, never from an exported savepoint (docs/threat-model.md).
+"""
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from siltstone.errors import CorruptObject, StateError, Unreachable
+from siltstone.extras import require_extra
+from siltstone.format.files import FilesIndex, TableFile, decode_files
+from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
+from siltstone.restore.local_files import LocalFiles
+from siltstone.restore.merge import Batch
+from siltstone.restore.plan_rules import Read
+from siltstone.state.schema import TableSchema
+from siltstone.store.blocks import BlockReader
+from siltstone.store.checksums import verify
+from siltstone.store.paths import is_files_index
+
+if TYPE_CHECKING:
+    from siltstone.state.backends.rocksdb.files import RowFiles
+
+FETCHES = 4
+"""files fetched at once"""
+
+
+def file_sets(reads: Sequence[Read]) -> dict[tuple[int, KeyGroupRange], list[Read]]:
+    """Return (checkpoint, key groups of the writer) -> the reads of its files, which are opened together."""
+    found: dict[tuple[int, KeyGroupRange], list[Read]] = {}
+    for read in reads:
+        if read.handle.form is Form.FILES:
+            found.setdefault((read.checkpoint, read.handle.key_groups), []).append(read)
+    return found
+
+
+def files_bytes(handles: Collection[Handle]) -> int:
+    """Return the bytes of all files among handles, each once: every table has a handle of each."""
+    return sum({h.object: h.length for h in handles if h.form is Form.FILES}.values())
+
+
+def stored(handle: Handle) -> StoredObject:
+    """Return the object of a file: its handle is of all of it."""
+    return StoredObject(handle.object, handle.length, handle.checksum)
+
+
+class FileSets:
+    """Files of several subtasks and checkpoints, each opened once, until the `with` block ends.
+
+    Args:
+        scratch: where they lie meanwhile; None for the system's directory of temporary files.
+        local: files that are on this machine already.
+    """
+
+    def __init__(self, reader: BlockReader, scratch: Path | None = None, local: LocalFiles | None = None) -> None:
+        self._reader, self._scratch, self._local = reader, scratch, local
+        self._stack = ExitStack()
+        self._open: dict[str, OpenFiles] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._stack.close()
+
+    def open(self, handles: Sequence[Handle]) -> "OpenFiles":
+        """Return the files of one subtask at one checkpoint.
+
+        Args:
+            handles: all those of one table, or of several.
+
+        Raises:
+            CorruptObject: one of them is missing, cut or altered, or they are no database.
+            Unreachable: the store does not answer, or the scratch directory cannot be written.
+        """
+        index = next((h for h in handles if is_files_index(h.object)), None)
+        if index is None:
+            raise CorruptObject(f"files of {handles[0].operator}, such as {handles[0].object}, have no index")
+        if index.object not in self._open:
+            self._open[index.object] = self._stack.enter_context(
+                OpenFiles(self._reader, index, handles, self._scratch, self._local)
+            )
+        return self._open[index.object]
+
+
+class OpenFiles:
+    """The files of one subtask at one checkpoint, fetched and verified; a context manager.
+
+    Attributes:
+        directory: where they are, as a database that nobody may change.
+        index: what their `.files` object says.
+    """
+
+    def __init__(
+        self,
+        reader: BlockReader,
+        index: Handle,
+        handles: Sequence[Handle],
+        scratch: Path | None,
+        local: LocalFiles | None,
+    ) -> None:
+        self.handle, self.index = index, _read_index(reader, index)
+        self.objects = _match(self.index, index, handles)
+        self._reader, self._scratch, self._local = reader, scratch, local
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        from siltstone.state.backends.rocksdb.files import write_manifest
+
+        try:
+            made = tempfile.TemporaryDirectory(prefix="siltstone-files-", dir=self._scratch, ignore_cleanup_errors=True)
+            self.directory = Path(self._stack.enter_context(made)) / "files"
+            self.directory.mkdir()
+            with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch-files") as pool:
+                list(pool.map(self._fetch, self.objects.items()))
+            write_manifest(self.directory, *self.index.manifest)
+        except OSError as error:
+            self._stack.close()
+            raise Unreachable(f"cannot keep files of {self.handle.operator}: {error}; free some space") from error
+        except BaseException:
+            self._stack.close()
+            raise
+        self._rows: RowFiles | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
+        self._stack.close()
+
+    def _fetch(self, item: tuple[str, StoredObject]) -> None:
+        """Put one file into the directory: by a link, if it is on this machine and intact."""
+        from siltstone.state.backends.rocksdb.files import link_or_copy
+
+        name, wanted = item
+        here = self._local.path_of(wanted.name) if self._local else None
+        if here is not None and _is_intact(here, wanted):
+            link_or_copy(here, self.directory / name)
+            return
+        self._reader.count(wanted.bytes)
+        (self.directory / name).write_bytes(memoryview(self._reader.store.read(wanted)))
+
+    def rows(self, name: str, schema: TableSchema, groups: KeyGroupRange) -> Iterator[Batch]:
+        """Yield a table's rows of some key groups, in bounded batches by key group.
+
+        Args:
+            schema: with the columns that are wanted; those that the files do not have are null.
+
+        Raises:
+            CorruptObject: RocksDB cannot read the files, or they are of another table.
+        """
+        try:
+            if self._rows is None:
+                from siltstone.state.backends.rocksdb.files import RowFiles
+
+                index = self.index
+                schemas = {table: of.schema for table, of in index.tables.items()}
+                self._rows = RowFiles(self.directory, schemas, index.key_groups, index.max_parallelism)
+            if name not in self._rows.schemas:
+                raise CorruptObject(f"object {self.handle.object} is of files without a table {name}")
+            for rows, owners in self._rows.scan(name, groups):
+                yield _fit(rows, schema, f"object {self.handle.object}: table {name}"), owners
+        except (CorruptObject, Unreachable):
+            raise
+        except (StateError, ValueError, pa.ArrowException) as error:
+            said = str(error).split("\n", 1)[0]
+            raise CorruptObject(f"the files of object {self.handle.object} cannot be read: {said}") from error
+
+
+def _read_index(reader: BlockReader, handle: Handle) -> FilesIndex:
+    with require_extra("rocksdb", "rocksdict", "reading files of RocksDB"):
+        import rocksdict  # noqa: F401
+    reader.count(handle.length)
+    index = decode_files(reader.store.read(stored(handle)), handle.object)
+    if index.key_groups != handle.key_groups:
+        raise CorruptObject(f"object {handle.object} is of other key groups than its handle says")
+    return index
+
+
+def _match(index: FilesIndex, of: Handle, handles: Sequence[Handle]) -> dict[str, StoredObject]:
+    """Return name in the database -> object of each file: the handle with the file's checksum."""
+    by_checksum = {(h.checksum, h.length): stored(h) for h in handles if h.object != of.object}
+
+    def find(file: TableFile) -> StoredObject:
+        found = by_checksum.get((file.checksum, file.bytes))
+        if found is None:
+            raise CorruptObject(f"object {of.object} has a file {file.name} that no handle of {of.variable} has")
+        return found
+
+    return {file.name: find(file) for file in index.files}
+
+
+def _is_intact(path: Path, wanted: StoredObject) -> bool:
+    try:
+        if path.stat().st_size != wanted.bytes:
+            return False
+        verify(path.read_bytes(), wanted.checksum, f"{path}")
+    except (OSError, CorruptObject):
+        return False
+    return True
+
+
+def _fit(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
+    """Return the columns of a schema: a value column that an older definition did not have is null."""
+    columns = []
+    for field in schema.rows:
+        at = rows.schema.get_field_index(field.name)
+        if at < 0 and field.name not in schema.value.names:
+            raise CorruptObject(f"{what} has no column {field.name}")
+        column = pa.nulls(len(rows), field.type) if at < 0 else rows.column(at)
+        if column.type != field.type:
+            raise CorruptObject(f"{what} has {column.type} as {field.name}, where {field.type} is recorded")
+        columns.append(column)
+    return pa.table(columns, schema=schema.rows)
+
+
+def table_counts(index: FilesIndex) -> Mapping[str, tuple[int, int]]:
+    """Return table -> its rows and interval (`RowFilesState.adopt_rows`)."""
+    return {name: (of.rows, of.interval) for name, of in index.tables.items()}
+
+
+def is_all_of(index: FilesIndex, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, most: int) -> bool:
+    """Whether files are exactly the rows of a state with these tables and key groups, so that it can adopt them."""
+    own = {name: of.schema.to_json() for name, of in index.tables.items()}
+    wanted = {name: schema.to_json() for name, schema in schemas.items()}
+    return own == wanted and index.key_groups == groups and index.max_parallelism == most

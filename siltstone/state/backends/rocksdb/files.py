@@ -1,0 +1,102 @@
+"""Rows as files that never change: RocksDB's table files of one moment, with what it needs to open them.
+
+    000012.sst ...       table files, of rows only (`database.Database.copy_rows`)
+    MANIFEST-000020      which of them lie in which level
+    CURRENT              the name of that
+
+Later states share table files with earlier ones, by hard links. Only an owner of the directory may open it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.model import KeyGroupRange
+from siltstone.state.backends.rocksdb.database import CURRENT, TABLE_FILE, Changes, Database
+from siltstone.state.backends.rocksdb.header import open_tables
+from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.schema import TableSchema
+
+FILES = "files"
+"""the directory, in that of the state, of the files of its newest checkpoints"""
+
+
+def manifest_of(directory: Path) -> Path:
+    """Return the file that `CURRENT` names."""
+    return directory / (directory / CURRENT).read_text().strip()
+
+
+def write_manifest(directory: Path, name: str, data: bytes) -> None:
+    """Write the two files that make table files a database."""
+    (directory / name).write_bytes(data)
+    (directory / CURRENT).write_text(f"{name}\n")
+
+
+def table_files(directory: Path) -> list[str]:
+    """Return the names of the table files, sorted."""
+    return sorted(name for name in os.listdir(directory) if name.endswith(TABLE_FILE))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Let a file that never changes be in another place, too."""
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no links, or is another one
+        shutil.copy2(source, target)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a directory of such files: RocksDB may go on from the copy. All of it is durable on return."""
+    target.mkdir()
+    for name in table_files(source):
+        link_or_copy(source / name, target / name)
+    write_manifest(target, manifest_of(source).name, manifest_of(source).read_bytes())
+    for path in [*target.iterdir(), target]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Make a file or directory survive a restart of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class RowFiles:
+    """Reads the rows of such a directory. Close it after use.
+
+    Args:
+        schemas: of all the tables that it holds.
+
+    Raises:
+        StateError: RocksDB cannot open it.
+    """
+
+    def __init__(
+        self, directory: Path, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int
+    ) -> None:
+        self.schemas = schemas
+        self._database = Database(directory, only_rows=True)
+        self._tables = open_tables(self._database, schemas, groups, max_parallelism, _refuse)
+
+    def scan(self, name: str, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield a table's rows of some key groups, as `StateTable.scan` does.
+
+        Raises:
+            StateError: RocksDB cannot read them.
+        """
+        return self._tables[name].scan(groups)
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        self._database.close()
+
+
+def _refuse(changes: Changes, image: Image | None) -> None:
+    raise AssertionError("files do not change")

@@ -1,0 +1,143 @@
+"""Files of RocksDB that several checkpoints and streams share: nothing that is needed goes, everything else may."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.fork import fork
+from siltstone.errors import CorruptObject, LostWorkingState, UsageError
+from siltstone.model import Form, Handle
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.savepoints import set_savepoint
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
+from siltstone.store.paths import CheckpointPath
+from tests.files_cases import check, expected, files_of, lose_state, manifest_of, rows, run_of, steps
+from tests.proofs import in_order
+from tests.rebuild_cases import check_same, rebuilt, what_it_knows
+from tests.sums import NAME
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        yield place
+
+
+def test_a_fork_shares_files_and_both_go_their_own_way(place: OpenWarehouse) -> None:
+    run = run_of(place)
+    steps(run, 1, 4)
+    run.region.close("stopped")
+    fork(place, NAME, "other", "3")
+    other = run_of(place, name="other")
+    assert steps(other, 4, 7) == expected(7)[-4:]
+    assert any(name.startswith(f"{NAME}/") for name in files_of(place, 4, "other"))
+    run = run_of(place)
+    steps(run, 5, 9)
+    for stream in (NAME, "other"):
+        truncate(place, stream, RetentionOptions(keep_last=1))
+        sweep(place, stream, SweepOptions(age_guard=timedelta(0)))
+    check(place, NAME, "other")
+    assert steps(other, 8, 9) == expected(9)[-2:]
+    assert steps(run, 10, 11) == expected(11)[-2:]
+    for each in (run, other):
+        each.region.close("stopped")
+    check(place, NAME, "other")
+
+
+def test_pending_checkpoints_refer_to_each_others_files(place: OpenWarehouse) -> None:
+    run = run_of(place, max_pending=3)
+    for n in range(1, 9):
+        run.step(rows(n))
+    run.complete_pending()
+    run.region.close("stopped")
+    sizes = [c.bytes for c in place.catalog.checkpoints.list(NAME)]
+    assert max(sizes[1:6]) < sizes[0] / 3  # later ones have what compaction made
+    assert [c.digest for c in place.catalog.checkpoints.list(NAME)] == expected(8)
+    check(place)
+
+
+def test_pending_files_that_are_given_up_leave_nothing_that_is_referred_to(place: OpenWarehouse) -> None:
+    run = run_of(place, max_pending=3)
+    for n in range(1, 6):
+        run.step(rows(n))
+    run.complete_oldest()
+    done = run.region.completed
+    run.region.close("failed")
+    run = run_of(place)
+    assert steps(run, done + 1, 7) == expected(7)[done:]
+    run.region.close("stopped")
+    sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
+    check(place)
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_steps_between_checkpoints(place: OpenWarehouse, placed: bool) -> None:
+    """They are logged only where state may be left behind; then lost state is rolled forward from files, too."""
+    run = run_of(place, checkpoint_steps=3, placed=placed)
+    for n in range(1, 6):
+        run.step(rows(n))
+    lose_state(place)
+    if placed:
+        with pytest.raises(LostWorkingState):
+            run.step(rows(6))
+        run.region.close("failed")
+        run = run_of(place, checkpoint_steps=3)
+        for n in range(4, 6):
+            run.step(rows(n))
+    done = run.step(rows(6))
+    assert done is not None and done.digest == expected(6)[-1]
+    run.region.close("stopped")
+    check(place)
+
+
+def test_a_catalog_is_rebuilt_from_files(place: OpenWarehouse, tmp_path: Path) -> None:
+    run = run_of(place)
+    steps(run, 1, 6)
+    truncate(place, NAME, RetentionOptions(keep_last=2))
+    steps(run, 7, 8)
+    run.region.close("stopped")
+    known = what_it_knows(place.catalog)
+    check_same(rebuilt(place, f"sqlite:///{tmp_path / 'again.db'}")[1], known)
+
+
+def test_materialized_files_become_bases_that_can_be_exported(place: OpenWarehouse, tmp_path: Path) -> None:
+    run = run_of(place)
+    steps(run, 1, 3)
+    set_savepoint(place.catalog, NAME, "three", at="3")
+    with pytest.raises(UsageError, match=r"has sums as files of RocksDB: make it bases with `siltstone materialize"):
+        export_savepoint(place, NAME, "three", str(tmp_path / "export"))
+    materialize(place, NAME, NAME, 3, id="m1", parallelism=2, run=in_order)
+    check(place)
+    assert steps(run, 4, 6) == expected(6)[-3:]
+    assert any(CheckpointPath.of(name) != CheckpointPath.of(min(files_of(place, 4))) for name in files_of(place, 4))
+    assert export_savepoint(place, NAME, "three", str(tmp_path / "export")).digest == expected(3)[-1]
+    delete_checkpoints(place, NAME, [1, 2])
+    run.region.close("stopped")
+    check(place)
+
+
+def test_a_manifest_cannot_refer_to_files_of_later_checkpoints(place: OpenWarehouse) -> None:
+    from siltstone.format.manifest import encode_manifest
+    from siltstone.format.manifest_decoding import decode_manifest
+
+    run = run_of(place)
+    steps(run, 1, 2)
+    run.region.close("stopped")
+    manifest = manifest_of(place, 2)
+
+    def renamed(handle: Handle, name: str) -> Handle:
+        return replace(handle, object=name) if handle.form is Form.FILES else handle
+
+    late = CheckpointPath(NAME, 1, 3).row_file(NAME, 0, "a", 0)
+    for name in (late, "x/y.sst", CheckpointPath(NAME, 1, 1).manifest()):
+        bad = replace(manifest, handles=[renamed(h, name) for h in manifest.handles])
+        with pytest.raises(CorruptObject, match="not of a file that holds a table"):
+            decode_manifest(encode_manifest(bad))

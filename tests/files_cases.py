@@ -1,0 +1,106 @@
+"""A stream whose checkpoints are files of RocksDB, and what its warehouse holds."""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import Policy, policy_by_name
+from siltstone.format.manifest import Manifest
+from siltstone.model import Form
+from siltstone.operator import Rows, State, ValueState
+from siltstone.restore.restore import read_manifest
+from siltstone.store.paths import CheckpointPath
+from tests.proofs import failures, restored_digest
+from tests.region_run import RegionRun
+from tests.stored import stream_objects
+from tests.sums import NAME, Counted, stream_of
+
+FILES = policy_by_name("files")
+KEYS = 4000
+
+
+class Tables(Counted):
+    """Sums, the largest value of each key, and an opaque tally."""
+
+    largest = ValueState(value={"n": pa.int64(), "note": pa.string()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Add, count, and keep the newest."""
+        super().process(rows, state)
+        numbers = np.zeros(len(rows.keys), np.int64)
+        np.maximum.at(numbers, rows.key_index, rows.table.column("n").to_numpy())
+        notes = pa.array([f"note {n}" for n in numbers.tolist()])
+        state.largest.put(rows.keys, {"n": numbers, "note": notes})
+
+
+STREAM = stream_of(Tables(), max_parallelism=8)
+
+
+def rows(n: int, keys: int = KEYS, changed: int = 200) -> pa.Table:
+    """All keys first, then some."""
+    chosen = np.arange(keys) if n == 1 else (np.arange(changed) * 3 + 7 * n) % keys
+    return pa.table({"k": chosen, "n": np.full(len(chosen), n)})
+
+
+def run_of(
+    place: OpenWarehouse,
+    parallelism: int = 2,
+    backend: str = "rocksdb",
+    name: str = NAME,
+    policy: Policy = FILES,
+    **options: Any,
+) -> RegionRun:
+    return RegionRun(place, replace(STREAM, name=name), policy, parallelism, backend=backend, **options)
+
+
+def steps(run: RegionRun, first: int, last: int) -> list[str]:
+    """Take steps; the digests of their checkpoints."""
+    return [done.digest for n in range(first, last + 1) if (done := run.step(rows(n)))]
+
+
+@cache
+def known(count: int = 14) -> tuple[str, ...]:
+    with tempfile.TemporaryDirectory() as root, OpenWarehouse.writable(root) as place:
+        run = run_of(place, backend="heap", policy=policy_by_name("marginal-cost"))
+        found = steps(run, 1, count)
+        run.region.close("stopped")
+        return tuple(found)
+
+
+def expected(count: int) -> list[str]:
+    """The digests of the checkpoints of as many steps, whatever keeps the state."""
+    return list(known()[:count])
+
+
+def manifest_of(place: OpenWarehouse, checkpoint: int, stream: str = NAME) -> Manifest:
+    return read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, checkpoint).manifest, stream)
+
+
+def files_of(place: OpenWarehouse, checkpoint: int, stream: str = NAME) -> set[str]:
+    return {h.object for h in manifest_of(place, checkpoint, stream).handles if h.form is Form.FILES}
+
+
+def is_old(place: OpenWarehouse, checkpoint: int, name: str) -> bool:
+    path = CheckpointPath.of(name)
+    return path is not None and path.checkpoint < checkpoint
+
+
+def check(place: OpenWarehouse, *streams: str) -> None:
+    """Everything is proven, restores, and the store holds what is referred to, and nothing else."""
+    for stream in streams or (NAME,):
+        assert not failures(place, stream)
+        for checkpoint in place.catalog.checkpoints.list(stream):
+            for parallelism in (1, 3):
+                assert restored_digest(place, stream, checkpoint.id, parallelism) == checkpoint.digest
+    known = {o.name for stream in streams or (NAME,) for o in place.catalog.objects.list(stream)}
+    assert {name for name, _ in stream_objects(place.warehouse.store)} == known
+
+
+def lose_state(place: OpenWarehouse, name: str = NAME) -> None:
+    shutil.rmtree(place.warehouse.local.root / "work" / name)
