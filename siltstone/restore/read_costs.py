@@ -38,7 +38,7 @@ class ReadCosts:
         self._add(handle, handle.length, seconds, replaces=handle.form is Form.BASE)
 
     def add_files(self, handles: Sequence[Handle], seconds: float = 0.0) -> None:
-        """Go on to the files of a checkpoint, if it has any: they hold several tables' rows, and each counts for a part."""
+        """Go on to the files of a checkpoint, if it has any: several tables share them, and each counts for a part."""
         sets: dict[KeyGroupRange, list[Handle]] = {}
         for handle in handles:
             if handle.form is Form.FILES:
