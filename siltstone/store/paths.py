@@ -1,4 +1,4 @@
-"""Every object name and every local path, built in this file and nowhere else.
+"""Every object name, built in this file and nowhere else, and where local paths lie (`store.local_paths`).
 
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
@@ -44,16 +44,12 @@ refuses symbolic links, so no path leads outside the warehouse (promise 8).
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Self
 
 from siltstone.errors import UsageError
 from siltstone.model import MAX_EPOCH, check_name
-from siltstone.store.directories import below
 
 TEMPORARY = ".tmp"
-CATALOG_BACKUPS = "catalog-*-r*.backup"
 """matches the names that `catalog_backup` makes"""
 IDENTITY = "_warehouse/identity"
 """the object with the identity of a store's warehouse; no stream's name begins with an underscore"""
@@ -356,11 +352,6 @@ def fork_of_mark(name: str) -> str | None:
     return found[1] if found else None
 
 
-def catalog_backup(directory: Path, time: datetime, revision: str) -> Path:
-    """Return the default path of a backup of a catalog with this revision at a time (UTC)."""
-    return below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")
-
-
 def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:
     """Return `<operator>.<variable>.<subtask>.<attempt>`; a variable has one part, two (`recent.bounds`), or none."""
     check_name("operator", operator)
@@ -370,53 +361,3 @@ def _writer(operator: str, variable: str | None, subtask: int, attempt: int | st
     if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):
         raise UsageError(f"subtask {subtask} or attempt {attempt!r} cannot be part of an object name")
     return ".".join([operator, *parts, f"{subtask:05d}", str(attempt)])
-
-
-@dataclass(frozen=True, slots=True)
-class LocalLayout:
-    """Paths on this machine below one warehouse directory."""
-
-    root: Path
-
-    @property
-    def objects(self) -> Path:
-        """Root of the filesystem store."""
-        return self.root / "objects"
-
-    @property
-    def catalog(self) -> Path:
-        """The SQLite catalog's file."""
-        return self.root / "catalog.db"
-
-    def work(self, stream: str, epoch: int) -> Path:
-        """Return the directory of one writer epoch's working files; it may vanish at any time."""
-        return below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
-
-    def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
-        """Return the directory of one subtask's working state."""
-        return below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
-
-    def spark_log(self, stream: str, epoch: int) -> Path:
-        """Return Spark's checkpointLocation of one epoch."""
-        return below(self.work(stream, epoch), "spark")
-
-    def sink(self, stream: str) -> Path:
-        """Return the directory to which the stream's sink writes."""
-        return below(self.root, "sink", check_name("stream", stream))
-
-    def source(self, stream: str) -> Path:
-        """Return the directory in which the stream's source may keep the files it reads."""
-        return below(self.root, "source", check_name("stream", stream))
-
-    def restored(self, stream: str, checkpoint: int) -> Path:
-        """Return the default directory to which the state of one checkpoint is restored."""
-        return below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
-
-    def restored_series(self, stream: str) -> Path:
-        """Return the directory to which many checkpoints are restored, each under a label."""
-        return below(self.root, "restored", check_name("stream", stream), "series")
-
-    @property
-    def dagster(self) -> Path:
-        """Dagster's home, for runs launched from its page."""
-        return self.root / "dagster"

@@ -19,7 +19,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.errors import Unreachable
 from siltstone.run.region import ConsistentRegion, RegionOptions
-from siltstone.store.paths import LocalLayout
+from siltstone.store.local_paths import LocalLayout
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts
 from tests.fault.hosts import ACKNOWLEDGING

@@ -24,7 +24,8 @@ from siltstone.run import persist
 from siltstone.run.processing import ACKNOWLEDGEMENT
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
-from siltstone.store.paths import CheckpointPath, LocalLayout
+from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import CheckpointPath
 from tests.examples import examples
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun, acknowledgement_of

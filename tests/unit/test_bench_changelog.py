@@ -133,6 +133,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
         "backends",
         "heap",
         "rocksdb",
+        "files",
         "pending",
         "throughput",
         "python",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.savepoints import SavepointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import find_beginnings, materialization_health
@@ -86,8 +87,7 @@ def materialize(
             health = materialization_health(warehouse.catalog, stream, *options)
             triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
             wanted = list(triggers)
-        bases = {m.operator for m in warehouse.catalog.materializations.list_in_chain(stream, checkpoint)}
-        in_files = {name for name, form in record.forms.items() if form is Form.FILES} - bases
+        in_files = _find_in_files(warehouse, record)
         kept = [name for name in wanted if begins[name] == checkpoint and name not in in_files]
         done, held = list[Materialized](), list[str]()
         # Take the lease before Spark starts, because others may be deleting.
@@ -106,6 +106,12 @@ def materialize(
     return MaterializeResult(
         stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, [*kept, *held], triggers
     )
+
+
+def _find_in_files(warehouse: OpenWarehouse, record: CheckpointRecord) -> set[str]:
+    """Find the operators that a restore of a checkpoint reads from files, which bases may stand for."""
+    based = {m.operator for m in warehouse.catalog.materializations.list_in_chain(record.stream, record.id)}
+    return {name for name, form in record.forms.items() if form is Form.FILES} - based
 
 
 def full_savepoint(

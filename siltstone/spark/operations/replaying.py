@@ -29,8 +29,8 @@ from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.state.digest import checkpoint_digest
+from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
-from siltstone.store.paths import LocalLayout
 from siltstone.stream import Stream
 
 
