@@ -19,8 +19,12 @@ def test_a_worker_that_is_decommissioned_in_an_interval_costs_no_step(cluster_ru
     cluster_run.cluster.remove(leaving)
     assert running.result is not None and running.result.resets == 0 and cluster_run.outcomes() == ["done"]
     cluster_run.check(steps=7)
-    assert (cluster_run.moves(), cluster_run.restores, cluster_run.roll_forwards) == (1, 3, 3), "of each operator one"
+    # One of each operator. While `accounts` waited for Python to start, the other worker may have taken `daily`, which
+    # queues for the same core, and then it stays there (docs/adr/0059).
+    restores = cluster_run.find("restore")
+    assert {name for name, _ in restores} >= {"accounts", "places"} and restores.total() == len(restores) <= 3
+    assert cluster_run.moves() == 1 and cluster_run.find("forward") == restores
     names = ("restores", "roll_forwards", "resets", "steps")
-    assert [cluster_run.metrics[f"siltstone_{name}_total"] for name in names] == [3, 3, 0, 7]
+    assert [cluster_run.metrics[f"siltstone_{name}_total"] for name in names] == [len(restores), len(restores), 0, 7]
     proven = verify(cluster_run.settings, cluster_run.stream.name, every=True)
     assert proven.proven == [1, 2, 3] and not proven.failed
