@@ -6,7 +6,7 @@ shorter when it is materialized, by this run or by another process, which the ru
 The policy decides the form of each table in the next checkpoint from what earlier ones cost (`decide`).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,11 +31,12 @@ from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.file_indexes import file_indexes, read_handles
 from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
-from siltstone.store.paths import is_files_index, is_materialization_manifest
+from siltstone.store.paths import is_materialization_manifest
 from siltstone.stream import Stream
 
 _LOG = get_logger(__name__)
@@ -149,9 +150,9 @@ class RunChains:
         }
         self._adopt({op.name: chains_of(manifest, op.name) for op in operators}, versions_of(manifest))
         self._operators = manifest.operators.keys()
-        self._files = {latest: _files_of(manifest.handles)}
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self.follow()
+        self._files = {latest: file_indexes(read_handles(self._store, manifest, self.manifests))}
         self._learn_restores()
         self.decide(changed)
         return manifest
@@ -240,7 +241,7 @@ class RunChains:
         self._pending[checkpoint] = made
         self._adopt(made.chains, made.versions)
         handles = (h for received in gathered.last.values() for a in received for h in a.handles)
-        self._files[checkpoint] = _files_of(handles)
+        self._files[checkpoint] = file_indexes(handles)
         self.decide()
         return made
 
@@ -378,14 +379,6 @@ class RunChains:
                 self._policies[operator, table], base, deltas
             )
             self._first[operator, table] = checkpoint
-
-
-def _files_of(handles: Iterable[Handle]) -> dict[str, dict[KeyGroupRange, str]]:
-    found: dict[str, dict[KeyGroupRange, str]] = {}
-    for handle in handles:
-        if handle.form is Form.FILES and is_files_index(handle.object):
-            found.setdefault(handle.operator, {})[handle.key_groups] = handle.object
-    return found
 
 
 def _reason(decisions: Mapping[str, Decision]) -> str:

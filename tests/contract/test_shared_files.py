@@ -11,6 +11,8 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.export_savepoint import export_savepoint
 from siltstone.change.fork import fork
+from siltstone.change.rebuild import rebuild_catalog
+from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, LostWorkingState, UsageError
 from siltstone.model import Form, Handle
 from siltstone.retention.deletion import delete_checkpoints
@@ -141,3 +143,37 @@ def test_a_manifest_cannot_refer_to_files_of_later_checkpoints(place: OpenWareho
         bad = replace(manifest, handles=[renamed(h, name) for h in manifest.handles])
         with pytest.raises(CorruptObject, match="not of a file that holds a table"):
             decode_manifest(encode_manifest(bad))
+
+
+def test_a_rebuilt_catalog_goes_on_from_materialized_files(tmp_path: Path) -> None:
+    """It has not kept files that no restore reads."""
+    root, url = str(tmp_path / "w"), f"sqlite:///{tmp_path / 'again.db'}"
+    with OpenWarehouse.writable(root) as place:
+        run = run_of(place)
+        steps(run, 1, 3)
+        materialize(place, NAME, NAME, 3, id="m1", parallelism=2, run=in_order)
+        run.region.close("stopped")
+        rebuild_catalog(place.warehouse, url)
+    with OpenWarehouse.writable(root, url) as place:
+        truncate(place, NAME, RetentionOptions(keep_last=1))
+        run = run_of(place)
+        assert steps(run, 4, 6) == expected(6)[-3:]
+        run.region.close("stopped")
+        check(place)
+
+
+def test_a_run_refers_to_no_damaged_file_that_a_materialization_stands_for(place: OpenWarehouse) -> None:
+    run = run_of(place)
+    steps(run, 1, 4)
+    materialize(place, NAME, NAME, 4, id="m1", parallelism=2, run=in_order)
+    run.region.close("stopped")
+    for name in files_of(place, 4):
+        path = place.warehouse.local.objects / name
+        path.chmod(0o600)
+        path.write_bytes(b"\0" * path.stat().st_size)
+    assert recover(place, NAME, run=in_order).checkpoint == 4  # its bases are intact
+    run = run_of(place)
+    assert steps(run, 5, 6) == expected(6)[-2:]
+    run.region.close("stopped")
+    delete_checkpoints(place, NAME, [1, 2, 3])
+    check(place)
