@@ -25,6 +25,8 @@ from tests.store_reads import counted_reads
 from tests.stored import stream_objects
 from tests.sums import NAME
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["file", "rocksdb"])
 def any_place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OpenWarehouse]:

@@ -26,6 +26,8 @@ from tests.proofs import in_order
 from tests.rebuild_cases import check_same, rebuilt, what_it_knows
 from tests.sums import NAME
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,8 @@ from tests.property.test_unchanged_laws import POLICY, STREAM, VARIABLES, batch,
 from tests.region_run import RegionRun
 from tests.stored import stream_objects
 from tests.sums import NAME
+
+pytestmark = pytest.mark.slow
 
 FILES = policy_by_name("files")
 RUNS = [(FILES, "rocksdb"), (FILES, "rocksdb"), (POLICY, "rocksdb"), (POLICY, "heap")]

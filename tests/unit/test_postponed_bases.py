@@ -22,6 +22,8 @@ from tests.region_run import RegionRun
 from tests.sums import NAME, Sums, rows, stream_of
 from tests.unit.test_table_forms import Busy, Data, Static
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = PolicyOptions(restore_weight=2.0)
 POLICY = policy_by_name("marginal-cost", OPTIONS)
 STEPS = 40

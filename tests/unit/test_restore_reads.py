@@ -21,6 +21,8 @@ from tests.proofs import in_order
 from tests.region_run import RegionRun
 from tests.sums import NAME, Tally, rows, stream_of
 
+pytestmark = pytest.mark.slow
+
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=30, size_ratio_max=1.5))
 LAST = 20
 

@@ -29,6 +29,8 @@ from tests.examples import is_thorough
 from tests.region_run import RegionRun, run_tasks, shuffled
 from tests.sums import Counted, Sums, rows, stream_of
 
+pytestmark = pytest.mark.slow
+
 STREAM = stream_of(Counted(name="counted"))
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=30, size_ratio_max=None, space_amplification_max=None))
 PER_CHECKPOINT = 3
