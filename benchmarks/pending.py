@@ -3,8 +3,8 @@
 Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
 waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`), and until
-its slowest task has written its bases. Of the restores that the policy plans for, there are so many that a chain ends
-after `CHAIN` deltas, about. A step also uploads its changes before it returns, with or without a checkpoint: that is
+its slowest task has written its bases. The policy is told to expect so many restores that about every `CHAIN`th
+checkpoint needs a base. A step also uploads its changes before it returns, with or without a checkpoint: that is
 only in the time of the whole step. The ways take turns on the same input, in rounds (A B, B A).
 """
 

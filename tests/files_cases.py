@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.model import Form
 from siltstone.operator import Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
+from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.store.paths import CheckpointPath
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -104,3 +106,14 @@ def check(place: OpenWarehouse, *streams: str) -> None:
 
 def lose_state(place: OpenWarehouse, name: str = NAME) -> None:
     shutil.rmtree(place.warehouse.local.root / "work" / name)
+
+
+def check_after_failure(place: OpenWarehouse, run: RegionRun) -> None:
+    """The next run does what this one has not completed, up to step 7; what it leaves is swept, and all proves."""
+    done = run.region.completed
+    run.region.close("failed")
+    run = run_of(place)
+    assert steps(run, done + 1, 7) == expected(7)[done:]
+    run.region.close("stopped")
+    sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
+    check(place)

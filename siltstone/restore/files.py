@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -24,6 +25,7 @@ from siltstone.restore.plan_rules import Read
 from siltstone.state.schema import TableSchema
 from siltstone.store.blocks import BlockReader
 from siltstone.store.checksums import verify
+from siltstone.store.files import link_or_copy
 from siltstone.store.paths import is_files_index
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class FileSets:
             handles: all those of one table, or of several.
 
         Raises:
-            CorruptObject: one of them is missing, cut or altered, or they are no database.
+            CorruptObject: one of them is missing, cut or altered, or RocksDB's own list of files is not among them.
             Unreachable: the store does not answer, or the scratch directory cannot be written.
         """
         index = next((h for h in handles if is_files_index(h.object)), None)
@@ -139,8 +141,6 @@ class OpenFiles:
 
     def _fetch(self, item: tuple[str, StoredObject]) -> None:
         """Put one file into the directory: by a link, if it is on this machine and intact."""
-        from siltstone.state.backends.rocksdb.files import link_or_copy
-
         name, wanted = item
         here = self._local.path_of(wanted.name) if self._local else None
         if here is not None and _is_intact(here, wanted):
@@ -178,7 +178,7 @@ class OpenFiles:
 
 def _read_index(reader: BlockReader, handle: Handle) -> FilesIndex:
     with require_extra("rocksdb", "rocksdict", "reading files of RocksDB"):
-        import rocksdict  # noqa: F401
+        import_module("rocksdict")  # now, for one clear error
     reader.count(handle.length)
     index = decode_files(reader.store.read(stored(handle)), handle.object)
     if index.key_groups != handle.key_groups:

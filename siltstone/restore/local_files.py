@@ -8,7 +8,6 @@ without `stored.json` is not complete, and is not used.
 """
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Collection, Mapping
@@ -17,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from siltstone.model import StoredObject
+from siltstone.store.files import link_or_copy, replace_file
 
-LOCAL_SETS = "files"
-"""the directory of the sets, in that of the state"""
 STORED = "stored.json"
 
 
@@ -63,23 +61,14 @@ class LocalFiles:
     def keep(self, directory: Path, index: StoredObject, objects: Mapping[str, StoredObject]) -> None:
         """Keep the files of another directory as the only set, by links."""
         own = self.begin(uuid.uuid4().hex, ())
-        shutil.copytree(directory, own, copy_function=_link_or_copy)
+        shutil.copytree(directory, own, copy_function=link_or_copy)
         self.add(LocalSet(own, index, objects))
 
     def add(self, found: LocalSet) -> None:
         """Add a set whose objects are stored."""
         plain = {"index": asdict(found.index), "objects": {name: asdict(o) for name, o in found.objects.items()}}
-        partial = found.directory / f"{STORED}.partial"
-        partial.write_text(json.dumps(plain))
-        os.replace(partial, found.directory / STORED)
+        replace_file(found.directory / STORED, json.dumps(plain).encode())
         self.sets.append(found)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # the file system has no links, or is another one
-        shutil.copy2(source, target)
 
 
 def _read(directory: Path) -> LocalSet | None:

@@ -21,10 +21,10 @@ from siltstone.format.opaque import decode_opaque
 from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets, is_all_of, stored, table_counts
-from siltstone.restore.local_files import LOCAL_SETS, LocalFiles
+from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
-from siltstone.state.backend import KeyedState, RowFilesState, StateSnapshot, SubtaskState
+from siltstone.state.backend import LOCAL_SETS, KeyedState, RowFilesState, StateSnapshot, SubtaskState
 from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
 from siltstone.state.protocol import apply_delta, set_state

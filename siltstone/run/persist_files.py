@@ -17,11 +17,11 @@ from siltstone.changelog.uploader import Uploader
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.format.files import FilesIndex, TableFile, TableRows, encode_files
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.local_files import LOCAL_SETS, LocalFiles, LocalSet
+from siltstone.restore.local_files import LocalFiles, LocalSet
 from siltstone.run.changed import unchanged_tables
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
-from siltstone.state.backend import RowFilesState, SubtaskState
+from siltstone.state.backend import LOCAL_SETS, RowFilesState, SubtaskState
 
 UPLOADS = 4
 """files stored at once"""

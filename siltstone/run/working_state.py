@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import CorruptObject, LostWorkingState, StateError
-from siltstone.restore.local_files import LOCAL_SETS, LocalFiles
+from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.restore import digests_of, load_state
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.roll_forward import is_logged, roll_forward
 from siltstone.run.task import StepTask, identity
-from siltstone.state.backend import SubtaskState
+from siltstone.state.backend import LOCAL_SETS, SubtaskState
 from siltstone.state.backends.named import backend
 from siltstone.store.local_paths import LocalLayout
 from siltstone.store.private import make_private_directory

@@ -255,6 +255,10 @@ class SubtaskState(KeyedState, Protocol):
         ...
 
 
+LOCAL_SETS = "files"
+"""the directory of the row files of a subtask's newest checkpoints, in that of its state"""
+
+
 @runtime_checkable
 class RowFilesState(SubtaskState, Protocol):
     """Working state whose rows lie in files that never change, so that a checkpoint may consist of them (`Form.FILES`,

@@ -1,6 +1,7 @@
 """Write local files that are complete or absent."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,14 @@ def make_durable(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Let a file that never changes be in another place, too."""
+    try:
+        os.link(source, target)
+    except OSError:  # the file system has no links, or is another one
+        shutil.copy2(source, target)
 
 
 @contextmanager

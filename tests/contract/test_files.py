@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,22 @@ from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.retention.retention_rules import RetentionOptions
-from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_files_index
-from tests.files_cases import KEYS, check, expected, files_of, is_old, lose_state, manifest_of, rows, run_of, steps
+from tests.files_cases import (
+    KEYS,
+    check,
+    check_after_failure,
+    expected,
+    files_of,
+    is_old,
+    lose_state,
+    manifest_of,
+    rows,
+    run_of,
+    steps,
+)
 from tests.proofs import failures
 from tests.store_reads import counted_reads
 from tests.stored import stream_objects
@@ -214,13 +224,7 @@ def test_an_upload_that_fails_in_the_middle_is_done_again(
         for n in (4, 5):
             run.step(rows(n))
     monkeypatch.undo()
-    done = run.region.completed
-    run.region.close("failed")
-    run = run_of(place)
-    assert steps(run, done + 1, 7) == expected(7)[done:]
-    run.region.close("stopped")
-    sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
-    check(place)
+    check_after_failure(place, run)
 
 
 def test_an_unchanged_subtask_refers_to_what_it_has(place: OpenWarehouse) -> None:

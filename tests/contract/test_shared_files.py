@@ -21,7 +21,17 @@ from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.store.paths import CheckpointPath
-from tests.files_cases import check, expected, files_of, lose_state, manifest_of, rows, run_of, steps
+from tests.files_cases import (
+    check,
+    check_after_failure,
+    expected,
+    files_of,
+    lose_state,
+    manifest_of,
+    rows,
+    run_of,
+    steps,
+)
 from tests.proofs import in_order
 from tests.rebuild_cases import check_same, rebuilt, what_it_knows
 from tests.sums import NAME
@@ -73,13 +83,7 @@ def test_pending_files_that_are_given_up_leave_nothing_that_is_referred_to(place
     for n in range(1, 6):
         run.step(rows(n))
     run.complete_oldest()
-    done = run.region.completed
-    run.region.close("failed")
-    run = run_of(place)
-    assert steps(run, done + 1, 7) == expected(7)[done:]
-    run.region.close("stopped")
-    sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
-    check(place)
+    check_after_failure(place, run)
 
 
 @pytest.mark.parametrize("placed", [True, False])

@@ -175,7 +175,7 @@ def test_wide_rows_that_do_not_change_beside_narrow_ones_that_do_stay_counted() 
 
 
 def test_checkpoints_without_changes_beside_a_materialization_are_no_deltas(place: OpenWarehouse) -> None:
-    """Their records tell of the chain before it. Seen by reading: they made one more materialization due."""
+    """Until the run notices the materialization, its records still tell of the deltas before it."""
     policy = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
     run = RegionRun(place, stream_of(Tables()), policy)
     for n in range(-1, -5, -1):

@@ -8,7 +8,6 @@ Later states share table files with earlier ones, by hard links. Only an owner o
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,9 +19,7 @@ from siltstone.state.backends.rocksdb.database import CURRENT, TABLE_FILE, Chang
 from siltstone.state.backends.rocksdb.header import open_tables
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
-
-FILES = "files"
-"""the directory, in that of the state, of the files of its newest checkpoints"""
+from siltstone.store.files import link_or_copy, make_durable
 
 
 def manifest_of(directory: Path) -> Path:
@@ -41,14 +38,6 @@ def table_files(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if name.endswith(TABLE_FILE))
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Let a file that never changes be in another place, too."""
-    try:
-        os.link(source, target)
-    except OSError:  # the file system has no links, or is another one
-        shutil.copy2(source, target)
-
-
 def copy_files(source: Path, target: Path) -> None:
     """Copy a directory of such files: RocksDB may go on from the copy. All of it is durable on return."""
     target.mkdir()
@@ -56,16 +45,7 @@ def copy_files(source: Path, target: Path) -> None:
         link_or_copy(source / name, target / name)
     write_manifest(target, manifest_of(source).name, manifest_of(source).read_bytes())
     for path in [*target.iterdir(), target]:
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Make a file or directory survive a restart of the machine."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        make_durable(path)
 
 
 class RowFiles:

@@ -23,12 +23,12 @@ import numpy as np
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import StateTable
+from siltstone.state.backend import LOCAL_SETS, StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
 from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
-from siltstone.state.backends.rocksdb.files import FILES, copy_files
+from siltstone.state.backends.rocksdb.files import copy_files
 from siltstone.state.backends.rocksdb.header import (
     HEADER,
     OPAQUE,
@@ -323,7 +323,7 @@ def _make_home(directory: Path) -> Path:
     home = directory / DATABASE
     try:
         home.mkdir(parents=True, exist_ok=True)
-        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, FILES})
+        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, LOCAL_SETS})
     except OSError as error:
         raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
     if others:
