@@ -32,9 +32,10 @@ help: ## list the targets
 demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
-# Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first.
+# Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first. A worker that
+# died ends the run: another would run the same test again, which dies again, for as long as anyone waits.
 TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 40 --durations-min 2
 
 SYSTEM := tests/system tests/user
 CLUSTER := tests/cluster

@@ -107,7 +107,7 @@ def plan_materialization(
     variables, known = variables_of(manifest, operator), manifest.max_parallelism
     whole = plan_units(handles, checkpoint, known, 1, variables)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
-    wanted = variables if rebuild else _consolidated(whole.units, variables, path)
+    wanted = variables if rebuild else find_consolidated(whole.units, variables, path)
     plan = plan_units(handles, checkpoint, known, parallelism, wanted)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
@@ -116,7 +116,7 @@ def plan_materialization(
     return [MaterializeTask(id, part, unit, own, path, upload) for part, unit in enumerate(filled)]
 
 
-def _consolidated(
+def find_consolidated(
     units: Sequence[RestoreUnit], variables: Mapping[Variable, Kind], path: CheckpointPath
 ) -> dict[Variable, Kind]:
     """Choose the variables to consolidate: those of which a restore reads changes, or files, or what another stream

@@ -25,7 +25,7 @@ from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.materialize import find_replaced
+from siltstone.chains.materialize import find_consolidated, find_replaced
 from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
@@ -34,7 +34,7 @@ from siltstone.restore.plan_rules import plan_restore, replaces
 from siltstone.retention.deletion_rules import plan_deletion
 from siltstone.run.references import RunReferences
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath, materialization_of
+from siltstone.store.paths import CheckpointPath
 from tests.examples import few_examples
 from tests.memory_rebuild import rebuild_from_memory
 
@@ -186,16 +186,17 @@ class History:
     def materialize(self, checkpoint, operator, followed: bool, whole: bool = False) -> None:
         """Let the chain of one operator begin at a checkpoint; the run may notice it only later.
 
-        Only variables with deltas get bases, and those of another materialization there, which this one replaces; all,
-        with `whole`, as of one that was damaged.
+        It has the variables that a materialization of the product consolidates; all, with `whole`, as of one that was
+        damaged.
         """
-        variables = [v for v in VARIABLES if v[0] == operator and (whole or self._is_chained(checkpoint, v))]
-        if not variables:
-            return
+        path = CheckpointPath(STREAM, self.epoch, checkpoint)
+        kinds = {variable: kind for variable, kind in VARIABLES.items() if variable[0] == operator}
+        manifests = {at: manifest.handles for at, manifest in merged(self.chain(checkpoint))}
+        units = plan_restore(manifests, checkpoint, GROUPS, 1, variables=kinds).units
+        variables = kinds if whole else find_consolidated(units, kinds, path)
         self.materialized += 1
         id = f"m{self.materialized}"
         chain = self.chain(checkpoint)
-        path = CheckpointPath(STREAM, self.epoch, checkpoint)
         handles = [
             self._handle(v, VARIABLES[v], Form.BASE, path.materialized(*v, n, id), part, 0, 0)
             for v in variables
@@ -214,15 +215,6 @@ class History:
         self.manifests[name] = manifest
         if followed:
             self.references.follow(self.catalog.chains.list_manifests(STREAM, self.newest))
-
-    def _is_chained(self, checkpoint, variable) -> bool:
-        """Whether a restore of the checkpoint reads deltas of a variable, or what was materialized there."""
-        manifests = {at: manifest.handles for at, manifest in merged(self.chain(checkpoint))}
-        [unit] = plan_restore(manifests, checkpoint, GROUPS, 1, variables={variable: VARIABLES[variable]}).units
-        return any(
-            not replaces(read.handle) or (read.checkpoint == checkpoint and materialization_of(read.handle.object))
-            for read in unit.reads
-        )
 
     def roll_back(self, checkpoint) -> None:
         self.epoch = self.catalog.runs.begin(STREAM, "t")
