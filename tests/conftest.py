@@ -1,12 +1,15 @@
 """What every test may use: one Spark session a run, and a guard against a suite that lost its Spark tests."""
 
+import faulthandler
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests import jvm
 from tests.examples import is_thorough, register_profiles
@@ -84,6 +87,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
     if not found and _is_whole_suite(session.config):
         raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Watch over a test's time, as pytest-timeout does, but show the threads where workers of pytest-xdist can, too: on
+    the standard error that the process was begun with."""
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+
+    def expire() -> None:
+        os.write(stderr, f"\n{item.nodeid} takes more than {settings.timeout:g} s; its threads:\n".encode())
+        faulthandler.dump_traceback(stderr)
+        os._exit(1)
+
+    def cancel() -> None:
+        timer.cancel()
+        timer.join()
+
+    timer = threading.Timer(settings.timeout, expire)
+    timer.start()
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # what pytest-timeout calls when the test has ended
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)
