@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.policy_rules import Policy
+from siltstone.chains.policies import Policy
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.operator import SOURCE

@@ -5,22 +5,14 @@ restoration cost.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from siltstone.chains import chain_rules as chain
-from siltstone.chains.policy_rules import (
-    CheckpointCost,
-    Decision,
-    PolicyOptions,
-    PolicyState,
-    RestoreBound,
-    RestoreCost,
-)
+from siltstone.chains.policy_rules import CheckpointCost, Decision, PolicyState, RestoreBound
 from siltstone.model import Form
 
 
-@dataclass(frozen=True, slots=True)
-class AdjustD:
+class AdjustD(chain.Policy):
     """D starts at `d0`. After a base come D deltas, then a base, at which D is adjusted.
 
     At a base or a materialization that ends a chain with deltas (or after a probe, at once): if a base costs more than
@@ -29,8 +21,6 @@ class AdjustD:
     delta_factor x average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a base,
     until after `probe_after` bases in a row a probe makes the next one a delta; if that was cheap, D is 1 again.
     """
-
-    options: PolicyOptions
 
     def start(self) -> PolicyState:
         """Begin with D = d0, or d_max if that is less."""
@@ -99,10 +89,6 @@ class AdjustD:
         if after.deltas >= state.deltas or not state.d:
             return after
         return replace(after, d=self._adjusted(after))
-
-    def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
-        """Learn the restore factors, by `chain.account_restore`."""
-        return chain.account_restore(state, cost)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
         """Return the most a restore may read and take before the next base, after D deltas."""

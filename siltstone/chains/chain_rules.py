@@ -1,13 +1,15 @@
-"""The book-keeping that all policies share: the current chain, the average delta, and the bounds on restores
+"""What all policies share: their methods, the current chain, the average delta, and the bounds on restores
 (promise 7)."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from siltstone.chains.policy_rules import (
     RESTORE_FACTOR,
     CheckpointCost,
+    Decision,
     PolicyOptions,
     PolicyState,
     RestoreBound,
@@ -20,6 +22,61 @@ _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
 _MOST_FACTOR = 1e6
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Decides the form of each checkpoint of one table. Policies are stateless, so one serves all tables.
+
+    Every policy keeps restores within the bounds (promise 7). With the base b and the deltas of any one chain:
+      1. a chain never has more than `d_max` deltas;
+      2. if the writer respects `delta_limit_bytes`, deltas never sum to more than `size_ratio_max` x b bytes;
+      3. a delta is chosen only if the chain with it is predicted to keep every bound; the next delta is assumed
+         to be the larger of the average and the last one. Only the very first delta, and a probe (one delta after
+         several bases, to find out whether deltas have changed), go without this forecast; rules 1 and 2 hold for
+         them too;
+      4. once a chain is at or past a bound, the next checkpoint is a base. So a writer that does not respect
+         `delta_limit_bytes` passes a bound by at most one delta's forecast error, for one checkpoint;
+      5. the same holds for the bound on space: base, deltas and indexes of a chain take at most
+         `space_amplification_max` times the size of a base of the live state, which is the last base scaled by the
+         number of rows. If that number fell, it is expected to fall by the same proportion again. Live state that
+         shrinks faster passes the bound for one checkpoint, and the next is a base.
+    The bound in seconds is base_factor x TckptBase + delta_factor x sum of TckptDelta <= `restore_budget_s`;
+    both factors are 1.2 at first and then learned. If a base alone takes longer than the budget, every checkpoint
+    is a base.
+    """
+
+    options: PolicyOptions
+
+    def start(self) -> PolicyState:
+        """Return the state before the first checkpoint."""
+        return PolicyState()
+
+    @abstractmethod
+    def decide(self, state: PolicyState) -> Decision:
+        """Decide the form of the next checkpoint."""
+
+    def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
+        """Fold in a completed checkpoint, whatever was decided (a base may be forced at any time).
+
+        Raises:
+            StateError: a delta before any base.
+        """
+        return account(state, cost, self.options)
+
+    def observe_materialization(
+        self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
+    ) -> PolicyState:
+        """Fold in a materialization: the current chain is now that base and the deltas after it."""
+        return rebase(state, base, deltas)
+
+    def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
+        """Learn both restore factors from a measured restore."""
+        return account_restore(state, cost)
+
+    @abstractmethod
+    def restore_bound(self, state: PolicyState) -> RestoreBound:
+        """Return the most a restore may read and take before the next base."""
 
 
 def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) -> PolicyState:

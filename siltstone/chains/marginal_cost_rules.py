@@ -17,18 +17,10 @@ while the next delta costs no more than the least average cost per checkpoint th
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from siltstone.chains import chain_rules as chain
-from siltstone.chains.policy_rules import (
-    CheckpointCost,
-    Decision,
-    PolicyOptions,
-    PolicyState,
-    RestoreBound,
-    RestoreCost,
-)
+from siltstone.chains.policy_rules import CheckpointCost, Decision, PolicyState, RestoreBound
 from siltstone.model import Form
 
 _LEVEL_WEIGHT = 0.05
@@ -58,16 +50,9 @@ class _Outlook:
     delta_read: float
 
 
-@dataclass(frozen=True, slots=True)
-class MarginalCost:
+class MarginalCost(chain.Policy):
     """The policy of this module. The bounds are those of every policy; `probe_after` is the longest wait for a
     probe."""
-
-    options: PolicyOptions
-
-    def start(self) -> PolicyState:
-        """Begin with nothing known: a base comes first, then a delta to see what one costs."""
-        return PolicyState()
 
     def decide(self, state: PolicyState) -> Decision:
         """Decide by the rule of the module."""
@@ -222,16 +207,6 @@ class MarginalCost:
             return self.options.probe_after
         wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
         return min(self.options.probe_after, wait)
-
-    def observe_materialization(
-        self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
-    ) -> PolicyState:
-        """Begin the chain anew; what is known of deltas stays."""
-        return chain.rebase(state, base, deltas)
-
-    def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
-        """Learn the restore factors, by `chain.account_restore`."""
-        return chain.account_restore(state, cost)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
         """Return the most a restore may read and take before the next base.

@@ -8,15 +8,13 @@ One policy serves every table; each table has its own `PolicyState`:
     state = policy.observe(state, CheckpointCost(form=..., bytes=..., seconds=...))
 """
 
-from typing import Any, cast
-
 from siltstone.chains.adjust_d_rules import AdjustD
+from siltstone.chains.chain_rules import Policy
 from siltstone.chains.files_rules import Files
 from siltstone.chains.marginal_cost_rules import MarginalCost
 from siltstone.chains.policy_rules import (
     CheckpointCost,
     Decision,
-    Policy,
     PolicyOptions,
     PolicyState,
     RestoreBound,
@@ -41,10 +39,9 @@ __all__ = [
     "RestoreCost",
     "check_backend",
     "policy_by_name",
-    "with_options",
 ]
 
-POLICIES: dict[str, type[AdjustD] | type[MarginalCost]] = {"marginal-cost": MarginalCost, "adjust-d": AdjustD}
+POLICIES: dict[str, type[Policy]] = {"marginal-cost": MarginalCost, "adjust-d": AdjustD}
 """the policies that choose between base and delta"""
 FILES_POLICY = "files"
 """the policy whose checkpoints are files of RocksDB"""
@@ -81,8 +78,3 @@ def check_backend(policy: Policy, backend: str) -> None:
             f"the policy files stores RocksDB's files, and the working state is in backend {backend!r}: add "
             f"--backend {FILES_BACKEND}, or use another policy"
         )
-
-
-def with_options(policy: Policy, options: PolicyOptions) -> Policy:
-    """Return the same policy with other options."""
-    return cast("Any", type(policy))(options)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.chain_rules import add_chains, is_base_only, share_budget
+from siltstone.chains.chain_rules import Policy, add_chains, is_base_only, share_budget
 from siltstone.chains.costs import (
     StepReports,
     costs_of,
@@ -22,8 +22,7 @@ from siltstone.chains.costs import (
     written_form,
     written_whole,
 )
-from siltstone.chains.policies import with_options
-from siltstone.chains.policy_rules import CheckpointCost, Decision, Policy, PolicyState, RestoreBound, RestoreCost
+from siltstone.chains.policy_rules import CheckpointCost, Decision, PolicyState, RestoreBound, RestoreCost
 from siltstone.chains.postpone_rules import postpone_bases
 from siltstone.chains.recorded import chains_of
 from siltstone.chains.restore_rules import NEWEST, share_restore
@@ -305,7 +304,7 @@ class RunChains:
     def _policy_of(self, states: Mapping[str, PolicyState], table: str) -> Policy:
         """Return the policy of a table, whose operator's tables have these states."""
         options = share_budget(states, self._policy.options)[table]
-        return self._policy if options is self._policy.options else with_options(self._policy, options)
+        return self._policy if options is self._policy.options else replace(self._policy, options=options)
 
     def _learn_restores(self) -> None:
         """Learn from restores that others measured since: `restore`, `verify`, backfills (`chains.restore_rules`)."""

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.chains.policy_rules import Policy
+from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.errors import LostWorkingState, Unreachable
 from siltstone.model import Form, StoredObject
 from siltstone.run.options import RegionOptions

@@ -6,8 +6,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.chains.policy_rules import Policy
+from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import LostWorkingState
 from siltstone.retention.deletion import delete_checkpoints
