@@ -1,18 +1,49 @@
 """Chains: what a restore of a checkpoint reads."""
 
-from sqlalchemy import Connection, select
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, select
 
 from siltstone.catalog import tables as t
-from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoint
-from siltstone.catalog.limits import ID_END
+from siltstone.catalog.checkpoints import unknown_checkpoint
+from siltstone.catalog.limits import ID_END, in_batches
 from siltstone.catalog.objects import ObjectKind, ObjectRecord, needed_by, read_needed
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.model import StoredObject
 from siltstone.store.paths import is_materialization_manifest
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the catalog lists for a restore of one checkpoint: the manifests that it reads (`Chains.list_manifests`),
+    and the names of all objects that it needs (`Chains.list_objects`)."""
+
+    manifests: list[StoredObject]
+    names: frozenset[str]
+
+
 class Chains(CatalogPart):
     """The chains of checkpoints."""
+
+    def list_many(self, stream: str, ids: Collection[int]) -> dict[int, Chain]:
+        """List the chains of several checkpoints, all at one moment.
+
+        Raises:
+            UnknownCheckpoint: one of them does not exist or is marked as deleted.
+        """
+        ordered = sorted(id for id in ids if 0 < id < ID_END)
+        listed: dict[int, list[Row[Any]]] = {id: [] for id in ordered}
+        with self._transactions.reading() as connection:
+            if ordered:
+                wanted = needed_by(ordered[-1], ordered[0]), t.object_.c.kind != ObjectKind.REFERENCE_COPY
+                for row in _read(connection, stream, *wanted):
+                    for id in ordered[bisect_left(ordered, row.checkpoint) : bisect_right(ordered, row.until)]:
+                        listed[id].append(row)
+            _check_visible(connection, stream, ids)
+        return {id: Chain(_manifests(rows), frozenset(row.name for row in rows)) for id, rows in listed.items()}
 
     def list_objects(self, stream: str, id: int) -> list[ObjectRecord]:
         """List every object that a restore of checkpoint `id` needs, by checkpoint and name.
@@ -24,7 +55,7 @@ class Chains(CatalogPart):
         """
         with self._transactions.reading() as connection:
             needed = read_needed(connection, stream, id) if 0 < id < ID_END else []
-            _check_visible(connection, stream, id)
+            _check_visible(connection, stream, [id])
             return needed
 
     def list_manifests(self, stream: str, id: int) -> list[StoredObject]:
@@ -36,7 +67,7 @@ class Chains(CatalogPart):
         """
         with self._transactions.reading() as connection:
             manifests = read_manifests(connection, stream, id) if 0 < id < ID_END else []
-            _check_visible(connection, stream, id)
+            _check_visible(connection, stream, [id])
             return manifests
 
     def list_manifests_before(self, stream: str, id: int, operator: str) -> list[StoredObject]:
@@ -60,10 +91,14 @@ class Chains(CatalogPart):
         return sorted({stored.checkpoint for stored in self.list_objects(stream, id)})
 
 
-def _check_visible(connection: Connection, stream: str, id: int) -> None:
-    """Check last that the checkpoint is not marked: then everything read before is complete."""
-    if find_newest(connection, stream, has_id(id)) is None:
-        raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+def _check_visible(connection: Connection, stream: str, ids: Collection[int]) -> None:
+    """Check last that no checkpoint is marked: then everything read before is complete."""
+    c = t.checkpoint.c
+    visible = select(c.id).where(c.stream == stream, c.deleted_at.is_(None))
+    known = in_batches(id for id in ids if 0 < id < ID_END)
+    there = {id for part in known for id in connection.scalars(visible.where(c.id.in_(part)))}
+    if missing := set(ids) - there:
+        raise unknown_checkpoint(connection, stream, f"no checkpoint {min(missing)}")
 
 
 def read_manifests(
@@ -73,17 +108,26 @@ def read_manifests(
 
     The digest of a checkpoint's manifest is the catalog's, to compare with what it holds.
     """
-    c = t.checkpoint.c
+    kind = t.object_.c.kind
+    manifest = (kind == ObjectKind.MANIFEST) | (kind == ObjectKind.MATERIALIZATION)
+    return _manifests(_read(connection, stream, needed_by(checkpoint, since), manifest))
+
+
+def _read(connection: Connection, stream: str, *where: ColumnElement[bool]) -> list[Row[Any]]:
+    """Return rows of objects, each with the digest of the checkpoint that wrote it, by checkpoint and name."""
     c, o = t.checkpoint.c, t.object_.c
-    manifest = (o.kind == ObjectKind.MANIFEST) | (o.kind == ObjectKind.MATERIALIZATION)
-    query = select(o.name, o.bytes, o.checksum, o.kind, c.digest).where(o.stream == stream, manifest)
-    query = query.where(needed_by(checkpoint, since)).join(
-        t.checkpoint, (c.stream == o.stream) & (c.id == o.checkpoint)
-    )
+    columns: list[ColumnElement[Any]] = [o.name, o.bytes, o.checksum, o.kind, o.checkpoint, o.until, c.digest]
+    query = select(*columns).where(o.stream == stream, *where)
+    query = query.join(t.checkpoint, (c.stream == o.stream) & (c.id == o.checkpoint))
+    return list(connection.execute(query.order_by(o.checkpoint, o.name)))
+
+
+def _manifests(rows: Iterable[Row[Any]]) -> list[StoredObject]:
+    """Return the manifests among objects: those of checkpoints, and then those of materializations."""
     written, materialized = [], []
-    for name, size, checksum, kind, digest in connection.execute(query.order_by(o.checkpoint, o.name)):
-        if kind == ObjectKind.MANIFEST:
-            written.append(StoredObject(name, size, checksum, digest=digest))
-        elif is_materialization_manifest(name):
-            materialized.append(StoredObject(name, size, checksum))
+    for row in rows:
+        if row.kind == ObjectKind.MANIFEST:
+            written.append(StoredObject(row.name, row.bytes, row.checksum, digest=row.digest))
+        elif is_materialization_manifest(row.name):
+            materialized.append(StoredObject(row.name, row.bytes, row.checksum))
     return written + materialized

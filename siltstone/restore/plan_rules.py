@@ -208,7 +208,7 @@ class _History:
             if not wanted:
                 break
         for piece, newer in wanted:
-            raise missing_link(checkpoint, name, newer[1].previous) if newer else _unheld(checkpoint, name, piece)
+            raise missing_link(checkpoint, name, newer[1].previous) if newer else unheld(checkpoint, name, piece.start)
         reads = [Read(at, handle, _joined(pieces)) for (at, handle), pieces in found.items()]
         return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.handle.sqn, r.key_groups)))
 
@@ -275,6 +275,7 @@ def missing_link(checkpoint: int, name: Variable, previous: int) -> StateError:
     )
 
 
-def _unheld(checkpoint: int, name: Variable, groups: KeyGroupRange) -> StateError:
+def unheld(checkpoint: int, name: Variable, group: int) -> StateError:
+    """Make the error for a key group that no checkpoint up to this one holds."""
     where = _where(checkpoint, name)
-    return StateError(f"{where}: no handle holds key group {groups.start}; restore another checkpoint")
+    return StateError(f"{where}: no handle holds key group {group}; restore another checkpoint")

@@ -1,11 +1,21 @@
 """Prove several checkpoints of a stream together: each chain is walked once, in tasks that the caller maps."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from typing import Any, TypeAlias
 
+from siltstone.catalog.chains import Chain
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.restore.verify import Failure, ProofPlan, check_indexes, plan_proof, prove
+from siltstone.errors import CorruptObject, StateError
+from siltstone.format.manifest import Manifest
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.restore import read_manifest, variables_of, with_materializations
+from siltstone.restore.verify import Failure, IndexCheck, ProofTask, check_indexes, prove
+from siltstone.restore.verify_rules import verify_plan
+from siltstone.store.ahead import read_ahead
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """maps a function over independent pieces"""
@@ -24,14 +34,13 @@ class Proof:
     restore_bytes: dict[int, int]
 
 
-def plan_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
-    """Plan the proof of some checkpoints; call it under a lease.
+@dataclass(frozen=True)
+class ProofPlan:
+    """Independent tasks, and the failures found while planning."""
 
-    Raises:
-        UnknownCheckpoint: one of them does not exist, or no longer.
-    """
-    chains = {c: warehouse.catalog.chains.list_manifests(stream, c) for c in wanted}
-    return plan_proof(warehouse.warehouse.store, chains, stream)
+    tasks: list[ProofTask]
+    indexes: list[list[IndexCheck]]
+    failures: list[Failure] = field(default_factory=list)
 
 
 def prove_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:
@@ -50,4 +59,134 @@ def prove_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[in
         failures={f.checkpoint: f for f in reversed(failures) if f.checkpoint in asked},
         restore_s={c: max((p.restore_s.get(c, 0.0) for p in proofs), default=0.0) for c in wanted},
         restore_bytes={c: sum(p.restore_bytes.get(c, 0) for p in proofs) for c in wanted},
+    )
+
+
+def plan_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
+    """Plan the proof of some checkpoints; call it under a lease.
+
+    Raises:
+        UnknownCheckpoint: one of them does not exist, or no longer.
+    """
+    store, chains = warehouse.warehouse.store, warehouse.catalog.chains.list_many(stream, wanted)
+
+    def read_or_error(stored: StoredObject) -> Manifest | CorruptObject:
+        try:
+            return read_manifest(store, stored, stream)
+        except CorruptObject as error:
+            return error
+
+    named = {stored.name: stored for chain in chains.values() for stored in chain.manifests}
+    found = dict(zip(named, read_ahead(read_or_error, named.values()), strict=True))
+    read = {name: each for name, each in found.items() if isinstance(each, Manifest)}
+    broken = {name: each for name, each in found.items() if isinstance(each, CorruptObject)}
+    bad = {c: next((s.name for s in chain.manifests if s.name in broken), None) for c, chain in chains.items()}
+    failures = [Failure(c, str(broken[name]), name) for c, name in bad.items() if name is not None]
+    planned = plan_chains({c: chains[c] for c, name in sorted(bad.items()) if name is None}, read)
+    return ProofPlan(planned.tasks, planned.indexes, failures + planned.failures)
+
+
+def plan_chains(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) -> ProofPlan:
+    """Plan the proof of checkpoints, ascending, each by what the catalog lists for it, as a restore of it would.
+
+    All are planned together, unless one of them would then read what is not listed for it. So each half is planned by
+    itself, and so on; a checkpoint that cannot even be planned alone fails.
+
+    Args:
+        read: name -> manifest, for all that the chains list.
+    """
+    try:
+        return _plan_together(chains, read)
+    except StateError as error:
+        ids = list(chains)
+        if len(ids) == 1:
+            return ProofPlan([], [], [Failure(ids[0], str(error))])
+    half = len(ids) // 2
+    a, b = (plan_chains({c: chains[c] for c in some}, read) for some in (ids[:half], ids[half:]))
+    return ProofPlan(a.tasks + b.tasks, a.indexes + b.indexes, a.failures + b.failures)
+
+
+def _plan_together(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) -> ProofPlan:
+    """Plan the proof of checkpoints over all that is listed for any of them.
+
+    Raises:
+        StateError: one of them would read what is not listed for it, or its chain has a gap.
+    """
+    if not chains:
+        return ProofPlan([], [])
+    for c, chain in chains.items():
+        own = (read[stored.name] for stored in chain.manifests)
+        if not any(m.checkpoint == c and not m.materialization for m in own):
+            raise _unlisted(c, "its manifest")
+    listed = {stored.name: read[stored.name] for chain in chains.values() for stored in chain.manifests}
+    dependents = _dependents(chains, listed)
+    manifests = dict(sorted(with_materializations(list(listed.values())).items()))
+    newest = manifests[max(manifests)]
+    part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
+    planned = verify_plan(
+        {c: m.handles for c, m in manifests.items()},
+        newest.max_parallelism,
+        chains,
+        {c: [name for operator in m.operators for name in variables_of(m, operator)] for c, m in manifests.items()},
+    )
+    tasks = [
+        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps}) for chain in planned
+    ]
+    return ProofPlan(tasks, _indexes(manifests, dependents))
+
+
+_Segment = tuple[int, str, KeyGroupRange]
+"""checkpoint, operator and key groups of a segment"""
+
+
+def _indexes(manifests: Mapping[int, Manifest], dependents: Mapping[_Segment, Sequence[int]]) -> list[list[IndexCheck]]:
+    """Return the indexes of the segments that checkpoints depend on, which no chain reads.
+
+    There is one list per operator and key-group range, checkpoints ascending.
+    """
+    found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
+    for checkpoint, manifest in manifests.items():
+        objects = {stored.name: stored for stored in manifest.objects}
+        based = [h for h in manifest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE]
+        by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
+        for handle in manifest.handles:
+            by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
+        for (operator, groups), handles in by_writer.items():
+            needing = dependents.get((checkpoint, operator, groups), [])
+            indexes = [h for h in handles if h.kind is Kind.INDEX]
+            if needing and indexes:  # materializations write none
+                # Files are in no segment, so no index has them.
+                data = [h for h in handles if h.kind is not Kind.INDEX and h.form is not Form.FILES]
+                named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
+                bases = {h.variable: h.sqn for h in based if h.operator == operator and h.key_groups.intersect(groups)}
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), bases, named, tuple(needing))
+                found.setdefault((operator, groups), []).append(check)
+    return list(found.values())
+
+
+def _dependents(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) -> dict[_Segment, list[int]]:
+    """Return segment -> the checkpoints that need its tables, ascending.
+
+    Raises:
+        StateError: one of them needs an object that the catalog does not list for it.
+    """
+    found: dict[_Segment, list[int]] = {}
+    live = LiveHandles()
+    ordered = sorted(read.items(), key=lambda each: (each[1].checkpoint, bool(each[1].materialization)))
+    for checkpoint, written in groupby(ordered, key=lambda each: each[1].checkpoint):
+        for name, manifest in written:
+            live.apply(manifest, name)
+        if checkpoint in chains:
+            if unlisted := live.needed - chains[checkpoint].names:
+                raise _unlisted(checkpoint, f"object {min(unlisted)}")
+            tables = (each for each in live.handles() if each.handle.kind is Kind.INCREMENTAL)
+            for segment in {(each.checkpoint, each.handle.operator, each.handle.key_groups) for each in tables}:
+                found.setdefault(segment, []).append(checkpoint)
+    return found
+
+
+def _unlisted(checkpoint: int, what: str) -> StateError:
+    return StateError(
+        f"checkpoint {checkpoint} needs {what}, but the catalog does not list it, so a deletion may take it; "
+        "restore another checkpoint, or rebuild the catalog (`siltstone rebuild-catalog`)"
     )

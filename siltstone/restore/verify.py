@@ -7,8 +7,7 @@ that the stream updated change by change (promise 1).
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.index import IndexEntry
@@ -17,7 +16,6 @@ from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets
 from siltstone.restore.index_chain import follow
-from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import Read
 from siltstone.restore.read_costs import ReadCosts
 from siltstone.restore.restore import (
@@ -27,15 +25,12 @@ from siltstone.restore.restore import (
     check_digests,
     digests_of,
     objects_of,
-    read_manifest,
     schemas_of,
     variables_of,
-    with_materializations,
 )
-from siltstone.restore.verify_rules import VerifyChain, verify_plan
+from siltstone.restore.verify_rules import VerifyChain
 from siltstone.state.protocol import key_batch, set_state
 from siltstone.state.schema import TableSchema
-from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
 
@@ -71,95 +66,6 @@ class IndexCheck:
     bases: Mapping[str, int]
     objects: tuple[StoredObject, ...]
     dependents: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ProofPlan:
-    """Independent tasks, and the failures found while planning."""
-
-    tasks: list[ProofTask]
-    indexes: list[list[IndexCheck]]
-    failures: list[Failure] = field(default_factory=list)
-
-
-def plan_proof(store: Store, chains: Mapping[int, Sequence[StoredObject]], stream: str | None = None) -> ProofPlan:
-    """Plan the proof of some checkpoints.
-
-    Args:
-        chains: the checkpoints to prove -> the manifests that a restore of each reads.
-        stream: see `read_manifest`.
-    """
-
-    def read_or_error(stored: StoredObject) -> Manifest | CorruptObject:
-        try:
-            return read_manifest(store, stored, stream)
-        except CorruptObject as error:
-            return error
-
-    named = {stored.name: stored for chain in chains.values() for stored in chain}
-    found = dict(zip(named, read_ahead(read_or_error, named.values()), strict=True))
-    read = {name: each for name, each in found.items() if isinstance(each, Manifest)}
-    broken = {name: each for name, each in found.items() if isinstance(each, CorruptObject)}
-    bad = {c: next((stored.name for stored in chain if stored.name in broken), None) for c, chain in chains.items()}
-    failures = [Failure(c, str(broken[name]), name) for c, name in bad.items() if name is not None]
-    provable = sorted(c for c, name in bad.items() if name is None)
-    needed = {stored.name: read[stored.name] for c in provable for stored in chains[c]}
-    manifests = dict(sorted(with_materializations(list(needed.values())).items()))
-    if not manifests:
-        return ProofPlan([], [], failures)
-    newest = manifests[max(manifests)]
-    part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
-    planned = verify_plan(
-        {c: m.handles for c, m in manifests.items()},
-        newest.max_parallelism,
-        provable,
-        {c: [name for operator in m.operators for name in variables_of(m, operator)] for c, m in manifests.items()},
-    )
-    tasks = [
-        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps}) for chain in planned
-    ]
-    return ProofPlan(tasks, _indexes(manifests, provable), failures)
-
-
-def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[list[IndexCheck]]:
-    """Return the indexes of the segments that the `provable` depend on, which no chain reads.
-
-    There is one list per operator and key-group range, checkpoints ascending.
-    """
-    dependents = _dependents(manifests, provable)
-    found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
-    for checkpoint, manifest in manifests.items():
-        objects = {stored.name: stored for stored in manifest.objects}
-        based = [h for h in manifest.handles if h.kind is Kind.INCREMENTAL and h.form is Form.BASE]
-        by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
-        for handle in manifest.handles:
-            by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
-        for (operator, groups), handles in by_writer.items():
-            needing = dependents.get((checkpoint, operator, groups), [])
-            indexes = [h for h in handles if h.kind is Kind.INDEX]
-            if needing and indexes:  # materializations write none
-                # Files are in no segment, so no index has them.
-                data = [h for h in handles if h.kind is not Kind.INDEX and h.form is not Form.FILES]
-                named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
-                bases = {h.variable: h.sqn for h in based if h.operator == operator and h.key_groups.intersect(groups)}
-                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), bases, named, tuple(needing))
-                found.setdefault((operator, groups), []).append(check)
-    return list(found.values())
-
-
-def _dependents(
-    manifests: Mapping[int, Manifest], provable: Sequence[int]
-) -> dict[tuple[int, str, KeyGroupRange], list[int]]:
-    """Return (checkpoint, operator, key groups) of a segment -> the `provable` that need its tables, ascending."""
-    found: dict[tuple[int, str, KeyGroupRange], list[int]] = {}
-    live, wanted = LiveHandles(), set(provable)
-    for checkpoint, manifest in manifests.items():
-        live.apply(manifest, "")
-        if checkpoint in wanted:
-            tables = (each for each in live.handles() if each.handle.kind is Kind.INCREMENTAL)
-            for segment in {(each.checkpoint, each.handle.operator, each.handle.key_groups) for each in tables}:
-                found.setdefault(segment, []).append(checkpoint)
-    return found
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from siltstone.restore.plan_rules import (
     missing_link,
     replaces,
     state_handles,
+    unheld,
 )
 
 
@@ -131,7 +132,7 @@ def _chain(
     """Check and return the chain up to its last wanted checkpoint; None if none is wanted."""
     last = max((i for i, (c, _) in enumerate(steps) if c in wanted), default=-1)
     walked = steps[: last + 1]
-    read = _read_of(part, walked, variables, wanted)
+    read, needed = _read_of(part, walked, variables, wanted)
     newest: dict[str, np.ndarray] = {}
     out = []
     for checkpoint, handles in walked:
@@ -150,8 +151,11 @@ def _chain(
                 elif not leads[read.get((checkpoint, handle), _NOWHERE)].all():
                     raise missing_link(checkpoint, name, handle.previous)
                 written[inside] = checkpoint
-        needed = tuple(handle for handle in ordered if (checkpoint, handle) in read)
-        out.append(VerifyStep(checkpoint, needed, checkpoint in wanted))
+        applied = tuple(handle for handle in ordered if (checkpoint, handle) in read)
+        out.append(VerifyStep(checkpoint, applied, checkpoint in wanted))
+    for variable, groups in needed.items():
+        if groups.any():
+            raise unheld(walked[-1][0], (operator, variable), part.start + int(groups.argmax()))
     return VerifyChain(operator, part, tuple(out)) if out else None
 
 
@@ -166,8 +170,9 @@ def _inside(handle: Handle, part: KeyGroupRange) -> slice:
 
 def _read_of(
     part: KeyGroupRange, steps: _Steps, variables: Mapping[int, Collection[str]], wanted: Collection[int]
-) -> dict[Link, np.ndarray]:
-    """Return the handles that a proof of the wanted checkpoints reads -> in which of their own key groups.
+) -> tuple[dict[Link, np.ndarray], dict[str, np.ndarray]]:
+    """Return the handles that a proof of the wanted checkpoints reads -> in which of their own key groups; and variable
+    -> in which key groups of the part none of the handles is a base.
 
     What is replaced before any of them may be deleted, though a manifest that is needed for something else names it.
     """
@@ -182,4 +187,4 @@ def _read_of(
             found |= {(checkpoint, handle): np.flatnonzero(of) for handle, of in read}
             for _, of in filter(lambda each: replaces(each[0]), read):
                 of[:] = False
-    return found
+    return found, needed

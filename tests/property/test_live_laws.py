@@ -45,6 +45,7 @@ VARIABLES = {
     ("a", "note"): Kind.OPAQUE,
     ("b", "y"): Kind.INCREMENTAL,
 }
+TABLE = {"key": [["k", "int64"]], "subkey": [], "value": []}
 STREAM = "s"
 PARTS = st.sampled_from([1, 2, 3])
 
@@ -72,7 +73,10 @@ def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
     own = CheckpointPath(STREAM, epoch, checkpoint).prefix
     names = {handle.object for handle in handles if handle.object.startswith(own)}
     objects = [StoredObject(name, 1, "0" * 32) for name in sorted(names)]
-    of = {operator: {} for operator in operators}
+    of = {operator: {"variables": {}} for operator in operators}
+    for (operator, name), kind in VARIABLES.items():
+        if operator in of:
+            of[operator]["variables"][name] = {"tables": {name: TABLE} if kind is Kind.INCREMENTAL else {}}
     return Manifest(
         STREAM,
         checkpoint,

@@ -29,8 +29,9 @@ from siltstone.restore.export import (
     unit_tasks,
     whole_digest,
 )
+from siltstone.restore.proof import plan_checkpoints
 from siltstone.restore.restore import read_manifest, read_manifests
-from siltstone.restore.verify import check_indexes, plan_proof
+from siltstone.restore.verify import check_indexes
 from siltstone.run import persist
 from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
 from siltstone.run.working_state import locked
@@ -322,7 +323,7 @@ def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(pla
     for n in (1, 2):
         run.step(rows(n))
     store = place.warehouse.store
-    [checks] = plan_proof(store, {2: place.catalog.chains.list_manifests("sums", 2)}).indexes
+    [checks] = plan_checkpoints(place, "sums", [2]).indexes
     assert not check_indexes(store, checks)
     altered = [checks[0], replace(checks[1], data=tuple(replace(h, rows=h.rows + 1) for h in checks[1].data))]
     assert [(f.checkpoint, f.reason) for f in check_indexes(store, altered)] == [

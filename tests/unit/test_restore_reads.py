@@ -16,7 +16,7 @@ from siltstone.report import report_data
 from siltstone.restore import verify
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.proof import Proof, prove_checkpoints
-from siltstone.restore.restore import read_manifests
+from siltstone.restore.restore import read_manifest, read_manifests
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 from tests.sums import NAME, Tally, rows, stream_of
@@ -81,7 +81,7 @@ def _prove(place: OpenWarehouse) -> Proof:
 def _bases(place: OpenWarehouse, table: str) -> list[int]:
     """The checkpoints that have a base of a table."""
     catalog, store = place.catalog, place.warehouse.store
-    manifests = [verify.read_manifest(store, record.manifest) for record in catalog.checkpoints.list(NAME)]
+    manifests = [read_manifest(store, record.manifest) for record in catalog.checkpoints.list(NAME)]
     return [
         m.checkpoint
         for m in manifests

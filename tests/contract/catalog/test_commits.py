@@ -145,6 +145,17 @@ def test_a_chain_is_what_a_restore_may_read(flights: Catalog) -> None:
     }
     with pytest.raises(UnknownCheckpoint):
         flights.chains.list_checkpoints("flights", 10)
+    chains = flights.chains
+    for ids in ([5], [9, 2, 7], range(1, 10), []):
+        many = chains.list_many("flights", ids)
+        assert {id: chain.manifests for id, chain in many.items()} == {
+            id: chains.list_manifests("flights", id) for id in ids
+        }
+        names = {id: {stored.name for stored in chains.list_objects("flights", id)} for id in ids}
+        assert {id: chain.names for id, chain in many.items()} == names
+    for id in (10, 0, -1, 2**70):
+        with pytest.raises(UnknownCheckpoint, match=f"no checkpoint {id} of"):
+            chains.list_many("flights", [3, id])
 
 
 @pytest.mark.parametrize("statement", [1, 2, 3, 4, 5])

@@ -1,0 +1,119 @@
+"""Laws of the plan of a proof: each checkpoint is judged as by a restore of it, whatever is proven with it.
+
+The histories are those of `test_live_laws`, whose catalog is then made to say of some objects that fewer checkpoints
+need them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from siltstone.catalog import tables as t
+from siltstone.errors import StateError
+from siltstone.model import Form, Handle
+from siltstone.restore.live_rules import writer_of
+from siltstone.restore.plan_rules import Read, plan_restore, replaces
+from siltstone.restore.proof import plan_chains
+from siltstone.restore.verify_rules import VerifyChain
+from tests.examples import few_examples
+from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, merged, new_catalog
+
+Reads = dict[tuple[str, str, int], set[tuple[int, Handle]]]
+"""operator, variable and key group -> what is read for it, and of which checkpoint"""
+
+
+def reads_alone(history: History, checkpoint: int) -> Reads | None:
+    """What a restore of a checkpoint alone reads; None if the catalog does not list all of it."""
+    listed = {stored.name for stored in history.catalog.chains.list_objects(STREAM, checkpoint)}
+    chain = history.chain(checkpoint)
+    if checkpoint not in {m.checkpoint for _, m in chain if not m.materialization}:
+        return None
+    try:
+        manifests = {at: manifest.handles for at, manifest in merged(chain)}
+        plan = plan_restore(manifests, checkpoint, GROUPS, 1, variables=VARIABLES)
+    except StateError:
+        return None
+    reads = [read for unit in plan.units for read in unit.reads]
+    writers = {path.manifest() for read in reads if (path := writer_of(read.handle))}
+    return of_groups(reads) if {read.handle.object for read in reads} | writers <= listed else None
+
+
+def of_groups(reads: Iterable[Read]) -> Reads:
+    found: Reads = {}
+    for read in reads:
+        for group in (group for part in read.key_groups for group in range(part.start, part.end)):
+            of = read.handle.operator, read.handle.variable, group
+            found.setdefault(of, set()).add((read.checkpoint, read.handle))
+    return found
+
+
+def reads_of_walks(chains: Iterable[VerifyChain]) -> dict[int, Reads]:
+    """Checkpoint -> what the walks that prove it have applied to each key group since its newest base."""
+    found: dict[int, Reads] = {}
+    for chain in chains:
+        state: dict[tuple[str, str, int], dict[tuple[int, Handle], None]] = {}
+        for step in chain.steps:
+            for handle in step.handles:
+                for group in range(handle.key_groups.start, handle.key_groups.end):
+                    applied = state.setdefault((handle.operator, handle.variable, group), {})
+                    last = next(reversed(applied), None)
+                    files = last and last[0] == step.checkpoint and last[1].form is handle.form is Form.FILES
+                    if replaces(handle) and not files:
+                        applied.clear()
+                    applied[step.checkpoint, handle] = None
+            if step.proves:
+                found.setdefault(step.checkpoint, {}).update({of: {*applied} for of, applied in state.items()})
+    return found
+
+
+def draw_history(draw: Any, history: History) -> None:
+    history.commit(draw)
+    for what in draw(st.lists(st.sampled_from(["commit", "commit", "commit", "materialize", "late"]), max_size=9)):
+        if what == "commit":
+            history.commit(draw)
+        else:
+            at, operator = draw(st.integers(1, history.newest)), draw(st.sampled_from(["a", "b"]))
+            history.materialize(at, operator, what == "materialize", whole=draw(st.booleans()))
+
+
+def shorten(draw: Any, history: History) -> None:
+    """Make the catalog say of one object that no checkpoint after some one needs it."""
+    stored = draw(st.sampled_from(history.catalog.objects.list(STREAM)))
+    until = draw(st.integers(stored.checkpoint - 1, history.newest))
+    o = t.object_.c
+    with history.catalog.transactions.writing("a wrong interval") as connection:
+        connection.execute(update(t.object_).where(o.name == stored.name, o.until > until).values(until=until))
+
+
+@settings(max_examples=few_examples(200))
+@given(st.data())
+def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> None:
+    with new_catalog() as catalog:
+        catalog.streams.register(STREAM, GROUPS, {})
+        catalog.runs.begin(STREAM, "t")
+        history = History(catalog)
+        draw_history(data.draw, history)
+        for _ in range(data.draw(st.integers(0, 3))):
+            shorten(data.draw, history)
+        wanted = data.draw(st.sets(st.integers(1, history.newest), min_size=1))
+        alone = {c: reads_alone(history, c) for c in sorted(wanted)}
+        plan = plan_chains(catalog.chains.list_many(STREAM, sorted(wanted)), history.manifests)
+        assert [f.checkpoint for f in plan.failures] == [c for c, reads in alone.items() if reads is None]
+        proven = {c: reads for c, reads in alone.items() if reads is not None}
+        assert reads_of_walks(task.chain for task in plan.tasks) == proven
+
+
+@settings(max_examples=few_examples(100))
+@given(st.data())
+def test_where_the_catalog_is_right_nothing_is_read_twice(data) -> None:
+    with new_catalog() as catalog:
+        catalog.streams.register(STREAM, GROUPS, {})
+        catalog.runs.begin(STREAM, "t")
+        history = History(catalog)
+        draw_history(data.draw, history)
+        plan = plan_chains(catalog.chains.list_many(STREAM, range(1, history.newest + 1)), history.manifests)
+        read = [(s.checkpoint, h) for task in plan.tasks for s in task.chain.steps for h in s.handles]
+        assert not plan.failures and len(read) == len(set(read))
