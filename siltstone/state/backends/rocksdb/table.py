@@ -1,5 +1,6 @@
 """One state table in RocksDB: rows changed many at once, with digests, before-images and the list of changes."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +15,15 @@ from siltstone.state.backend import Keys, Lookup
 from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding, expand, group_numbers
 from siltstone.state.backends.rocksdb.database import Changes, Database, Pair
-from siltstone.state.backends.rocksdb.packing import Packed, from_list, from_matrix, lengths, sort_by_start, take, to_list
+from siltstone.state.backends.rocksdb.packing import (
+    Packed,
+    from_list,
+    from_matrix,
+    lengths,
+    sort_by_start,
+    take,
+    to_list,
+)
 from siltstone.state.backends.rocksdb.undo import Image, pack_strings, unpack_strings
 from siltstone.state.columns import null_mask, take_from
 from siltstone.state.digest import group_sums, row_digests
@@ -26,6 +35,8 @@ _WRITE_ROWS = 1 << 13
 """rows written at once: a step is undone as a whole, so a put need not be one batch"""
 _READ_KEYS = 1 << 11
 """keys read at once, which bounds what Python and RocksDB need for each"""
+_AHEAD_BYTES = 1 << 24
+"""old rows that a put reads before it writes"""
 _BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
 _PAIR_BYTES = 192
@@ -141,10 +152,15 @@ class RocksDBTable:
             found = batch.memo[self] = _Found(self._mutation, keys, self._read(keys.encoded))
         return found
 
-    def _read(self, keys: Packed) -> Packed:
-        if len(keys) <= _READ_KEYS:
-            return from_list(self._database.get_many(to_list(keys)))
-        return pa.concat_arrays([self._read(keys[at : at + _READ_KEYS]) for at in range(0, len(keys), _READ_KEYS)])
+    def _read(self, keys: Packed, enough_bytes: float = math.inf) -> Packed:
+        """Return the values of keys, null if missing; of the first ones only, as soon as these are `enough_bytes`."""
+        parts, size = [from_list([])], 0
+        for at in range(0, len(keys), _READ_KEYS):
+            parts.append(from_list(self._database.get_many(to_list(keys[at : at + _READ_KEYS]))))
+            size += parts[-1].nbytes
+            if size >= enough_bytes:
+                break
+        return pa.concat_arrays(parts)
 
     def _decode(self, found: Packed, back: np.ndarray | None = None) -> tuple[np.ndarray, list[pa.Array]]:
         """Which rows there are (bool[n]), and the value columns, null where there is none.
@@ -171,12 +187,22 @@ class RocksDBTable:
         keys = found.keys if found else self._sort(batch)
         batch.memo.pop(self, None)  # its rows are old from here on
         rows = pa.Table.from_arrays([*keys.columns.columns, *values.columns], schema=self.schema.rows).combine_chunks()
-        parts = [pa.Table.from_batches([part]) for part in rows.to_batches()]
-        for at in range(0, len(batch), _WRITE_ROWS):
-            which, encoded = keys.order[at : at + _WRITE_ROWS], keys.encoded[at : at + _WRITE_ROWS]
-            # Without a memo, no more old rows are in memory than one write needs.
-            image = Image(encoded, found.values[at : at + _WRITE_ROWS] if found else self._read(encoded))
-            self._put(take_from(parts, which), batch.key_groups[which], image)
+        tables = [pa.Table.from_batches([each]) for each in rows.to_batches()]
+        for part, image in self._images(keys.encoded, found):
+            which = keys.order[part]
+            self._put(take_from(tables, which), batch.key_groups[which], image)
+
+    def _images(self, encoded: Packed, found: _Found | None) -> Iterator[tuple[slice, Image]]:
+        """Yield before-images of as many keys as are written at once, and which ones of `encoded` they are."""
+        done = 0
+        while done < len(encoded):
+            # RocksDB reads faster before it writes, so as much is read ahead as may be in memory.
+            old = found.values if found else self._read(encoded[done:], _AHEAD_BYTES)
+            for at in range(0, len(old), _WRITE_ROWS):
+                values = old[at : at + _WRITE_ROWS]
+                part = slice(done + at, done + at + len(values))
+                yield part, Image(encoded[part], values)
+            done += len(old)
 
     def _put(self, rows: pa.Table, groups: np.ndarray, image: Image) -> None:
         """Put rows, whose keys are those of the image."""
