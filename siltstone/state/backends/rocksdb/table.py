@@ -35,7 +35,7 @@ _WRITE_ROWS = 1 << 13
 """rows written at once: a step is undone as a whole, so a put need not be one batch"""
 _READ_KEYS = 1 << 11
 """keys read at once, which bounds what Python and RocksDB need for each"""
-_AHEAD_BYTES = 1 << 24
+_AHEAD_BYTES = 1 << 23
 """old rows that a put reads before it writes"""
 _BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
@@ -183,6 +183,12 @@ class RocksDBTable:
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
         check_values(batch, values, self.schema)
+        if self not in batch.memo and len(batch) > BATCH_ROWS:  # nobody reads these keys: a restore, for example
+            check_keys(batch, self.schema, self.groups)
+            for at in range(0, len(batch), BATCH_ROWS):
+                part = np.arange(at, min(at + BATCH_ROWS, len(batch)))
+                self.put(batch.take(part), values.slice(at, BATCH_ROWS))
+            return
         found = self._recall(batch)
         keys = found.keys if found else self._sort(batch)
         batch.memo.pop(self, None)  # its rows are old from here on
