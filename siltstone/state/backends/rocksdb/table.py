@@ -187,7 +187,7 @@ class RocksDBTable:
             check_keys(batch, self.schema, self.groups)
             for at in range(0, len(batch), BATCH_ROWS):
                 part = np.arange(at, min(at + BATCH_ROWS, len(batch)))
-                self.put(batch.take(part), values.slice(at, BATCH_ROWS))
+                self.put(batch.take(part), values.slice(at, len(part)))
             return
         found = self._recall(batch)
         keys = found.keys if found else self._sort(batch)
