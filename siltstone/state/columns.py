@@ -115,6 +115,8 @@ def split_by_bytes(sizes: np.ndarray, limit: int) -> list[slice]:
 def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
     """Take rows from several tables of one schema, numbered as if these were concatenated, in the order of `rows`; only
     the taken rows are copied."""
+    if len(tables) == 1:
+        return tables[0].take(pa.array(rows))
     starts = np.cumsum([0, *map(len, tables)])
     which = np.searchsorted(starts, rows, side="right") - 1
     order = np.argsort(which, kind="stable")

@@ -19,8 +19,8 @@ from tests.state_model import ALL, MAX_PARALLELISM, batch_of, texts
 
 @contextmanager
 def small_batches() -> Iterator[None]:
-    """So that a dozen rows are scanned in several batches."""
-    with patch.object(table, "BATCH_ROWS", 3), patch.object(table, "_FIRST_ROWS", 2):
+    """So that a dozen rows are scanned, read and written in several batches."""
+    with patch.multiple(table, BATCH_ROWS=6, _FIRST_ROWS=2, _READ_KEYS=2, _WRITE_ROWS=3, _AHEAD_BYTES=100):
         yield
 
 

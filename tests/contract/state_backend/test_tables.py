@@ -205,6 +205,17 @@ def test_a_table_may_have_no_values(reopen: Open):
     assert contents(state.tables["t"]) == {("'x'",): (), ("'y'",): ()}
 
 
+def test_a_large_put_may_have_no_values(reopen: Open):
+    schema = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([]))
+    state = reopen(schema)
+    state.begin(1, tracking=True)
+    count = 150_000
+    state.tables["t"].put(
+        batch_of(schema, pa.table({"k": np.arange(count)})), pa.table({"n": pa.nulls(count)}).select([])
+    )
+    assert state.tables["t"].rows == count == sum(len(part) for part, _ in state.tables["t"].scan(ALL))
+
+
 def test_keys_of_equal_hash_are_different_keys(reopen: Open):
     """Collisions are forced: one hash for all, inserted in one batch and in several."""
     state = reopen(TEXT)

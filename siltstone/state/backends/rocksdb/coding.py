@@ -140,7 +140,7 @@ class RowCoding:
             ("nulls", "u1", (max(1, -(-len(self._kinds) // 8)),)),
         ]
         for i, kind in enumerate(self._kinds):
-            fields.append((f"f{i}", "<u4") if is_variable(kind) else (f"f{i}", "u1", (width_of(kind),)))
+            fields.append((f"f{i}", "<u4") if is_variable(kind) else (f"f{i}", f"V{width_of(kind)}"))
         self.dtype = np.dtype(fields)
 
     def encode(self, values: pa.Table, digests: np.ndarray, marks: np.ndarray | int) -> Packed:
@@ -158,7 +158,7 @@ class RowCoding:
                 records[f"f{i}"] = lengths(text)
                 texts.append(text)
             else:
-                records[f"f{i}"] = _bytes_of(fixed_values(column))
+                records[f"f{i}"] = _bytes_of(fixed_values(column)).view(self.dtype[f"f{i}"])[:, 0]
         return join([_bytes_of(records), *texts])
 
     def records(self, packed: Packed) -> np.ndarray:
@@ -182,12 +182,19 @@ class RowCoding:
         return columns
 
 
-def expand(columns: Sequence[pa.Array], present: np.ndarray) -> list[pa.Array]:
-    """Return columns of the present rows (bool[n]) as columns of all rows, null in the others."""
-    if present.all():
+def expand(columns: Sequence[pa.Array], present: np.ndarray, back: np.ndarray | None = None) -> list[pa.Array]:
+    """Return columns of the present rows (bool[n]) as columns of all rows, null in the others.
+
+    Args:
+        back: int64[n], which row to return in the place of each; if it is left out, they stay in order.
+    """
+    if back is None and present.all():
         return list(columns)
-    rows = pa.array(np.cumsum(present) - 1, mask=~present)
-    return [column.take(rows) for column in columns]
+    rows = np.cumsum(present) - 1
+    if back is not None:
+        rows, present = rows[back], present[back]
+    places = pa.array(rows, mask=~present)
+    return [column.take(places) for column in columns]
 
 
 def _bytes_of(values: np.ndarray) -> np.ndarray:
@@ -254,5 +261,6 @@ def _to_fixed(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None) -
     """Make an Arrow array of fixed-width values; null where `valid` (bool[n]) is False."""
     bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     is_bool = pa.types.is_boolean(kind)
-    data = np.packbits(stored.reshape(-1), bitorder="little") if is_bool else np.array(stored)
+    data = np.array(stored).view(np.uint8)
+    data = np.packbits(data, bitorder="little") if is_bool else data
     return pa.Array.from_buffers(kind, len(stored), [bitmap, pa.py_buffer(data)])

@@ -73,6 +73,14 @@ def head(packed: Packed, width: int) -> np.ndarray:
     return data[found[:-1, None] + np.arange(width)]
 
 
+def take(packed: Packed, rows: np.ndarray) -> Packed:
+    """Return some of the strings, by ordinal; none is null."""
+    data, found = edges(packed)
+    if len(packed) and np.all((sizes := np.diff(found)) == sizes[0]):
+        return from_matrix(np.take(data[found[0] : found[-1]].reshape(len(packed), -1), rows, axis=0))
+    return packed.take(pa.array(rows))
+
+
 def split(packed: Packed, sizes: Sequence[int | np.ndarray]) -> list[Part]:
     """Undo `join`: `sizes` has the width of each fixed part, and int64[n] for each variable one.
 

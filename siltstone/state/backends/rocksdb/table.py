@@ -1,5 +1,6 @@
 """One state table in RocksDB: rows changed many at once, with digests, before-images and the list of changes."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,8 +15,17 @@ from siltstone.state.backend import Keys, Lookup
 from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding, expand, group_numbers
 from siltstone.state.backends.rocksdb.database import Changes, Database, Pair
-from siltstone.state.backends.rocksdb.packing import Packed, from_list, from_matrix, lengths, sort_by_start, to_list
+from siltstone.state.backends.rocksdb.packing import (
+    Packed,
+    from_list,
+    from_matrix,
+    lengths,
+    sort_by_start,
+    take,
+    to_list,
+)
 from siltstone.state.backends.rocksdb.undo import Image, pack_strings, unpack_strings
+from siltstone.state.columns import null_mask, take_from
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
@@ -25,6 +35,8 @@ _WRITE_ROWS = 1 << 13
 """rows written at once: a step is undone as a whole, so a put need not be one batch"""
 _READ_KEYS = 1 << 11
 """keys read at once, which bounds what Python and RocksDB need for each"""
+_AHEAD_BYTES = 1 << 23
+"""old rows that a put reads before it writes"""
 _BATCH_BYTES = 1 << 24
 _FIRST_ROWS = 1 << 10
 _PAIR_BYTES = 192
@@ -48,17 +60,24 @@ class Counts:
 
 
 @dataclass
+class _Sorted:
+    """The keys of a batch, nearly sorted."""
+
+    columns: pa.Table
+    """normalised, in the batch's order"""
+    order: np.ndarray
+    """int64[n]: the batch's row of each encoded key"""
+    encoded: Packed
+
+
+@dataclass
 class _Found:
     """The rows of a batch's keys: the memo that lets a put after a get skip the search."""
 
     mutation: int
-    keys: pa.Table
-    """normalised"""
-    encoded: Packed
-    order: np.ndarray
-    """sorts the keys nearly"""
+    keys: _Sorted
     values: Packed
-    """in the batch's order; null if missing"""
+    """one per encoded key; null if missing"""
 
 
 class RocksDBTable:
@@ -109,79 +128,107 @@ class RocksDBTable:
 
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys."""
-        found = self._find(batch).values
-        present, columns = self._decode(found)
+        found = self._find(batch)
+        back = np.empty(len(batch), np.int64)
+        back[found.keys.order] = np.arange(len(batch))
+        present, columns = self._decode(found.values, back)
         return Lookup(present, as_table(columns, self.schema.value, len(batch)))
 
-    def _find(self, batch: Keys) -> _Found:
-        memo = batch.memo.get(self)
-        if memo is not None and memo.mutation == self._mutation:
-            return memo
+    def _sort(self, batch: Keys) -> _Sorted:
         check_keys(batch, self.schema, self.groups)
-        keys = normalise_keys(batch.columns)
-        encoded = self._keys.encode(keys, batch.key_groups)
+        columns = normalise_keys(batch.columns)
+        encoded = self._keys.encode(columns, batch.key_groups)
         order = sort_by_start(encoded, len(self._rows))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        found = self._read(encoded.take(pa.array(order))).take(pa.array(back))
-        batch.memo[self] = _Found(self._mutation, keys, encoded, order, found)
-        return batch.memo[self]
+        return _Sorted(columns, order, take(encoded, order))
 
-    def _read(self, keys: Packed) -> Packed:
-        if len(keys) <= _READ_KEYS:
-            return from_list(self._database.get_many(to_list(keys)))
-        return pa.concat_arrays([self._read(keys[at : at + _READ_KEYS]) for at in range(0, len(keys), _READ_KEYS)])
+    def _recall(self, batch: Keys) -> _Found | None:
+        memo = batch.memo.get(self)
+        return memo if memo is not None and memo.mutation == self._mutation else None
 
-    def _decode(self, found: Packed) -> tuple[np.ndarray, list[pa.Array]]:
-        """Which rows there are (bool[n]), and the value columns, null where there is none."""
-        if not found.null_count:
-            return np.ones(len(found), np.bool_), self._values.decode(found, self._values.records(found))
-        present = found.is_valid().to_numpy(zero_copy_only=False)
-        packed = found.drop_null()
-        return present, expand(self._values.decode(packed, self._values.records(packed)), present)
+    def _find(self, batch: Keys) -> _Found:
+        found = self._recall(batch)
+        if found is None:
+            keys = self._sort(batch)
+            found = batch.memo[self] = _Found(self._mutation, keys, self._read(keys.encoded))
+        return found
+
+    def _read(self, keys: Packed, enough_bytes: float = math.inf) -> Packed:
+        """Return the values of keys, null if missing; of the first ones only, as soon as these are `enough_bytes`."""
+        parts, size = [from_list([])], 0
+        for at in range(0, len(keys), _READ_KEYS):
+            parts.append(from_list(self._database.get_many(to_list(keys[at : at + _READ_KEYS]))))
+            size += parts[-1].nbytes
+            if size >= enough_bytes:
+                break
+        return pa.concat_arrays(parts)
+
+    def _decode(self, found: Packed, back: np.ndarray | None = None) -> tuple[np.ndarray, list[pa.Array]]:
+        """Which rows there are (bool[n]), and the value columns, null where there is none.
+
+        Args:
+            back: int64[n], which of `found` each row is; if it is left out, they are in order.
+        """
+        present, packed = ~null_mask(found), found.drop_null()
+        columns = self._values.decode(packed, self._values.records(packed))
+        return present if back is None else present[back], expand(columns, present, back)
 
     def _records(self, found: Packed) -> np.ndarray:
         """The records that values begin with; zeros where there is no row."""
         if not found.null_count:
             return self._values.records(found)
         records = np.zeros(len(found), self._values.dtype)
-        records[found.is_valid().to_numpy(zero_copy_only=False)] = self._values.records(found.drop_null())
+        records[~null_mask(found)] = self._values.records(found.drop_null())
         return records
 
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
         check_values(batch, values, self.schema)
-        if self not in batch.memo and len(batch) > _WRITE_ROWS:  # nobody reads these keys: a restore, for example
+        if self not in batch.memo and len(batch) > BATCH_ROWS:  # nobody reads these keys: a restore, for example
             check_keys(batch, self.schema, self.groups)
-            for at in range(0, len(batch), _WRITE_ROWS):
-                part = np.arange(at, min(at + _WRITE_ROWS, len(batch)))
-                self.put(batch.take(part), values.slice(at, _WRITE_ROWS))
+            for at in range(0, len(batch), BATCH_ROWS):
+                part = np.arange(at, min(at + BATCH_ROWS, len(batch)))
+                self.put(batch.take(part), values.slice(at, len(part)))
             return
-        found = self._find(batch)
-        old = self._records(found.values)
-        digest = row_digests(pa.Table.from_arrays([*found.keys.columns, *values.columns], schema=self.schema.rows))
-        new = self._values.encode(values, digest, self.counts.interval if self.tracking else old["mark"])
-        del batch.memo[self]  # until all is written
-        for at in range(0, len(batch), _WRITE_ROWS):
-            which = found.order[at : at + _WRITE_ROWS]
-            rows = pa.array(which)
-            image = Image(found.encoded.take(rows), found.values.take(rows))
-            changes = self._database.changes()
-            changes.put(to_list(image.keys), to_list(new.take(rows)))
-            self._change(changes, image, batch.key_groups[which], old[which], digest[which], image.values.null_count)
-        found.mutation, found.values = self._mutation, new
-        batch.memo[self] = found
+        found = self._recall(batch)
+        keys = found.keys if found else self._sort(batch)
+        batch.memo.pop(self, None)  # its rows are old from here on
+        rows = pa.Table.from_arrays([*keys.columns.columns, *values.columns], schema=self.schema.rows).combine_chunks()
+        tables = [pa.Table.from_batches([each]) for each in rows.to_batches()]
+        for part, image in self._images(keys.encoded, found):
+            which = keys.order[part]
+            self._put(take_from(tables, which), batch.key_groups[which], image)
+
+    def _images(self, encoded: Packed, found: _Found | None) -> Iterator[tuple[slice, Image]]:
+        """Yield before-images of as many keys as are written at once, and which ones of `encoded` they are."""
+        done = 0
+        while done < len(encoded):
+            # RocksDB reads faster before it writes, so as much is read ahead as may be in memory.
+            old = found.values if found else self._read(encoded[done:], _AHEAD_BYTES)
+            for at in range(0, len(old), _WRITE_ROWS):
+                values = old[at : at + _WRITE_ROWS]
+                part = slice(done + at, done + at + len(values))
+                yield part, Image(encoded[part], values)
+            done += len(old)
+
+    def _put(self, rows: pa.Table, groups: np.ndarray, image: Image) -> None:
+        """Put rows, whose keys are those of the image."""
+        old, digest = self._records(image.values), row_digests(rows)
+        marks = self.counts.interval if self.tracking else old["mark"]
+        new = self._values.encode(rows.select(self.schema.value.names), digest, marks)
+        changes = self._database.changes()
+        changes.put(to_list(image.keys), to_list(new))
+        self._change(changes, image, groups, old, digest, image.values.null_count)
 
     def delete(self, batch: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
         found = self._find(batch)
         which = found.values.is_valid()
-        keys, values = found.encoded.filter(which), found.values.filter(which)
-        groups = batch.key_groups[which.to_numpy(zero_copy_only=False)]
+        image = Image(found.keys.encoded.filter(which), found.values.drop_null())
+        groups = batch.key_groups[found.keys.order[~null_mask(found.values)]]
         changes = self._database.changes()
-        changes.delete(to_list(keys))
-        nothing = np.zeros(len(keys), np.uint64)
-        self._change(changes, Image(keys, values), groups, self._records(values), nothing, -len(keys))
+        changes.delete(to_list(image.keys))
+        nothing = np.zeros(len(groups), np.uint64)
+        self._change(changes, image, groups, self._records(image.values), nothing, -len(groups))
 
     def _change(
         self,
@@ -196,7 +243,8 @@ class RocksDBTable:
         keys, listed = image.keys, self.counts.listed
         if self.tracking:
             start = time.perf_counter()
-            fresh = keys.filter(pa.array(old["mark"] != self.counts.interval))
+            unlisted = old["mark"] != self.counts.interval
+            fresh = keys if unlisted.all() else keys.filter(pa.array(unlisted))
             if len(fresh):
                 changes.put([self._list_key(self.counts.interval, listed)], [pack_strings([fresh])])
                 listed += len(fresh)
