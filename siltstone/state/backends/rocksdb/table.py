@@ -183,10 +183,11 @@ class RocksDBTable:
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
         check_values(batch, values, self.schema)
-        if self not in batch.memo and len(batch) > BATCH_ROWS:  # nobody reads these keys: a restore, for example
+        most = BATCH_ROWS if self.imaged else _WRITE_ROWS  # a restore's rows are sorted, and larger than memory
+        if self not in batch.memo and len(batch) > most:
             check_keys(batch, self.schema, self.groups)
-            for at in range(0, len(batch), BATCH_ROWS):
-                part = np.arange(at, min(at + BATCH_ROWS, len(batch)))
+            for at in range(0, len(batch), most):
+                part = np.arange(at, min(at + most, len(batch)))
                 self.put(batch.take(part), values.slice(at, len(part)))
             return
         found = self._recall(batch)
