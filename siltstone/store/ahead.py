@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -10,6 +11,20 @@ Found = TypeVar("Found")
 
 AT_ONCE = 16
 """maximum objects that are read before they are used"""
+
+
+@contextmanager
+def fetch_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that fetch until the block ends. What they fetch at that time is not waited for, and of no interest.
+
+    A generator that uses them may be closed by the garbage collector, at any point of any thread, even one that just
+    begins and has a lock of `threading` that an ending thread needs. To wait for the threads there would be for ever.
+    """
+    pool = ThreadPoolExecutor(count, thread_name_prefix="fetch")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def read_ahead(read: Callable[[Item], Found], items: Iterable[Item]) -> Iterator[Found]:
@@ -21,12 +36,9 @@ def read_ahead(read: Callable[[Item], Found], items: Iterable[Item]) -> Iterator
     if len(left) <= 1:
         yield from map(read, left)
         return
-    pool = ThreadPoolExecutor(min(AT_ONCE, len(left)), thread_name_prefix="fetch")
     waiting: deque[Future[Found]] = deque()
-    try:
+    with fetch_threads(min(AT_ONCE, len(left))) as pool:
         while waiting or left:
             while left and len(waiting) < AT_ONCE:
                 waiting.append(pool.submit(read, left.popleft()))
             yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

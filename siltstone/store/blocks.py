@@ -8,7 +8,7 @@ offset has passed it.
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from siltstone.errors import CorruptObject
 from siltstone.model import Handle, StoredObject
+from siltstone.store.ahead import fetch_threads
 from siltstone.store.base import Store
 from siltstone.store.checksums import recorded
 from siltstone.store.ranged import RangedFile, with_ranges
@@ -72,9 +73,8 @@ class BlockReader:
             for run in runs:
                 yield from self._fetch(run)
             return
-        pool = ThreadPoolExecutor(min(FETCHES, len(runs)), thread_name_prefix="fetch")
         waiting: deque[tuple[int, Future[list[pa.Buffer | pa.NativeFile]]]] = deque()
-        try:
+        with fetch_threads(min(FETCHES, len(runs))) as pool:
             ahead, left = 0, deque(runs)
             while waiting or left:
                 while left and (not waiting or (ahead < AHEAD_BYTES and len(waiting) < 2 * FETCHES)):
@@ -88,8 +88,6 @@ class BlockReader:
                 while blocks:
                     yield blocks.popleft()
                 ahead -= size
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
     def _fetch(self, run: Sequence[Wanted]) -> list[pa.Buffer | pa.NativeFile]:
         name = run[0].handle.object

@@ -45,3 +45,14 @@ def test_no_more_are_read_than_are_used_and_those_ahead() -> None:
     next(found)
     found.close()
     assert len(begun) <= 1 + AT_ONCE
+
+
+def test_what_is_still_read_is_not_waited_for_in_the_end() -> None:
+    answered = threading.Event()
+    found = read_ahead(lambda item: item == 0 or answered.wait(60), range(3))
+    assert next(found)
+    closing = threading.Thread(target=found.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive() and not answered.is_set()
+    answered.set()
