@@ -26,7 +26,11 @@ def test_there_are_archives_of_both_kinds_of_store() -> None:
     assert {path.name.split(".")[-3] for path in ARCHIVES} == {"segments", "sections"}
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
+@pytest.mark.parametrize(
+    "archive",
+    [pytest.param(path, marks=pytest.mark.slow) if path.name.startswith("0.1.") else path for path in ARCHIVES],
+    ids=lambda path: path.name.removesuffix(".tar.xz"),
+)
 def test_what_was_stored_is_read_and_continued(archive: Path, tmp_path: Path) -> None:
     with opened(archive, tmp_path) as (root, expected):
         open_client(str(root)).upgrade()

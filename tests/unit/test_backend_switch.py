@@ -40,6 +40,7 @@ def digests(root: Path, runs: list[str]) -> list[str]:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [["heap", "rocksdb", "heap"], ["rocksdb", "heap", "rocksdb"], ["rocksdb"] * 3])
 def test_each_run_may_have_another_backend(tmp_path: Path, runs: list[str]):
     assert digests(tmp_path / "switched", runs) == digests(tmp_path / "heap", ["heap"] * 3)

@@ -83,6 +83,7 @@ def import_again(saved: Path, root: Path) -> None:
         import_savepoint(target, prove_export(str(saved / "export")))
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data())
 def test_an_export_that_was_killed_is_none_and_is_repeated(
@@ -100,6 +101,7 @@ def test_an_export_that_was_killed_is_none_and_is_repeated(
     assert objects_in(to) == whole and prove_export(str(to)).rows == 100
 
 
+@pytest.mark.slow
 @FEW
 @given(data=st.data())
 def test_an_import_that_was_killed_has_no_checkpoint_and_is_repeated(

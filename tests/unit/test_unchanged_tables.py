@@ -65,7 +65,7 @@ def check(place: OpenWarehouse) -> None:
         assert {restored_digest(place, NAME, record.id, parallelism) for parallelism in (1, 3)} == {record.digest}
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_static_table_beside_a_busy_one_is_written_once(
@@ -87,7 +87,7 @@ def test_a_static_table_beside_a_busy_one_is_written_once(
         check(place)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_change_in_any_step_of_an_interval_is_written(tmp_path: Path, policy: Policy, at: int, backend: str) -> None:

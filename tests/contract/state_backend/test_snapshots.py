@@ -284,6 +284,7 @@ def killed(work: Callable[[Path, Connection], None], directory: Path) -> Iterato
         child.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rocksdb"], indirect=True)
 def test_readers_and_writers_of_rocksdb_are_killed_at_any_time(reopen: Open, tmp_path: Path):
     directory, first = tmp_path / "state", {i: i for i in range(COUNT)}
