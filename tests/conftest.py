@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from pytest_timeout import is_debugging
 
 from tests import jvm
 from tests.examples import is_thorough, register_profiles
@@ -90,12 +91,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     """Watch over a test's time, as pytest-timeout does, but show the threads where workers of pytest-xdist can, too: on
-    the standard error that the process was begun with."""
+    the standard error that the process was begun with. It ends, since a thread that waits for ever cannot be joined."""
     stderr = item.config.stash[fault_handler_stderr_fd_key]
 
     def expire() -> None:
+        if is_debugging():
+            return
         os.write(stderr, f"\n{item.nodeid} takes more than {settings.timeout:g} s; its threads:\n".encode())
         faulthandler.dump_traceback(stderr)
         os._exit(1)
@@ -106,7 +109,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
 
     timer = threading.Timer(settings.timeout, expire)
     timer.start()
-    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # what pytest-timeout calls when the test has ended
+    item.cancel_timeout = cancel  # pytest-timeout calls it when the test has ended
     return True
 
 
