@@ -284,6 +284,14 @@ def check(history, since=1) -> None:
         )
 
 
+@contextmanager
+def new_history() -> Iterator[History]:
+    """One that has nothing yet, in a catalog of its own."""
+    with new_catalog() as catalog:
+        catalog.streams.register(STREAM, GROUPS, {})
+        yield History(catalog, catalog.runs.begin(STREAM, "t"))
+
+
 def merged(chain):
     """By checkpoint, with materializations in place of what they replaced."""
     out: dict[int, Manifest] = {}
@@ -304,10 +312,7 @@ def check_rebuilt(history) -> None:
 @settings(max_examples=few_examples(100))
 @given(st.data())
 def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
-    with new_catalog() as catalog:
-        catalog.streams.register(STREAM, GROUPS, {})
-        catalog.runs.begin(STREAM, "t")
-        history = History(catalog)
+    with new_history() as history:
         history.commit(data.draw)
         for _ in range(data.draw(st.integers(1, 12))):
             match data.draw(
@@ -329,9 +334,9 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
         newest = history.manifests[history.path().manifest()]
         own = {history.path().manifest(), *(stored.name for stored in newest.objects)}
         tight = really_needed(history, history.newest) | own
-        says = {stored.name for stored in catalog.chains.list_objects(STREAM, history.newest)}
+        says = {stored.name for stored in history.catalog.chains.list_objects(STREAM, history.newest)}
         assert says == tight, "once the run has noticed everything, what the newest needs is exact"
-        assert {s.kind for s in catalog.objects.list(STREAM)} <= set(ObjectKind)
+        assert {s.kind for s in history.catalog.objects.list(STREAM)} <= set(ObjectKind)
         check_rebuilt(history)
 
 
@@ -349,9 +354,8 @@ def test_two_latest_retained() -> None:
         4: {"4", "123", "5", "456"},
     }
     path = {file: CheckpointPath(STREAM, 1, id).segment(file) for id, files in written.items() for file in files}
-    with new_catalog() as catalog:
-        catalog.streams.register(STREAM, GROUPS, {})
-        history = History(catalog, catalog.runs.begin(STREAM, "t"))
+    with new_history() as history:
+        catalog = history.catalog
         for id, files in refers.items():
             history.commit_files([path[file] for file in files])
             check(history, since=id - 1)

@@ -19,7 +19,7 @@ from siltstone.restore.plan_rules import Read, plan_restore, replaces
 from siltstone.restore.proof import plan_chains
 from siltstone.restore.verify_rules import VerifyChain
 from tests.examples import few_examples
-from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, merged, new_catalog
+from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, merged, new_history
 
 Reads = dict[tuple[str, str, int], set[tuple[int, Handle]]]
 """operator, variable and key group -> what is read for it, and of which checkpoint"""
@@ -91,16 +91,13 @@ def shorten(draw: Any, history: History) -> None:
 @settings(max_examples=few_examples(200))
 @given(st.data())
 def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> None:
-    with new_catalog() as catalog:
-        catalog.streams.register(STREAM, GROUPS, {})
-        catalog.runs.begin(STREAM, "t")
-        history = History(catalog)
+    with new_history() as history:
         draw_history(data.draw, history)
         for _ in range(data.draw(st.integers(0, 3))):
             shorten(data.draw, history)
         wanted = data.draw(st.sets(st.integers(1, history.newest), min_size=1))
         alone = {c: reads_alone(history, c) for c in sorted(wanted)}
-        plan = plan_chains(catalog.chains.list_many(STREAM, sorted(wanted)), history.manifests)
+        plan = plan_chains(history.catalog.chains.list_many(STREAM, sorted(wanted)), history.manifests)
         assert [f.checkpoint for f in plan.failures] == [c for c, reads in alone.items() if reads is None]
         proven = {c: reads for c, reads in alone.items() if reads is not None}
         assert reads_of_walks(task.chain for task in plan.tasks) == proven
@@ -109,11 +106,8 @@ def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> No
 @settings(max_examples=few_examples(100))
 @given(st.data())
 def test_where_the_catalog_is_right_nothing_is_read_twice(data) -> None:
-    with new_catalog() as catalog:
-        catalog.streams.register(STREAM, GROUPS, {})
-        catalog.runs.begin(STREAM, "t")
-        history = History(catalog)
+    with new_history() as history:
         draw_history(data.draw, history)
-        plan = plan_chains(catalog.chains.list_many(STREAM, range(1, history.newest + 1)), history.manifests)
+        plan = plan_chains(history.catalog.chains.list_many(STREAM, range(1, history.newest + 1)), history.manifests)
         read = [(s.checkpoint, h) for task in plan.tasks for s in task.chain.steps for h in s.handles]
         assert not plan.failures and len(read) == len(set(read))
