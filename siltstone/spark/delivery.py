@@ -1,4 +1,5 @@
-"""Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or a table takes their files as they are."""
+"""Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or the driver if they are few; a table takes
+their files as they are."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes w
     from pyspark.sql import DataFrame, SparkSession
 
     from siltstone.catalog.outbox import OutputRecord
+
+FEW_BYTES, FEW_ROWS = 1 << 20, 1 << 17
+"""most stored bytes, and most rows, that the driver reads itself: a job of Python tasks takes longer than that"""
 
 
 def deliverers(
@@ -53,13 +57,22 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
 
 
 def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -> "DataFrame":
-    """Read the rows of an output from the store in Spark's tasks; each object is verified before its first row."""
+    """Make a frame of the rows of an output, from the store; each object is verified before its first row.
+
+    Raises:
+        CorruptObject: an object of few rows is missing, cut or altered; with many rows the frame's tasks fail.
+        Unreachable: the store does not answer, likewise.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
     objects, recorded = output.objects, output.arrow_schema
     if not objects:
         return spark.createDataFrame([], schema)
+    if output.rows <= FEW_ROWS and sum(each.bytes for each in objects) <= FEW_BYTES:
+        store = open_store(store_url)
+        batches = [batch for each in objects for batch in read_output(store, each, recorded)]
+        return spark.createDataFrame(pa.Table.from_batches(batches), schema)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(store_url)

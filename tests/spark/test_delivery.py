@@ -1,0 +1,69 @@
+"""Staged rows as sinks get them: the same whether the driver reads them or Spark's tasks do."""
+
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.errors import CorruptObject
+from siltstone.format.output import OutputWriter
+from siltstone.spark.delivery import staged_rows
+from siltstone.store.open import open_store
+from tests.arrow_strategies import TYPES, UNSIGNED, random_array
+
+ROWS = 300
+KINDS = [kind for kind in TYPES if kind not in UNSIGNED]
+"""what an operator may put out"""
+
+
+@pytest.fixture(params=["driver", "tasks"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who reads the rows."""
+    if request.param == "tasks":
+        monkeypatch.setattr("siltstone.spark.delivery.FEW_ROWS", -1)
+    return request.param
+
+
+@pytest.fixture(params=["UTC", "America/New_York"])
+def zone(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The session's time zone, which is the user's affair."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    request.addfinalizer(lambda: spark.conf.set("spark.sql.session.timeZone", before))
+    return request.param
+
+
+def _staged(warehouse: Path, table: pa.Table) -> OutputRecord:
+    """Stage a table as two objects."""
+    store = open_store(f"file://{warehouse}")
+    writer = OutputWriter(store, lambda number: f"s/1/o.{number}.output.arrow", table.schema, -1)
+    half = OutputWriter(store, lambda number: f"s/1/p.{number}.output.arrow", table.schema, -1)
+    writer.add(table.to_batches()[0].slice(0, ROWS // 2))
+    half.add(table.to_batches()[0].slice(ROWS // 2))
+    objects = (*writer.finish().objects, *half.finish().objects)
+    return OutputRecord("o", table.schema.serialize().to_pybytes(), len(table), objects, "s", 1, 1, 1, False, None)
+
+
+def test_a_sink_gets_the_rows_that_were_staged(spark: SparkSession, tmp_path: Path, reader: str, zone: str) -> None:
+    random = Random(1)
+    columns = {f"c{i}": random_array(random, kind, ROWS) for i, kind in enumerate(KINDS)}
+    columns["nested"] = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    columns["listed"] = pa.ListArray.from_arrays(pa.array(range(ROWS + 1), pa.int32()), columns["nested"])
+    table = pa.table(columns)
+    output = _staged(tmp_path, table)
+    frame = staged_rows(spark, f"file://{tmp_path}", output)
+    assert repr(frame.toArrow().cast(table.schema).to_pylist()) == repr(table.to_pylist())  # NaN is NaN
+    assert [field.nullable for field in frame.schema] == [True] * len(columns)
+    assert frame.count() == ROWS
+
+
+def test_altered_rows_reach_no_sink(spark: SparkSession, tmp_path: Path, reader: str) -> None:
+    output = _staged(tmp_path, pa.table({"n": pa.array(range(ROWS))}))
+    path = tmp_path / output.objects[1].name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(Exception, match=r"p\.0\.output") as failed:
+        staged_rows(spark, f"file://{tmp_path}", output).collect()
+    assert isinstance(failed.value, CorruptObject) == (reader == "driver")
