@@ -9,6 +9,7 @@ import pyarrow as pa
 from siltstone.errors import SiltstoneError, StateError, summarize
 from siltstone.format.output import read_output
 from siltstone.sinks.delta import SinkTable
+from siltstone.store.base import Store
 from siltstone.store.open import open_store
 
 if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes without Spark
@@ -16,8 +17,8 @@ if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes w
 
     from siltstone.catalog.outbox import OutputRecord
 
-FEW_BYTES, FEW_ROWS = 1 << 20, 1 << 17
-"""most stored bytes, and most rows, that the driver reads itself: a job of Python tasks takes longer than that"""
+FEW_BYTES = 1 << 20
+"""most bytes of rows that the driver reads itself, which takes less time than a job of Python tasks"""
 
 
 def deliverers(
@@ -65,19 +66,37 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
-    objects, recorded = output.objects, output.arrow_schema
+    recorded = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+    schema, objects = from_arrow_schema(recorded), output.objects
     if not objects:
         return spark.createDataFrame([], schema)
-    if output.rows <= FEW_ROWS and sum(each.bytes for each in objects) <= FEW_BYTES:
-        store = open_store(store_url)
-        batches = [batch for each in objects for batch in read_output(store, each, recorded)]
-        return spark.createDataFrame(pa.Table.from_batches(batches), schema)
+    few = few_rows(open_store(store_url), output)
+    if few is not None:
+        return spark.createDataFrame(pa.Table.from_batches(few, recorded), schema)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(store_url)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_output(store, objects[number], recorded)
+                yield from read_output(store, objects[number], output.arrow_schema)
 
     return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)
+
+
+def few_rows(store: Store, output: "OutputRecord") -> list[pa.RecordBatch] | None:
+    """Read the rows of an output, each object verified first; None if they are more than `FEW_BYTES`.
+
+    Raises:
+        CorruptObject: missing, cut or altered.
+        Unreachable: the store does not answer.
+    """
+    if sum(stored.bytes for stored in output.objects) > FEW_BYTES:
+        return None
+    batches, size = list[pa.RecordBatch](), 0
+    for stored in output.objects:
+        for batch in read_output(store, stored, output.arrow_schema):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > FEW_BYTES:  # they compress well
+                return None
+    return batches

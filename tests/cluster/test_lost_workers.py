@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from siltstone.chains.policies import DEFAULT_POLICY, FILES_BACKEND, FILES_POLICY
 from siltstone.spark.operations import verify
 from siltstone.state.backends.named import BACKENDS
 from tests.cluster.cluster import wait_until
@@ -66,18 +67,19 @@ def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(
     assert proven.proven == [*range(1, (steps + 3) // steps_per_checkpoint + 1)] and not proven.failed
 
 
-@pytest.mark.parametrize(("backend", "max_pending"), [*product(BACKENDS, (0, 2))])
+@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize(("backend", "policy"), [*product(BACKENDS, [DEFAULT_POLICY]), (FILES_BACKEND, FILES_POLICY)])
 def test_a_worker_is_killed_with_each_backend_and_mode_and_the_next_run_has_the_other_backend(
-    cluster_run: ClusterRun, backend: str, max_pending: int
+    cluster_run: ClusterRun, backend: str, policy: str, max_pending: int
 ) -> None:
     """Each checkpoint is that of an undisturbed run on the heap that waits for every checkpoint."""
     cluster, (lost, left) = cluster_run.cluster, cluster_run.cluster.workers
-    with cluster_run.held_run(HELD + 1, HELD, backend=backend, max_pending=max_pending) as running:
+    with cluster_run.held_run(HELD + 1, HELD, backend=backend, policy=policy, max_pending=max_pending) as running:
         cluster.remove(lost)
         cluster_run.await_executors([left.host])
     assert running.result is not None and running.result.resets == 0
     cluster_run.check(steps=HELD + 1)
     [other] = set(BACKENDS) - {backend}
-    cluster_run.run(2, backend=other, max_pending=max_pending)
+    cluster_run.run(2, backend=other, max_pending=max_pending)  # with the default policy
     cluster_run.check(steps=HELD + 3)
     assert cluster_run.outcomes() == ["done", "done"]

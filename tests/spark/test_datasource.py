@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, FILES_BACKEND, FILES_POLICY
 from siltstone.errors import ProofFailed, UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
@@ -30,6 +31,7 @@ from siltstone.spark.types import spark_type
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.stream import Stream
 from tests.arrow_strategies import TYPES, random_array
+from tests.spark_runs import at as settings_at
 
 KEY = {"name": pa.string(), "code": pa.int64()}
 VALUES = {f"c{i}": kind for i, kind in enumerate(TYPES)}
@@ -91,9 +93,7 @@ class Ran:
         return [newest[key] for key in sorted(newest)]
 
 
-@pytest.fixture(scope="module")
-def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    home = tmp_path_factory.mktemp("datasource")
+def _run(spark: SparkSession, home: Path, backend: str, policy: str, forms: Sequence[Form]) -> Ran:
     random = Random(4)
     (home / "input").mkdir()
     inputs = []
@@ -106,13 +106,29 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         path = home / "input" / f"{step}.parquet"
         pq.write_table(table, path, store_schema=False)
         inputs.append(table)
-    settings = Settings(warehouse=str(home / "warehouse"), parallelism=2)
+    settings = settings_at(home / "warehouse", parallelism=2, backend=backend, policy=policy)
     result = run(settings, STREAM, RunRequest(options={"input": (home / "input").as_uri()}))
     assert result.checkpoints == [1, 2, 3]
     with OpenWarehouse.existing(settings.warehouse) as place:
-        forms = [place.catalog.checkpoints.get("kinds", c).forms["kinds"] for c in result.checkpoints]
-    assert forms == [Form.BASE, Form.DELTA, Form.DELTA]
+        assert [place.catalog.checkpoints.get("kinds", c).forms["kinds"] for c in result.checkpoints] == forms
     return Ran(spark, settings, inputs)
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    forms = [Form.BASE, Form.DELTA, Form.DELTA]
+    return _run(spark, tmp_path_factory.mktemp("datasource"), "heap", DEFAULT_POLICY, forms)
+
+
+@pytest.fixture(scope="module")
+def ran_as_files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return _run(spark, tmp_path_factory.mktemp("files"), FILES_BACKEND, FILES_POLICY, [Form.FILES] * 3)
+
+
+@pytest.fixture(params=["ran", "ran_as_files"])
+def each(request: pytest.FixtureRequest) -> Ran:
+    """What is read, as bases and deltas, and as files of RocksDB."""
+    return request.getfixturevalue(request.param)
 
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
@@ -132,32 +148,32 @@ def _as_text(rows: list[list[Any]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("at", "steps"), [("1", 1), ("2", 2), ("latest", 3)])
-def test_rows_of_all_types_are_those_of_the_checkpoint(ran: Ran, at: str, steps: int) -> None:
-    frame = ran.read(at=at)
+def test_rows_of_all_types_are_those_of_the_checkpoint(each: Ran, at: str, steps: int) -> None:
+    frame = each.read(at=at)
     assert frame.schema == T.StructType(
         [T.StructField(name, spark_type(kind), name not in KEY) for name, kind in {**KEY, **VALUES}.items()]
     )
-    assert same(rows_of(frame), ran.expected(steps))
+    assert same(rows_of(frame), each.expected(steps))
 
 
-def test_maps_and_opaque_values(ran: Ran) -> None:
-    steps = ran.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
-    wanted = pa.concat_tables(ran.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
+def test_maps_and_opaque_values(each: Ran) -> None:
+    steps = each.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
+    wanted = pa.concat_tables(each.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
     wanted = wanted.append_column("name_too", wanted["name"]).select(["name", "code", "step", "name_too"])
     assert steps.to_pydict() == wanted.to_pydict()
-    counts = {row.key_group: json.loads(bytes(row.value))["rows"] for row in ran.read("counts").collect()}
-    groups = key_groups(xxhash64(pa.concat_tables(ran.inputs).select(list(KEY)).columns), MAX_PARALLELISM)
+    counts = {row.key_group: json.loads(bytes(row.value))["rows"] for row in each.read("counts").collect()}
+    groups = key_groups(xxhash64(pa.concat_tables(each.inputs).select(list(KEY)).columns), MAX_PARALLELISM)
     assert counts == {g: n for g, n in enumerate(np.bincount(groups).tolist()) if n}
 
 
 @pytest.mark.parametrize("at", ["1", "3"])
-def test_columns_and_their_order_are_those_asked_for(ran: Ran, at: str) -> None:
-    frame = ran.read(at=at, columns="code, c3, name")
+def test_columns_and_their_order_are_those_asked_for(each: Ran, at: str) -> None:
+    frame = each.read(at=at, columns="code, c3, name")
     assert frame.columns == ["code", "c3", "name"]
-    wanted = {row[1]: row[2 + 3] for row in ran.expected(int(at))}
+    wanted = {row[1]: row[2 + 3] for row in each.expected(int(at))}
     assert {row.code: row.c3 for row in frame.collect()} == wanted
-    only_value = ran.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
-    [row] = [row for row in ran.expected(int(at)) if row[1] == 9]
+    only_value = each.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
+    [row] = [row for row in each.expected(int(at)) if row[1] == 9]
     assert only_value.toArrow().to_pydict() == {"c13": [row[2 + 13]]}
 
 
@@ -182,22 +198,22 @@ def test_one_dataframe_answers_many_queries(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("at", ["1", "3"])
-def test_keys_read_only_their_rows_and_partitions(ran: Ran, at: str) -> None:
+def test_keys_read_only_their_rows_and_partitions(each: Ran, at: str) -> None:
     asked = [{"name": f"é{code % 7}", "code": code} for code in (3, 77, 250)]
-    frame = ran.read(at=at, keys=json.dumps([*asked, {"name": "nobody", "code": 1}]))
-    assert same(rows_of(frame), [row for row in ran.expected(int(at)) if row[1] in (3, 77, 250)])
-    one = ran.read(at=at, keys=json.dumps(asked[:1]), parallelism=16)
+    frame = each.read(at=at, keys=json.dumps([*asked, {"name": "nobody", "code": 1}]))
+    assert same(rows_of(frame), [row for row in each.expected(int(at)) if row[1] in (3, 77, 250)])
+    one = each.read(at=at, keys=json.dumps(asked[:1]), parallelism=16)
     assert one.rdd.getNumPartitions() == 1
-    assert ran.read(at=at, parallelism=16).rdd.getNumPartitions() == 16
-    assert same(rows_of(one), [row for row in ran.expected(int(at)) if row[1] == 3])
+    assert each.read(at=at, parallelism=16).rdd.getNumPartitions() == 16
+    assert same(rows_of(one), [row for row in each.expected(int(at)) if row[1] == 3])
 
 
-def test_key_groups_read_only_theirs(ran: Ran) -> None:
-    keys = pa.table({"name": [r[0] for r in ran.expected()], "code": [r[1] for r in ran.expected()]})
+def test_key_groups_read_only_theirs(each: Ran) -> None:
+    keys = pa.table({"name": [r[0] for r in each.expected()], "code": [r[1] for r in each.expected()]})
     groups = key_groups(xxhash64(keys.columns), MAX_PARALLELISM)
-    wanted = [row for row, group in zip(ran.expected(), groups, strict=True) if 3 <= group <= 5]
-    assert same(rows_of(ran.read(key_groups="3-5", parallelism=2)), wanted)
-    assert {row.key_group for row in ran.read("counts", key_groups="7").collect()} == {7}
+    wanted = [row for row, group in zip(each.expected(), groups, strict=True) if 3 <= group <= 5]
+    assert same(rows_of(each.read(key_groups="3-5", parallelism=2)), wanted)
+    assert {row.key_group for row in each.read("counts", key_groups="7").collect()} == {7}
 
 
 class CountingStore:
@@ -231,8 +247,8 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize(("at", "variable"), [(1, "row"), (3, "row"), (3, "counts")])
-def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, variable: str) -> None:
-    with OpenWarehouse.existing(ran.settings.warehouse) as place:
+def test_another_digest_than_the_recorded_one_fails_the_task(each: Ran, at: int, variable: str) -> None:
+    with OpenWarehouse.existing(each.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
@@ -263,9 +279,9 @@ def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> 
     assert len(ran.read(at=1, columns="c0").collect()) == KEYS
 
 
-def test_as_of_picks_by_event_time(ran: Ran) -> None:
-    assert same(rows_of(ran.read(as_of="2013-07-02T12:00:00")), ran.expected(2))
-    assert same(rows_of(ran.read(as_of="2013-07-02")), ran.expected(2))
+def test_as_of_picks_by_event_time(each: Ran) -> None:
+    assert same(rows_of(each.read(as_of="2013-07-02T12:00:00")), each.expected(2))
+    assert same(rows_of(each.read(as_of="2013-07-02")), each.expected(2))
 
 
 @pytest.mark.parametrize(
@@ -310,12 +326,12 @@ def test_a_refusal_comes_at_load_and_ends_in_its_one_line(ran: Ran) -> None:
 
 
 @pytest.fixture
-def damaged(ran: Ran) -> Any:
+def damaged(each: Ran) -> Any:
     """Alters one byte of an object for the length of a test."""
     undo: list[Callable[[], Any]] = []
 
     def alter(name: str, at: int) -> None:
-        path = Path(ran.settings.warehouse) / "objects" / name
+        path = Path(each.settings.warehouse) / "objects" / name
         whole, mode = path.read_bytes(), path.stat().st_mode
         path.chmod(0o600)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -327,12 +343,12 @@ def damaged(ran: Ran) -> Any:
 
 
 @pytest.mark.parametrize("variable", ["row", "counts"])
-def test_a_damaged_object_is_named(ran: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
-    with OpenWarehouse.existing(ran.settings.warehouse) as place:
+def test_a_damaged_object_is_named(each: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
+    with OpenWarehouse.existing(each.settings.warehouse) as place:
         [manifest] = read_manifests(
             place.warehouse.store, [place.catalog.checkpoints.get("kinds", 3).manifest]
         ).values()
     handle = next(h for h in manifest.handles if h.variable == variable)
     damaged(handle.object, handle.offset + handle.length // 2)
     with pytest.raises(PySparkException, match=f"CorruptObject: .*{handle.object}"):
-        ran.read(variable).collect()
+        each.read(variable).collect()

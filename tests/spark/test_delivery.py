@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.errors import CorruptObject
 from siltstone.format.output import OutputWriter
-from siltstone.spark.delivery import staged_rows
+from siltstone.spark.delivery import FEW_BYTES, few_rows, staged_rows
 from siltstone.store.open import open_store
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 
@@ -23,14 +23,14 @@ KINDS = [kind for kind in TYPES if kind not in UNSIGNED]
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who reads the rows."""
     if request.param == "tasks":
-        monkeypatch.setattr("siltstone.spark.delivery.FEW_ROWS", -1)
+        monkeypatch.setattr("siltstone.spark.delivery.FEW_BYTES", 0)
     return request.param
 
 
 @pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
     """The session's time zone, which is the user's affair."""
-    before = spark.conf.get("spark.sql.session.timeZone")
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", request.param)
     request.addfinalizer(lambda: spark.conf.set("spark.sql.session.timeZone", before))
     return request.param
@@ -67,3 +67,10 @@ def test_altered_rows_reach_no_sink(spark: SparkSession, tmp_path: Path, reader:
     with pytest.raises(Exception, match=r"p\.0\.output") as failed:
         staged_rows(spark, f"file://{tmp_path}", output).collect()
     assert isinstance(failed.value, CorruptObject) == (reader == "driver")
+
+
+def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -> None:
+    output = _staged(tmp_path, pa.table({"text": ["a" * 20_000] * ROWS}))
+    assert sum(stored.bytes for stored in output.objects) < FEW_BYTES < 20_000 * ROWS
+    assert few_rows(open_store(f"file://{tmp_path}"), output) is None
+    assert staged_rows(spark, f"file://{tmp_path}", output).count() == ROWS

@@ -1,4 +1,4 @@
-"""Every combination of state backend and mode of checkpoints comes to the same: killed in the middle, and resumed.
+"""Every combination of backend, form and mode of checkpoints comes to the same: killed in the middle, and resumed.
 
 A real `siltstone run`, which may have none, one or two checkpoints on their way, gets SIGKILL with its JVM and its
 workers. Another run goes on, in every other combination with the other backend. Each checkpoint must have the digest
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks import cluster_run
 from benchmarks.workload import FILES_A_STEP, Workload
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
+from siltstone.chains.policies import DEFAULT_POLICY, FILES_BACKEND, FILES_POLICY, policy_by_name
 from siltstone.client import open_client
 from siltstone.errors import UsageError
 from siltstone.spark.operations import RunRequest, run
@@ -41,6 +41,7 @@ from tests.spark_runs import at
 TOTALS = cluster_run.STREAM
 STEPS = 7
 PENDING = (0, 1, 2)
+POLICIES = [*product(BACKENDS, [DEFAULT_POLICY]), (FILES_BACKEND, FILES_POLICY)]
 KILL_AFTER = 2
 """checkpoints"""
 STEP_S = 0.5
@@ -115,26 +116,31 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inputs")
 
 
-@pytest.mark.parametrize(("name", "backend", "max_pending"), [*product(INPUTS, BACKENDS, PENDING)])
+@pytest.mark.parametrize("max_pending", PENDING)
+@pytest.mark.parametrize(("backend", "policy"), POLICIES)
+@pytest.mark.parametrize("name", INPUTS)
 def test_killed_in_the_middle_and_resumed(
-    spark: SparkSession, shared: Path, tmp_path: Path, name: str, backend: str, max_pending: int
+    spark: SparkSession, shared: Path, tmp_path: Path, name: str, backend: str, policy: str, max_pending: int
 ) -> None:
     given, warehouse = INPUTS[name](), tmp_path / "warehouse"
     stream, options = given.stream.name, given.options(shared, warehouse)
-    arguments = arguments_of({"backend": backend, "max_pending": max_pending, "parallelism": 2, "warehouse": warehouse})
+    settings = {"backend": backend, "policy": policy, "max_pending": max_pending, "parallelism": 2}
+    arguments = arguments_of({**settings, "warehouse": warehouse})
     sets = [text for key, value in options.items() for text in ("--set", f"{key}={value}")]
     killed = Run([["run", stream, *arguments, *sets]], tmp_path, "local[2]", [cluster_run.__name__])
     try:
         assert killed.until(lambda: _newest(warehouse, stream) >= KILL_AFTER), killed.wait(10).said
-        time.sleep(Random(f"{name} {backend} {max_pending}").random() * STEP_S)
+        time.sleep(Random(f"{name} {backend} {policy} {max_pending}").random() * STEP_S)
     finally:
         killed.kill_all()
     assert KILL_AFTER <= _newest(warehouse, stream) < STEPS, "it was killed in the middle"
 
     # Every other combination goes on with the other backend.
     other = backend if (max_pending + BACKENDS.index(backend)) % 2 else next(b for b in BACKENDS if b != backend)
-    settings = at(warehouse, backend=other, max_pending=max_pending)
-    resumed = run(settings, given.stream, RunRequest(options=options))
+    policy = policy if other == backend else DEFAULT_POLICY
+    resumed = run(
+        at(warehouse, backend=other, policy=policy, max_pending=max_pending), given.stream, RunRequest(options=options)
+    )
     assert resumed.digest == given.digests[-1] and resumed.resets == 0
     with OpenWarehouse.existing(str(warehouse)) as place:
         assert [record.digest for record in place.catalog.checkpoints.list(stream)] == given.digests
