@@ -3,11 +3,10 @@
     python -m benchmarks.latency SYSTEM WORK
 
 Spark's rate source gives `ROWS_PER_S` rows a second, all rows of a second when it is over: this is when they arrive.
-Both systems keep the same aggregates per key, ask the source each 10 ms (Spark's default; Siltstone's is 100 ms), and
-hand the changed keys to the same function: it writes and syncs a file, renames it, syncs the directory, and then notes
-the time.
-Rows of a micro-batch have keys of their own, so each row's time counts. The systems take turns in rounds, each in a
-process of its own, which is killed when it has run for long enough. Its first seconds do not count.
+Both systems keep the same aggregates per key, and poll the source every 10 ms (Spark's default; Siltstone's is 100 ms).
+Both hand the changed keys to the same function: it writes and syncs a file, renames it, syncs the directory, and then
+notes the time. Rows of a micro-batch have keys of their own, so each row's time counts. The systems take turns in
+rounds, each in a process of its own, which is killed when it has run for long enough. Its first seconds do not count.
 """
 
 import sys

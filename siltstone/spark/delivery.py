@@ -70,7 +70,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     schema, objects = from_arrow_schema(recorded), output.objects
     if not objects:
         return spark.createDataFrame([], schema)
-    few = few_rows(open_store(store_url), output)
+    few = read_few_rows(open_store(store_url), output)
     if few is not None:
         return spark.createDataFrame(pa.Table.from_batches(few, recorded), schema)
 
@@ -83,7 +83,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)
 
 
-def few_rows(store: Store, output: "OutputRecord") -> list[pa.RecordBatch] | None:
+def read_few_rows(store: Store, output: "OutputRecord") -> list[pa.RecordBatch] | None:
     """Read the rows of an output, each object verified first; None if they are more than `FEW_BYTES`.
 
     Raises:

@@ -80,6 +80,6 @@ def test_a_worker_is_killed_with_each_backend_and_mode_and_the_next_run_has_the_
     assert running.result is not None and running.result.resets == 0
     cluster_run.check(steps=HELD + 1)
     [other] = set(BACKENDS) - {backend}
-    cluster_run.run(2, backend=other, max_pending=max_pending)  # with the default policy
+    cluster_run.run(2, backend=other, max_pending=max_pending)
     cluster_run.check(steps=HELD + 3)
     assert cluster_run.outcomes() == ["done", "done"]

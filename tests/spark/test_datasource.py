@@ -126,8 +126,8 @@ def ran_as_files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(params=["ran", "ran_as_files"])
-def each(request: pytest.FixtureRequest) -> Ran:
-    """What is read, as bases and deltas, and as files of RocksDB."""
+def ran_in_form(request: pytest.FixtureRequest) -> Ran:
+    """The stream whose checkpoints are bases and deltas, then the one whose checkpoints are files of RocksDB."""
     return request.getfixturevalue(request.param)
 
 
@@ -148,32 +148,32 @@ def _as_text(rows: list[list[Any]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("at", "steps"), [("1", 1), ("2", 2), ("latest", 3)])
-def test_rows_of_all_types_are_those_of_the_checkpoint(each: Ran, at: str, steps: int) -> None:
-    frame = each.read(at=at)
+def test_rows_of_all_types_are_those_of_the_checkpoint(ran_in_form: Ran, at: str, steps: int) -> None:
+    frame = ran_in_form.read(at=at)
     assert frame.schema == T.StructType(
         [T.StructField(name, spark_type(kind), name not in KEY) for name, kind in {**KEY, **VALUES}.items()]
     )
-    assert same(rows_of(frame), each.expected(steps))
+    assert same(rows_of(frame), ran_in_form.expected(steps))
 
 
-def test_maps_and_opaque_values(each: Ran) -> None:
-    steps = each.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
-    wanted = pa.concat_tables(each.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
+def test_maps_and_opaque_values(ran_in_form: Ran) -> None:
+    steps = ran_in_form.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
+    wanted = pa.concat_tables(ran_in_form.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
     wanted = wanted.append_column("name_too", wanted["name"]).select(["name", "code", "step", "name_too"])
     assert steps.to_pydict() == wanted.to_pydict()
-    counts = {row.key_group: json.loads(bytes(row.value))["rows"] for row in each.read("counts").collect()}
-    groups = key_groups(xxhash64(pa.concat_tables(each.inputs).select(list(KEY)).columns), MAX_PARALLELISM)
+    counts = {row.key_group: json.loads(bytes(row.value))["rows"] for row in ran_in_form.read("counts").collect()}
+    groups = key_groups(xxhash64(pa.concat_tables(ran_in_form.inputs).select(list(KEY)).columns), MAX_PARALLELISM)
     assert counts == {g: n for g, n in enumerate(np.bincount(groups).tolist()) if n}
 
 
 @pytest.mark.parametrize("at", ["1", "3"])
-def test_columns_and_their_order_are_those_asked_for(each: Ran, at: str) -> None:
-    frame = each.read(at=at, columns="code, c3, name")
+def test_columns_and_their_order_are_those_asked_for(ran_in_form: Ran, at: str) -> None:
+    frame = ran_in_form.read(at=at, columns="code, c3, name")
     assert frame.columns == ["code", "c3", "name"]
-    wanted = {row[1]: row[2 + 3] for row in each.expected(int(at))}
+    wanted = {row[1]: row[2 + 3] for row in ran_in_form.expected(int(at))}
     assert {row.code: row.c3 for row in frame.collect()} == wanted
-    only_value = each.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
-    [row] = [row for row in each.expected(int(at)) if row[1] == 9]
+    only_value = ran_in_form.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
+    [row] = [row for row in ran_in_form.expected(int(at)) if row[1] == 9]
     assert only_value.toArrow().to_pydict() == {"c13": [row[2 + 13]]}
 
 
@@ -198,22 +198,22 @@ def test_one_dataframe_answers_many_queries(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("at", ["1", "3"])
-def test_keys_read_only_their_rows_and_partitions(each: Ran, at: str) -> None:
+def test_keys_read_only_their_rows_and_partitions(ran_in_form: Ran, at: str) -> None:
     asked = [{"name": f"é{code % 7}", "code": code} for code in (3, 77, 250)]
-    frame = each.read(at=at, keys=json.dumps([*asked, {"name": "nobody", "code": 1}]))
-    assert same(rows_of(frame), [row for row in each.expected(int(at)) if row[1] in (3, 77, 250)])
-    one = each.read(at=at, keys=json.dumps(asked[:1]), parallelism=16)
+    frame = ran_in_form.read(at=at, keys=json.dumps([*asked, {"name": "nobody", "code": 1}]))
+    assert same(rows_of(frame), [row for row in ran_in_form.expected(int(at)) if row[1] in (3, 77, 250)])
+    one = ran_in_form.read(at=at, keys=json.dumps(asked[:1]), parallelism=16)
     assert one.rdd.getNumPartitions() == 1
-    assert each.read(at=at, parallelism=16).rdd.getNumPartitions() == 16
-    assert same(rows_of(one), [row for row in each.expected(int(at)) if row[1] == 3])
+    assert ran_in_form.read(at=at, parallelism=16).rdd.getNumPartitions() == 16
+    assert same(rows_of(one), [row for row in ran_in_form.expected(int(at)) if row[1] == 3])
 
 
-def test_key_groups_read_only_theirs(each: Ran) -> None:
-    keys = pa.table({"name": [r[0] for r in each.expected()], "code": [r[1] for r in each.expected()]})
+def test_key_groups_read_only_theirs(ran_in_form: Ran) -> None:
+    keys = pa.table({"name": [r[0] for r in ran_in_form.expected()], "code": [r[1] for r in ran_in_form.expected()]})
     groups = key_groups(xxhash64(keys.columns), MAX_PARALLELISM)
-    wanted = [row for row, group in zip(each.expected(), groups, strict=True) if 3 <= group <= 5]
-    assert same(rows_of(each.read(key_groups="3-5", parallelism=2)), wanted)
-    assert {row.key_group for row in each.read("counts", key_groups="7").collect()} == {7}
+    wanted = [row for row, group in zip(ran_in_form.expected(), groups, strict=True) if 3 <= group <= 5]
+    assert same(rows_of(ran_in_form.read(key_groups="3-5", parallelism=2)), wanted)
+    assert {row.key_group for row in ran_in_form.read("counts", key_groups="7").collect()} == {7}
 
 
 class CountingStore:
@@ -247,8 +247,8 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize(("at", "variable"), [(1, "row"), (3, "row"), (3, "counts")])
-def test_another_digest_than_the_recorded_one_fails_the_task(each: Ran, at: int, variable: str) -> None:
-    with OpenWarehouse.existing(each.settings.warehouse) as place:
+def test_another_digest_than_the_recorded_one_fails_the_task(ran_in_form: Ran, at: int, variable: str) -> None:
+    with OpenWarehouse.existing(ran_in_form.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
@@ -279,9 +279,9 @@ def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> 
     assert len(ran.read(at=1, columns="c0").collect()) == KEYS
 
 
-def test_as_of_picks_by_event_time(each: Ran) -> None:
-    assert same(rows_of(each.read(as_of="2013-07-02T12:00:00")), each.expected(2))
-    assert same(rows_of(each.read(as_of="2013-07-02")), each.expected(2))
+def test_as_of_picks_by_event_time(ran_in_form: Ran) -> None:
+    assert same(rows_of(ran_in_form.read(as_of="2013-07-02T12:00:00")), ran_in_form.expected(2))
+    assert same(rows_of(ran_in_form.read(as_of="2013-07-02")), ran_in_form.expected(2))
 
 
 @pytest.mark.parametrize(
@@ -326,12 +326,12 @@ def test_a_refusal_comes_at_load_and_ends_in_its_one_line(ran: Ran) -> None:
 
 
 @pytest.fixture
-def damaged(each: Ran) -> Any:
+def damaged(ran_in_form: Ran) -> Any:
     """Alters one byte of an object for the length of a test."""
     undo: list[Callable[[], Any]] = []
 
     def alter(name: str, at: int) -> None:
-        path = Path(each.settings.warehouse) / "objects" / name
+        path = Path(ran_in_form.settings.warehouse) / "objects" / name
         whole, mode = path.read_bytes(), path.stat().st_mode
         path.chmod(0o600)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -343,12 +343,12 @@ def damaged(each: Ran) -> Any:
 
 
 @pytest.mark.parametrize("variable", ["row", "counts"])
-def test_a_damaged_object_is_named(each: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
-    with OpenWarehouse.existing(each.settings.warehouse) as place:
+def test_a_damaged_object_is_named(ran_in_form: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
+    with OpenWarehouse.existing(ran_in_form.settings.warehouse) as place:
         [manifest] = read_manifests(
             place.warehouse.store, [place.catalog.checkpoints.get("kinds", 3).manifest]
         ).values()
     handle = next(h for h in manifest.handles if h.variable == variable)
     damaged(handle.object, handle.offset + handle.length // 2)
     with pytest.raises(PySparkException, match=f"CorruptObject: .*{handle.object}"):
-        each.read(variable).collect()
+        ran_in_form.read(variable).collect()

@@ -1,5 +1,6 @@
 """Staged rows as sinks get them: the same whether the driver reads them or Spark's tasks do."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.errors import CorruptObject
 from siltstone.format.output import OutputWriter
-from siltstone.spark.delivery import FEW_BYTES, few_rows, staged_rows
+from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
 from siltstone.store.open import open_store
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 
@@ -28,22 +29,23 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture(params=["UTC", "America/New_York"])
-def zone(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+def zone(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     """The session's time zone, which is the user's affair."""
     before = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", request.param)
-    request.addfinalizer(lambda: spark.conf.set("spark.sql.session.timeZone", before))
-    return request.param
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def _staged(warehouse: Path, table: pa.Table) -> OutputRecord:
     """Stage a table as two objects."""
     store = open_store(f"file://{warehouse}")
-    writer = OutputWriter(store, lambda number: f"s/1/o.{number}.output.arrow", table.schema, -1)
-    half = OutputWriter(store, lambda number: f"s/1/p.{number}.output.arrow", table.schema, -1)
-    writer.add(table.to_batches()[0].slice(0, ROWS // 2))
-    half.add(table.to_batches()[0].slice(ROWS // 2))
-    objects = (*writer.finish().objects, *half.finish().objects)
+    [batch] = table.to_batches()
+    objects = ()
+    for name, half in (("o", batch.slice(0, ROWS // 2)), ("p", batch.slice(ROWS // 2))):
+        writer = OutputWriter(store, lambda n, name=name: f"s/1/{name}.{n}.output.arrow", table.schema, inline_bytes=-1)
+        writer.add(half)
+        objects += tuple(writer.finish().objects)
     return OutputRecord("o", table.schema.serialize().to_pybytes(), len(table), objects, "s", 1, 1, 1, False, None)
 
 
@@ -72,5 +74,5 @@ def test_altered_rows_reach_no_sink(spark: SparkSession, tmp_path: Path, reader:
 def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -> None:
     output = _staged(tmp_path, pa.table({"text": ["a" * 20_000] * ROWS}))
     assert sum(stored.bytes for stored in output.objects) < FEW_BYTES < 20_000 * ROWS
-    assert few_rows(open_store(f"file://{tmp_path}"), output) is None
+    assert read_few_rows(open_store(f"file://{tmp_path}"), output) is None
     assert staged_rows(spark, f"file://{tmp_path}", output).count() == ROWS
