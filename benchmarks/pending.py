@@ -3,15 +3,17 @@
 Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`. A micro-batch
 waits until its checkpoint is complete, or prepared, and until there is room for it (`RunProgress.waited_s`), and until
-its slowest task has written its bases. The policy is told to expect so many restores that about every `CHAIN`th
-checkpoint needs a base. A step also uploads its changes before it returns, with or without a checkpoint: that is
-only in the time of the whole step. The ways take turns on the same input, in rounds (A B, B A).
+its slowest task has written its bases. After a warm-up, which shows how large bases and deltas are, the policy is told
+to expect so many restores that chains of `CHAIN` checkpoints cost least. With pending checkpoints, materializations
+make most bases beside the stream. A step also uploads its changes before it returns, with or without a checkpoint:
+that is only in the time of the whole step. The ways take turns on the same input, in rounds (A B, B A).
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,8 +21,11 @@ from benchmarks.goals import Goal, Report, spread_of, table_of
 from benchmarks.rounds import in_turn
 from benchmarks.systems import CORES, OPERATOR, SPARK, source, totals_stream
 from benchmarks.workload import Workload
+from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.costs import recorded_chains
 from siltstone.chains.policies import PolicyOptions
+from siltstone.model import Form
 from siltstone.settings import Settings
 from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
 from siltstone.spark.operations.run_metrics import RunMetrics
@@ -31,15 +36,27 @@ from tests.store_cases_s3 import fresh_bucket
 
 DELAY_S, PACE_S, QUICK_PACE_S = 0.2, 2.0, 1.0
 CHAIN = 5
-"""deltas"""
+"""checkpoints"""
 AT_MOST, GROWTH_AT_MOST = 0.1, 1.25
 BLOCKING, PENDING = "blocking", "2 pending"
 WAYS = {BLOCKING: 0, PENDING: 2}
 FULL = [(300_000, 10_000), (3_000_000, 10_000), (10_000_000, 10_000)]
 QUICK = [(30_000, 1_000)]
 
-Steps = Sequence[tuple[float, float]]
-"""per step, (seconds that it waited for checkpoints, seconds from its begin to its end)"""
+
+class Steps(NamedTuple):
+    """The steps of one way in one round."""
+
+    waited_s: list[float]
+    """for checkpoints, per step"""
+    seconds: list[float]
+    """from its begin to its end, per step"""
+    bases: int = 0
+    """how many of their checkpoints were bases"""
+    materialized: int = 0
+    """how many bases were made beside the stream meanwhile"""
+
+
 Rounds = Mapping[str, Sequence[Steps]]
 """way -> its steps in each round"""
 
@@ -66,23 +83,42 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 
 def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_pending: int, pace_s: float) -> Steps:
-    """Load the state without delays, then run the steps with them."""
+    """Load the state and warm up without delays, then run the steps with them."""
     _, bucket = fresh_bucket(versitygw())
     with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
         url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
-        # A base each n checkpoints costs base / n + weight * n / 2 * delta per checkpoint: the least at this n.
-        weight = 2 * work.state_rows / work.step_rows / CHAIN**2
-        policy = PolicyOptions(restore_weight=weight)
-        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending, policy_options=policy)
+        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending)
+        loads = settings.model_copy(update={"checkpoint_steps": work.load_steps})
         with OpenWarehouse.writable(settings.warehouse, settings.catalog) as warehouse:
-            _run(spark, settings, warehouse, inputs, work.first_measured, None)
+            # One checkpoint: policies would expect that later deltas are as large as those of a load.
+            _run(spark, loads, warehouse, inputs, work.load_steps, None)
+            _run(spark, settings, warehouse, inputs, work.warm_up, None)
+            chosen = settings.model_copy(update={"policy_options": policy_for_chains(warehouse.catalog)})
             proxy.next(Fault(delay_s=DELAY_S), None)
-            return _run(spark, settings, warehouse, inputs, work.measured, pace_s)
+            steps = _run(spark, chosen, warehouse, inputs, work.measured, pace_s)
+            newest = warehouse.catalog.checkpoints.list("bench", work.measured)
+            made = warehouse.catalog.materializations.list("bench")
+    parts = [each.statistics["operators"][OPERATOR]["seconds"] for each in newest]
+    waited = [waited + of.get("base", 0.0) for (waited, _), of in zip(steps, parts, strict=True)]
+    bases = sum(each.forms[OPERATOR] is Form.BASE for each in newest)
+    done = sum(each.outcome == "done" and each.checkpoint >= newest[0].id for each in made)
+    return Steps(waited, [seconds for _, seconds in steps], bases, done)
+
+
+def policy_for_chains(catalog: Catalog) -> PolicyOptions:
+    """Return options by which a base and `CHAIN` - 1 deltas of the sizes recorded so far are the cheapest chain.
+
+    A base every n checkpoints costs base / n + weight * delta * n / 2 per checkpoint: the least at n = `CHAIN`.
+    """
+    [newest] = catalog.checkpoints.list("bench", 1)
+    [(_, state)] = recorded_chains(newest, OPERATOR).values()
+    return PolicyOptions(restore_weight=2 * state.base_bytes / (state.deltas_bytes / state.deltas) / CHAIN**2)
 
 
 def _run(
     spark: SparkSession, settings: Settings, warehouse: OpenWarehouse, inputs: Path, steps: int, pace_s: float | None
-) -> Steps:
+) -> list[tuple[float, float]]:
+    """Run some steps; return how long each waited for checkpoints, and how long it took."""
     stream, metrics, found = totals_stream("bench"), RunMetrics(settings, "bench"), list[tuple[float, float]]()
     epoch = Epoch(RunRequest(batches=steps))
     with open_runner(settings, stream, warehouse, spark, metrics, epoch) as runner:
@@ -99,25 +135,32 @@ def _run(
         trigger = {"availableNow": True} if pace_s is None else {"processingTime": f"{pace_s} seconds"}
         runner.await_query(writer.trigger(**trigger).start())
         runner.finish()
-    assert len(found) == steps, "a checkpoint for each micro-batch"
-    newest = warehouse.catalog.checkpoints.list("bench", steps)
-    bases = [each.statistics["operators"][OPERATOR]["seconds"].get("base", 0.0) for each in newest]
-    return [(waited + base, whole) for (waited, whole), base in zip(found, bases, strict=True)]
+    assert len(found) == steps
+    return found
 
 
 def report_of(found: Mapping[str, Rounds], pace_s: float = PACE_S) -> Report:
     """Compare the ways of each size, and the waits of pending checkpoints over the sizes."""
     title = f"waiting for checkpoints: {DELAY_S * 1000:.0f} ms a request, a step and a checkpoint each {pace_s:g} s"
-    heads = ("rows, step", "checkpoints are", "mean wait s, rounds", "median wait", "longest", "whole step, median")
-    report = Report(
-        [table := table_of(title, *heads, left=2)], numbers={size: dict(ways) for size, ways in found.items()}
+    heads = (
+        "rows, step",
+        "checkpoints are",
+        "mean wait s, rounds",
+        "median",
+        "longest",
+        "whole step, median",
+        "bases",
+        "beside",
     )
+    numbers = {size: {way: [of._asdict() for of in rounds] for way, rounds in of.items()} for size, of in found.items()}
+    report = Report([table := table_of(title, *heads, left=2)], numbers=numbers)
     for size, ways in found.items():
         for way, rounds in ways.items():
-            steps = [step for each in rounds for step in each]
-            waits = [waited for waited, _ in steps]
-            cells = (median(waits), max(waits), median(seconds for _, seconds in steps))
-            table.add_row(size, way, spread_of(mean_waits(rounds)), *(f"{s:.3f}" for s in cells))
+            waits = [waited for of in rounds for waited in of.waited_s]
+            whole = median(seconds for of in rounds for seconds in of.seconds)
+            bases = str(sum(of.bases for of in rounds)), str(sum(of.materialized for of in rounds))
+            cells = [f"{s:.3f}" for s in (median(waits), max(waits), whole)]
+            table.add_row(size, way, spread_of(mean_waits(rounds)), *cells, *bases)
         ratios = _ratios(mean_waits(ways[PENDING]), mean_waits(ways[BLOCKING]))
         what = f"pending: wait / blocking wait, {size}"
         report.goals.append(Goal.of_rounds(what, ratios, at_most=AT_MOST))
@@ -131,7 +174,7 @@ def report_of(found: Mapping[str, Rounds], pace_s: float = PACE_S) -> Report:
 
 def mean_waits(rounds: Sequence[Steps]) -> list[float]:
     """Return the mean seconds that a step waited in each round."""
-    return [mean(waited for waited, _ in steps) for steps in rounds]
+    return [mean(steps.waited_s) for steps in rounds]
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

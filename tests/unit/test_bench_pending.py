@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmarks.pending import BLOCKING, PENDING, report_of
+from benchmarks.pending import BLOCKING, PENDING, Steps, report_of
 
 
 def test_waits_are_compared_within_each_round_and_over_the_sizes() -> None:
-    def steps(*waits: float) -> list[tuple[float, float]]:
-        return [(waited, 1.0) for waited in waits]
+    def steps(*waits: float) -> Steps:
+        return Steps(list(waits), [1.0] * len(waits))
 
     small = {BLOCKING: [steps(0.4, 0.6), steps(1.0)], PENDING: [steps(0.02, 0.08), steps(0.3)]}
     great = {BLOCKING: [steps(1.0), steps(1.0)], PENDING: [steps(0.2), steps(0.6)]}
