@@ -256,7 +256,7 @@ def check_output(store: Store, output: Output) -> None:
         for stored in output.objects:
             store.read(stored)
         return
-    rows = sum(batch.num_rows for stored in output.objects for batch in read_output(store, stored))
+    rows = sum(batch.num_rows for stored in output.objects for batch in read_output(store, stored, output.arrow_schema))
     if rows != output.rows:
         raise CorruptObject(f"the staged output of {output.name} has {rows} rows, not {output.rows}")
 

@@ -10,8 +10,11 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.errors import CorruptObject
-from siltstone.format.output import OutputWriter
+from siltstone.format.output import OutputWriter, read_output
+from siltstone.model import StoredObject
+from siltstone.spark import delivery
 from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
+from siltstone.store.base import Store
 from siltstone.store.open import open_store
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 
@@ -69,6 +72,27 @@ def test_altered_rows_reach_no_sink(spark: SparkSession, tmp_path: Path, reader:
     with pytest.raises(Exception, match=r"p\.0\.output") as failed:
         staged_rows(spark, f"file://{tmp_path}", output).collect()
     assert isinstance(failed.value, CorruptObject) == (reader == "driver")
+
+
+def test_a_store_that_answers_wrongly_once_fails_no_delivery(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = _staged(tmp_path, pa.table({"n": pa.array(range(ROWS))}))
+    path = tmp_path / output.objects[1].name
+    right = path.read_bytes()
+    path.write_bytes(right[:-1] + b"x")
+
+    def read(store: Store, stored: StoredObject, schema: bytes) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read_output(store, stored, schema)
+        except CorruptObject:
+            path.write_bytes(right)
+            raise
+
+    monkeypatch.setattr(delivery, "read_output", read)
+    frame = staged_rows(spark, f"file://{tmp_path}", output)
+    assert path.read_bytes() == right
+    assert sorted(row.n for row in frame.collect()) == list(range(ROWS))
 
 
 def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -> None:
