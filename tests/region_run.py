@@ -79,6 +79,7 @@ class RegionSteps:
         """The oldest checkpoint that is pending."""
         self.region.store()
         self.completed.append(self.region.commit())
+        self._tidy()
 
     def complete_pending(self) -> None:
         """All checkpoints that are pending."""
@@ -88,7 +89,13 @@ class RegionSteps:
     def complete(self) -> Completed:
         """The checkpoint that is due."""
         waiting, self._waiting = self._waiting, []
-        return self.region.complete(waiting)
+        completed = self.region.complete(waiting)
+        self._tidy()
+        return completed
+
+    def _tidy(self) -> None:
+        if not self.region.stream.sinks:  # who has sinks delivers to them
+            self.region.deliver({}, checked=True)
 
 
 class RegionRun(RegionSteps):

@@ -20,7 +20,9 @@ from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import Fenced, UsageError
+from siltstone.format.manifest import Manifest
 from siltstone.log import get_logger
+from siltstone.model import StoredObject
 from siltstone.retention.housekeeping import Housekeeper
 from siltstone.retention.retention_rules import RetentionOptions
 
@@ -52,6 +54,7 @@ class Background:
         uploaded: called in the thread with the statistics of what materializations stored.
         postponed: says, of an operator whose chain in the catalog begins with the materialization of this manifest,
             why the run leaves its next base to this thread; None if it does not (`RunChains.find_postponed`).
+        made: called in the thread with the manifest of each materialization, as soon as it is complete.
     """
 
     def __init__(
@@ -64,9 +67,10 @@ class Background:
         cancel: Callable[[], None] = lambda: None,
         uploaded: Callable[[UploadStatistics], None] = lambda _: None,
         postponed: Callable[[str, str | None], str | None] = lambda *_: None,
+        made: Callable[[StoredObject, Manifest], None] = lambda *_: None,
     ) -> None:
         self._warehouse, self._stream, self._options = warehouse, stream, options
-        self._run, self._cancel, self._uploaded, self._postponed = run, cancel, uploaded, postponed
+        self._run, self._cancel, self._uploaded, self._postponed, self._made = run, cancel, uploaded, postponed, made
         self._housekeeper = Housekeeper(warehouse, stream, epoch, options.retention)
         name, in_context = f"siltstone-materialize-{stream}", copy_context().run
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
@@ -172,6 +176,7 @@ class Background:
                 run=self._map_tasks,
                 upload=self._options.upload,
                 uploaded=self._uploaded,
+                completed=self._made,
             )
         except Abandoned:
             log.info("materialization given up, as the run ends")

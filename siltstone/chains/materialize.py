@@ -22,7 +22,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import uploader_of
-from siltstone.errors import Unreachable, UsageError
+from siltstone.errors import Unreachable, UsageError, summarize
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
@@ -222,22 +222,22 @@ def materialize(
     rebuild: bool = False,
     upload: UploadOptions = DEFAULT_UPLOAD,
     uploaded: Callable[[UploadStatistics], None] = lambda _: None,
+    completed: Callable[[StoredObject, Manifest], None] = lambda *_: None,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`: every table and opaque variable of which it reads changes.
 
     Args:
         id: at most 32 letters and digits, unique among materializations.
         rebuild: replace a damaged materialization: start from the chain that it was made from.
-        upload: options of the uploads.
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
+        completed: called with its manifest as soon as chains begin with it.
 
     Raises:
         UsageError: another process is at it, or the stream has no such operator.
         HeldWhole: there is nothing to consolidate.
         UnknownCheckpoint: the checkpoint does not exist, or no longer.
-        CorruptObject, ProofFailed: the chain is damaged; nothing changed.
-        Fenced: the lease was lost meanwhile; nothing changed.
-        Abandoned: `run` raised it; nothing changed.
+        CorruptObject, ProofFailed, Fenced, Abandoned: the chain is damaged, the lease was lost meanwhile, or `run` gave
+            up; nothing changed.
     """
     start = time.perf_counter()
     catalog, store = warehouse.catalog, warehouse.warehouse.store
@@ -259,15 +259,15 @@ def materialize(
             catalog.materializations.complete(
                 stream, id, stored, manifest.objects, replaced, open_ - needed, rows_=rows, bytes_=size, seconds=seconds
             )
+            completed(stored, manifest)
             try_write_extract(warehouse, stream)
         except (Abandoned, HeldWhole, KeyboardInterrupt):
             with suppress(Unreachable):  # then its lease expires
                 catalog.materializations.abandon(stream, id)
             raise
         except BaseException as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             with suppress(Unreachable):  # then its lease expires
-                catalog.materializations.fail(stream, id, reason)
+                catalog.materializations.fail(stream, id, summarize(error))
             raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 

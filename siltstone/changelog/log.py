@@ -5,6 +5,7 @@
     interval = log.cut(path)                a checkpoint of these steps is prepared, and the next interval begins
     interval.persist()                      all of them are durable
     log.truncate(kept)                      the checkpoint is complete
+    log.delete_replaced(store)              what it does not refer to goes, while further steps are taken
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
 here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
@@ -12,9 +13,10 @@ such batch is under way at a time. `carried_rules` bounds what tasks carry of it
 """
 
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
@@ -22,8 +24,10 @@ from siltstone.changelog.carried_rules import ends_interval, waits_for_upload
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, Sharers, uploader_of
+from siltstone.errors import SiltstoneError
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind
+from siltstone.store.base import Store
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
@@ -171,6 +175,8 @@ class Changelog:
         self._open = LoggedInterval(store_url, options)
         self._cut: tuple[LoggedInterval, ...] = ()
         """those of pending checkpoints, oldest first"""
+        self._replaced = deque[str]()
+        """names of objects that complete checkpoints do not need"""
 
     def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Add one operator's acknowledgements of step `path.step`.
@@ -219,12 +225,19 @@ class Changelog:
         self._open, self._cut = LoggedInterval(self._store_url, self._options), (*self._cut, interval)
         return interval
 
-    def truncate(self, kept: Collection[str]) -> list[str]:
-        """Forget the oldest interval, whose checkpoint is complete; return the names of its stored objects that are not
-        `kept`."""
+    def truncate(self, kept: Collection[str]) -> None:
+        """Forget the oldest interval, whose checkpoint is complete; of its objects, only those in `kept` are needed."""
         interval, *rest = self._cut
         self._cut = tuple(rest)
-        return interval.replaced(kept)
+        self._replaced.extend(interval.replaced(kept))
+
+    def delete_replaced(self, store: Store) -> None:
+        """Delete what is not needed since `truncate`: tasks that begin later do not read it. One thread at a time may.
+
+        Errors are ignored, because a sweep finds the rest.
+        """
+        with suppress(SiltstoneError):
+            store.delete([self._replaced.popleft() for _ in range(len(self._replaced))])
 
 
 def _packed(step: _Step) -> LoggedStep:

@@ -33,6 +33,7 @@ from siltstone.log import get_logger
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.file_indexes import file_indexes, read_handles
 from siltstone.restore.restore import read_manifest, schemas_of, versions_of
+from siltstone.run.manifests import RunManifests
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
 from siltstone.store.paths import is_materialization_manifest
@@ -77,9 +78,11 @@ class RunChains:
             deltas meanwhile (`postpone_rules`).
     """
 
-    def __init__(self, stream: Stream, catalog: Catalog, store: Store, policy: Policy, *, postpones: bool) -> None:
+    def __init__(
+        self, stream: Stream, catalog: Catalog, store: Store, read: RunManifests, policy: Policy, *, postpones: bool
+    ) -> None:
         self._stream, self._catalog, self._store, self._policy = stream, catalog, store, policy
-        self._postpones = postpones
+        self._read, self._postpones = read, postpones
         self._postponed: Mapping[str, str] = {}
         """operator -> why it is to be materialized"""
         self._checkpoint = 0
@@ -349,7 +352,7 @@ class RunChains:
             if stored.name in known or not is_materialization_manifest(stored.name):
                 continue
             try:
-                self._rebase(read_manifest(self._store, stored))
+                self._rebase(self._read.read(stored))
             except CorruptObject:
                 continue  # a restore reports it; until then the chains are taken to be as long as they were
 

@@ -6,7 +6,7 @@ bases of some variables but not of all, or refers to files of earlier ones: wher
 earlier is needed, whatever it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, StateError
@@ -14,17 +14,16 @@ from siltstone.format.manifest import Manifest
 from siltstone.model import Form, StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces, state_handles
-from siltstone.restore.restore import read_manifest
+from siltstone.run.manifests import RunManifests
 from siltstone.store.ahead import read_ahead
-from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, is_materialization_manifest
 
 
 class RunReferences:
     """The references of one run of a stream; a run that fails must be opened again."""
 
-    def __init__(self, stream: str, catalog: Catalog, store: Store) -> None:
-        self._stream, self._catalog, self._store = stream, catalog, store
+    def __init__(self, stream: str, catalog: Catalog, manifests: RunManifests) -> None:
+        self._stream, self._catalog, self._manifests = stream, catalog, manifests
         self._live = LiveHandles()
         self._is_whole = True
         """whether `_live` and `_open` are of all checkpoints, not only of those that this run has seen"""
@@ -83,13 +82,15 @@ class RunReferences:
             del self._open[gone]
         return oldest, names
 
-    def follow(self, manifests: Iterable[StoredObject]) -> None:
-        """Let chains begin with the materializations among what a restore of the newest checkpoint reads."""
-        if not self._is_whole:
-            return
-        for stored in manifests:
+    def follow(self, manifests: Sequence[StoredObject]) -> None:
+        """Let chains begin with the materializations among what a restore of the newest checkpoint reads.
+
+        It is the last to take them over, after `RunChains`.
+        """
+        for stored in manifests if self._is_whole else ():
             if is_materialization_manifest(stored.name) and stored.name not in self._followed:
                 self._apply(self._live, stored, self._read(stored))
+        self._manifests.take_over(manifests)
 
     def _load(self, newest: int) -> LiveHandles:
         """Return what a restore of checkpoint `newest` needs; nothing for 0."""
@@ -115,7 +116,7 @@ class RunReferences:
 
     def _read(self, stored: StoredObject) -> Manifest | None:
         try:
-            return read_manifest(self._store, stored, self._stream)
+            return self._manifests.read(stored)
         except CorruptObject:
             return None  # whoever restores it says so; here it only delays deletions
 

@@ -44,6 +44,7 @@ from siltstone.run.chains import RunChains
 from siltstone.run.commit import Completed
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
+from siltstone.run.manifests import RunManifests
 from siltstone.run.options import RegionOptions, bound_inline
 from siltstone.run.outbox import Give, Outbox
 from siltstone.run.pending import PendingCheckpoint
@@ -64,9 +65,8 @@ class ConsistentRegion:
     def __init__(
         self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
     ) -> None:
-        self.stream, self.warehouse, self.catalog = stream, warehouse, catalog
+        self.stream, self.warehouse, self.catalog, self.epoch = stream, warehouse, catalog, epoch
         self.options = options = bound_inline(options, stream)
-        self.epoch = epoch
         self._interval = Interval(options.checkpoint_steps, options.checkpoint_s, options.checkpoint_idle_s)
         self._coordinator = self._coordinate(0, 0)
         self.digest: str | None = None
@@ -76,8 +76,10 @@ class ConsistentRegion:
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
         self._store, self._place = warehouse.store, OpenWarehouse(warehouse, catalog)
-        self.chains = RunChains(stream, catalog, warehouse.store, policy, postpones=options.postpones_bases)
-        self._references = RunReferences(stream.name, catalog, warehouse.store)
+        self.manifests = RunManifests(stream.name, warehouse.store)
+        reads, postpones = (catalog, warehouse.store, self.manifests), options.postpones_bases
+        self.chains = RunChains(stream, *reads, policy, postpones=postpones)
+        self._references = RunReferences(stream.name, catalog, self.manifests)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
         self._dropped: tuple[str, ...] = ()
@@ -369,6 +371,7 @@ class ConsistentRegion:
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
         """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""
+        self._log.delete_replaced(self._store)
         self._coordinator.deliver(lambda: self.outbox.deliver(self.completed, sinks, checked=checked))
 
     def fail(self, error: BaseException) -> BaseException:
@@ -378,6 +381,7 @@ class ConsistentRegion:
     def close(self, outcome: str) -> None:
         """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete."""
         self._coordinator.end()
+        self._log.delete_replaced(self._store)
         self.outbox.clean()
         self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(self._place, self.stream.name, self.epoch)
@@ -389,7 +393,6 @@ class ConsistentRegion:
         self._references.follow(committed.manifests)
         self._previous = PreviousCheckpoint(made.manifest, committed.at)
         self.digest = made.digest
-        with suppress(SiltstoneError):  # a sweep finds what stays
-            self._store.delete(self._log.truncate({stored.name for stored in (*made.segments, *made.bases)}))
+        self._log.truncate({stored.name for stored in (*made.segments, *made.bases)})
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch

@@ -14,7 +14,7 @@ or, for a stream definition with a source of its own, `sources.open_source` and 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -130,8 +130,9 @@ class StreamRunner:
             StateError: a sink failed; the checkpoint is complete, and the next run delivers it first.
         """
         self._check_not_failed()
-        with self._turn:
+        with ExitStack() as stack:
             with self._progress.waiting():
+                stack.enter_context(self._turn)
                 self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():

@@ -1,6 +1,8 @@
 """Bases that end chains are left to materializations: no step stops for one, and the bounds hold as before."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,16 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.export_savepoint import export_savepoint
 from siltstone.change.import_savepoint import prove_export
 from siltstone.change.recover import recover
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import CorruptObject
 from siltstone.model import Form
 from siltstone.operator import Operator
 from siltstone.restore.restore import read_manifest
 from siltstone.retention.savepoints import set_savepoint
+from siltstone.run.manifests import RunManifests
+from siltstone.run.region import ConsistentRegion
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import is_materialization_manifest
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, Sums, rows, stream_of
@@ -35,7 +43,8 @@ def run_of(place: OpenWarehouse, operator: Operator, policy=POLICY, *, postpones
 
 def background(place: OpenWarehouse, run: RegionRun) -> Background:
     options = BackgroundOptions(MaterializationOptions(interval_s=0), OPTIONS)
-    return Background(place, NAME, run.region.epoch, options, in_order, postponed=run.region.chains.find_postponed)
+    hooks = {"postponed": run.region.chains.find_postponed, "made": run.region.manifests.add}
+    return Background(place, NAME, run.region.epoch, options, in_order, **hooks)
 
 
 def bases(place: OpenWarehouse) -> list[int]:
@@ -71,6 +80,74 @@ def test_no_step_writes_a_base_after_the_first(tmp_path: Path, max_pending: int)
         assert bases(place) == [1] and len(often) - 2 <= len(made) <= len(often) + 1
         assert run.region.digest == expected
         check(place)
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_between_two_steps_nothing_waits_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_pending: int
+) -> None:
+    """Neither to begin a step, nor to commit, nor to take over the bases that the background has made."""
+    asked, between = list[str](), [False]
+
+    def watch(store: type, name: str) -> None:
+        method = getattr(store, name)
+
+        def watched(*arguments: Any, **given: Any) -> Any:
+            asked.extend([name] * between[0])
+            return method(*arguments, **given)
+
+        monkeypatch.setattr(store, name, watched)
+
+    def mark(name: str) -> None:
+        method = getattr(ConsistentRegion, name)
+
+        def marked(*arguments: Any, **given: Any) -> Any:
+            between[0] = True
+            try:
+                return method(*arguments, **given)
+            finally:
+                between[0] = False
+
+        monkeypatch.setattr(ConsistentRegion, name, marked)
+
+    for name in ("read", "read_range", "put", "create", "delete", "list", "modified_at"):
+        watch(FilesystemStore, name)
+    for name in ("begin_step", "commit"):
+        mark(name)
+    taken_over = set[str]()
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        run = run_of(place, Busy(), max_pending=max_pending, upload=UploadOptions(inline_bytes=0))
+        worker = background(place, run)
+        for n in range(1, STEPS):
+            run.step(rows(n, keys=5000, changed=200))
+            if run.region.completed and n % 3 == 0:
+                assert worker.look()
+            manifests = [stored.name for stored in run.region.chains.manifests]
+            taken_over |= set(filter(is_materialization_manifest, manifests))
+        run.complete_pending()
+        assert len(taken_over) > 1 and not asked
+        check(place)
+
+
+def test_of_manifests_that_are_never_taken_over_few_are_kept(place: OpenWarehouse) -> None:
+    """A base that a step writes may overtake a materialization, which then begins no chain."""
+    run = run_of(place, Busy())
+    for n in range(1, 4):
+        run.step(rows(n, keys=500, changed=200))
+    consolidate(place, 2, "m")
+    [made] = place.catalog.materializations.list(NAME)
+    assert made.manifest is not None
+    read = RunManifests(NAME, place.warehouse.store)
+    manifest = read.read(made.manifest)
+    for n in range(100):
+        read.add(replace(made.manifest, name=f"{made.manifest.name}.{n}"), manifest)
+    place.warehouse.store.delete([made.manifest.name])
+    with pytest.raises(CorruptObject):
+        read.read(replace(made.manifest, name=f"{made.manifest.name}.0"))
+    assert read.read(replace(made.manifest, name=f"{made.manifest.name}.99")) is manifest
+    read.take_over([replace(made.manifest, name=f"{made.manifest.name}.99")])
+    with pytest.raises(CorruptObject):
+        read.read(replace(made.manifest, name=f"{made.manifest.name}.99"))
 
 
 def test_a_chain_without_room_gets_its_base_from_the_step(place: OpenWarehouse) -> None:

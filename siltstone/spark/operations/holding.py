@@ -169,7 +169,8 @@ def _background(
         settings.upload,
     )
     add_uploads, postponed = partial(metrics.add_uploads, warehouse.catalog), region.chains.find_postponed
-    return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads, postponed)
+    hooks = units.cancel, add_uploads, postponed, region.manifests.add
+    return Background(warehouse, stream, region.epoch, options, units, *hooks)
 
 
 def open_region(
