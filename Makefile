@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-quick bench-cluster bench-policy fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -78,6 +78,9 @@ bench-quick: $(READY)dev $(READY)gateway ## three parts of it at small sizes, in
 
 bench-cluster: $(READY)dev $(READY)gateway ## a Spark cluster beside one machine with as many cores, and how fast it goes on when a worker is killed; needs root
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks cluster
+
+profile: $(READY)dev ## where a step's time goes, phase by phase, as flame graphs in profile.png
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks profile
 
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy

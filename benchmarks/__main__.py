@@ -28,9 +28,11 @@ tests. The exit code is 1 if a goal is missed.
 
     python -m benchmarks side-by-side [--minutes M] ...
     python -m benchmarks cluster [--rounds N] ...
+    python -m benchmarks profile [--rows S] [--step-rows K] ...
 
 are separate: the first runs a stream alone, then together with the commands of its life cycle
-(`benchmarks.side_by_side`), the second compares a cluster with one machine and kills workers (`benchmarks.cluster`).
+(`benchmarks.side_by_side`). The second compares a cluster with one machine and kills workers (`benchmarks.cluster`).
+The third shows where a step's time goes (`benchmarks.profile`).
 """
 
 import argparse
@@ -218,7 +220,7 @@ PARTS: dict[str, Part] = {
     "python": python,
     "latency": latency,
 }
-SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
+SIDE_BY_SIDE, CLUSTER, PROFILE = "side-by-side", "cluster", "profile"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -232,12 +234,16 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import cluster
 
         return cluster.main(arguments[1:])
+    if arguments[:1] == [PROFILE]:
+        from benchmarks import profile
+
+        return profile.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
-        epilog=f"{SIDE_BY_SIDE} and {CLUSTER} are separate: the one runs a stream alone, then together with the "
-        "commands of its life cycle; the other compares a cluster with one machine and kills workers. See "
-        f"`python -m benchmarks {SIDE_BY_SIDE} --help` and `python -m benchmarks {CLUSTER} --help`.",
+        epilog=f"{SIDE_BY_SIDE}, {CLUSTER} and {PROFILE} are separate: the first runs a stream alone, then together "
+        "with the commands of its life cycle; the second compares a cluster with one machine and kills workers; the "
+        f"third shows where a step's time goes. See `python -m benchmarks {SIDE_BY_SIDE} --help`, and so on.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes")
