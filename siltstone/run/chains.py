@@ -74,15 +74,16 @@ class RunChains:
     """The chains of one run of a stream; empty before `resume` or the first checkpoint.
 
     Args:
+        reader: reads the manifests of materializations.
         postpones: whether the run's background makes bases that end chains, as far as the bounds leave room for
             deltas meanwhile (`postpone_rules`).
     """
 
     def __init__(
-        self, stream: Stream, catalog: Catalog, store: Store, read: RunManifests, policy: Policy, *, postpones: bool
+        self, stream: Stream, catalog: Catalog, store: Store, reader: RunManifests, policy: Policy, *, postpones: bool
     ) -> None:
         self._stream, self._catalog, self._store, self._policy = stream, catalog, store, policy
-        self._read, self._postpones = read, postpones
+        self._reader, self._postpones = reader, postpones
         self._postponed: Mapping[str, str] = {}
         """operator -> why it is to be materialized"""
         self._checkpoint = 0
@@ -352,7 +353,7 @@ class RunChains:
             if stored.name in known or not is_materialization_manifest(stored.name):
                 continue
             try:
-                self._rebase(self._read.read(stored))
+                self._rebase(self._reader.read(stored))
             except CorruptObject:
                 continue  # a restore reports it; until then the chains are taken to be as long as they were
 
