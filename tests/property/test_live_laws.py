@@ -32,6 +32,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import writer_of
 from siltstone.restore.plan_rules import plan_restore, replaces
 from siltstone.retention.deletion_rules import plan_deletion
+from siltstone.run.manifests import RunManifests
 from siltstone.run.references import RunReferences
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
@@ -97,11 +98,11 @@ class References(RunReferences):
     """A run's references, which finds manifests in memory."""
 
     def __init__(self, catalog: Catalog, manifests: Mapping[str, Manifest]) -> None:
-        super().__init__(STREAM, catalog, cast(Store, None))
-        self._manifests = manifests
+        super().__init__(STREAM, catalog, RunManifests(STREAM, cast(Store, None)))
+        self._in_memory = manifests
 
     def _read(self, stored: StoredObject) -> Manifest | None:
-        return self._manifests[stored.name]
+        return self._in_memory[stored.name]
 
 
 @dataclass

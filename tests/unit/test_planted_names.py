@@ -1,13 +1,15 @@
 """Names that whoever can write to a store chose stop no sweep, and reach no terminal as they are."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from siltstone.catalog.outbox import OutputRecord
 from siltstone.cli.output import escape_name
 from siltstone.errors import CorruptObject, StateError
 from siltstone.spark.delivery import deliverers
@@ -67,11 +69,12 @@ def test_staged_rows_altered_before_their_delivery_are_not_blamed_on_the_sink(
     store = FilesystemStore(tmp_path / "objects")
     give = deliverers(cast(Any, None), {"by_key": deliver}, store.url)["by_key"]
     stored = store.put("s/00000001/000000000001/by_key.00000.x.output.arrow", b"whole")
-    output: Any = SimpleNamespace(stream="s", name="by_key", checkpoint=1, sink_id=1, rows=0, objects=(), statistics=())
+    schema = pa.schema([]).serialize().to_pybytes()
+    output = OutputRecord("by_key", schema, 0, (), "s", 1, 1, 1, lost=False, delivered_at=None)
     with pytest.raises(StateError, match="the sink of by_key failed") as failed:
         give(output)
     assert not isinstance(failed.value, CorruptObject)
-    output.objects = (stored,)
+    output = replace(output, objects=(stored,))
     (tmp_path / "objects" / stored.name).write_bytes(b"wrong")
     with pytest.raises(CorruptObject, match="by_key"):
         give(output)
