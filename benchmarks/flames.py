@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rich.table import Table
 
 from benchmarks.goals import table_of
 
@@ -14,7 +16,7 @@ Samples = Mapping[Stack, int]
 
 
 class Phase(NamedTuple):
-    """What happens below one of Siltstone's functions; `file` is the end of its path."""
+    """What happens below one of Siltstone's functions; `file` is the end of its path, or a directory of it."""
 
     name: str
     process: str
@@ -37,8 +39,6 @@ PHASES = (
     Phase("write the changes", WORKERS, "write_part", "siltstone/run/persist.py"),
     Phase("commit working state", WORKERS, "commit", "siltstone/state/"),
 )
-
-
 _LETTERS, _FEWEST_LETTERS = 180, 5
 """letters of a name that the whole width has room for, and fewer than which say nothing"""
 
@@ -97,7 +97,7 @@ def milliseconds(samples: Samples, rate: int, steps: int) -> float:
     return 1000 * sum(samples.values()) / rate / steps
 
 
-def phase_table(phases: Mapping[Phase, Samples], rate: int, steps: int, title: str) -> Any:
+def phase_table(phases: Mapping[Phase, Samples], rate: int, steps: int, title: str) -> Table:
     """Make a table of the milliseconds per step of each phase."""
     table = table_of(title, "process", "phase", "ms", left=2)
     for phase, samples in phases.items():

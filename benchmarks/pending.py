@@ -3,9 +3,9 @@
 Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`, once the load
 and the warm-up are over; the catalog is a file. A micro-batch waits as long as it does anything but run its operators,
-and for its bases: for what its slowest task takes longer to write than in a step with deltas. After the warm-up, which
-shows how large bases and deltas are, the policy is told to expect so many restores that chains of `CHAIN` checkpoints
-cost least. With pending checkpoints, materializations make most bases beside the stream. A step also uploads its
+and for its bases: for what its slowest task takes longer to write than in a step with deltas. The warm-up shows how
+large bases and deltas are. By that, `restore_weight` is set so high that the policy wants a base every `CHAIN`
+checkpoints. With pending checkpoints, materializations make most bases beside the stream. A step also uploads its
 changes before it returns, with or without a checkpoint: that is only in the time of the whole step. The ways take turns
 on the same input, in rounds (A B, B A).
 """

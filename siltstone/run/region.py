@@ -11,7 +11,7 @@ after it everything is.
       acknowledge    <- the acknowledgements of its subtasks
       prepare        a checkpoint: what it holds is settled
       store          outputs, segments, manifest, while further steps may be taken
-      commit         between two steps
+      commit         between two steps, without asking the store
       deliver        outputs to sinks, while further steps may be taken
 """
 
@@ -370,7 +370,7 @@ class ConsistentRegion:
         return self.commit()
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
-        """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""
+        """Deliver the outputs of completed checkpoints (see `Outbox.deliver`), once their log is deleted."""
         self._log.delete_replaced(self._store)
         self._coordinator.deliver(lambda: self.outbox.deliver(self.completed, sinks, checked=checked))
 

@@ -168,9 +168,17 @@ def _background(
         region.options.parallelism,
         settings.upload,
     )
-    add_uploads, postponed = partial(metrics.add_uploads, warehouse.catalog), region.chains.find_postponed
-    hooks = units.cancel, add_uploads, postponed, region.manifests.add
-    return Background(warehouse, stream, region.epoch, options, units, *hooks)
+    return Background(
+        warehouse,
+        stream,
+        region.epoch,
+        options,
+        units,
+        cancel=units.cancel,
+        uploaded=partial(metrics.add_uploads, warehouse.catalog),
+        postponed=region.chains.find_postponed,
+        made=region.manifests.add,
+    )
 
 
 def open_region(
