@@ -126,17 +126,17 @@ def _run(
 ) -> list[tuple[float, float]]:
     """Run some steps; return how long each did not run its operators, and how long it took."""
     stream, metrics, found = totals_stream("bench"), RunMetrics(settings, "bench"), list[tuple[float, float]]()
-    epoch, run_operators, ran_s = Epoch(RunRequest(batches=steps)), spark_runner.run_operators, 0.0
+    epoch, run_step, ran_s = Epoch(RunRequest(batches=steps)), spark_runner.run_step, 0.0
 
     def run_timed(*arguments: Any) -> StepRun:
         nonlocal ran_s
         began = time.perf_counter()
-        done = run_operators(*arguments)
+        done = run_step(*arguments)
         ran_s = time.perf_counter() - began
         return done
 
     with (
-        patch.object(spark_runner, "run_operators", run_timed),
+        patch.object(spark_runner, "run_step", run_timed),
         open_runner(settings, stream, warehouse, spark, metrics, epoch) as runner,
     ):
 

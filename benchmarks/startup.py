@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, insert, update
 from benchmarks.goals import Goal, Report, table_of
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog import tables as t
+from siltstone.catalog.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
@@ -91,7 +92,7 @@ def _seed(settings: Settings, steps: int) -> None:
             later.start()
             return {}
 
-        checkpoint = StreamRunner(spark, region).step_without_input(changed=advance).id
+        checkpoint = StreamRunner(spark, region).change(changed=advance).id
         later.stop()
         region.close("done")
         url = f"sqlite:///{warehouse.warehouse.local.catalog}"
@@ -102,14 +103,15 @@ def _seed(settings: Settings, steps: int) -> None:
     with engine.begin() as connection:
         sources = re.sub(r"\d{13}", str(began_ms), begins.sources)
         connection.execute(update(t.step).where(s.step == 0).values(sources=sources))
-        for first in range(1, steps + 1, _AT_ONCE):
+        for first in range(2, steps + 1, _AT_ONCE):  # the first one is the change
             rows = [
                 {
                     "stream": STREAM.name,
                     "checkpoint": checkpoint,
                     "step": last.step + n,
-                    "batch_id": last.batch_id + n,
-                    "offsets": "\n".join([*header, str(int(offset) + n)]),
+                    "kind": StepKind.BATCH,
+                    "batch_id": last.batch + n - 1,
+                    "offsets": "\n".join([*header, str(int(offset) + n - 1)]),
                     "sources": None,
                 }
                 for n in range(first, min(first + _AT_ONCE, steps + 1))

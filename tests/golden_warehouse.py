@@ -27,11 +27,11 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, Max, Sum
+from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
-from siltstone.change.replay import follow
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.restore.restore import read_manifest, read_manifests
@@ -115,9 +115,8 @@ def write(place: OpenWarehouse) -> None:
     materialize(place, NAME, "everything", 5, id="golden", parallelism=2, run=in_order)
     roll_back(place, 5, NAME)
     run = RegionRun(place, STREAM, POLICY, parallelism=3, checkpoint_steps=2)
-    for piece in follow(run.region.completed, run.region.logged_steps()):
-        assert piece.step is not None
-        run.step(batch(piece.step.batch_id + 1), ends=piece.ends)
+    for step, ends in with_ends(run.region.logged_steps()):
+        run.step(batch(step.batch + 1), ends=ends)
     run.step(batch(13))
     run.step_without_rows()
     run.region.close("done")

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change.replay import follow
 from siltstone.format.output import read_output
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.outbox import Give
@@ -140,11 +140,11 @@ def roll_back(place: OpenWarehouse, checkpoint: int, stream: str = NAME) -> None
 
 def follow_log(run: Outboxed) -> None:
     """Run what the input log holds again, with the same boundaries."""
-    for piece in follow(run.region.completed, run.region.logged_steps()):
-        if piece.step is None:
-            run.step_without_rows()
+    for step, ends in with_ends(run.region.logged_steps()):
+        if step.batch_id is None:
+            run.step_without_rows(step.kind)
         else:
-            run.step(batch(piece.step.batch_id + 1), ends=piece.ends)
+            run.step(batch(step.batch_id + 1), ends=ends)
 
 
 def write(place: OpenWarehouse, heard: Heard, count: int, **options: Any) -> Outboxed:

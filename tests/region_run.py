@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -31,25 +31,27 @@ class RegionSteps:
         """operator -> what it returned in the newest step; and the step's rows"""
         self.completed: list[Completed] = []
         """those that were pending before"""
-        self._waiting: list[Step] = []
 
     def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one.
 
         If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
         """
-        region = self.region
         self.make_room()
-        tasks = region.begin_step(ends=last or None if ends is None else ends)
-        self._waiting.append(Step(region.step, self.batches, "v1\n{}\n"))
+        step = Step(self.region.step + 1, self.batches, "v1\n{}\n")
         self.batches += 1
-        self.outputs = {SOURCE: rows}
+        self._take(step, {SOURCE: rows}, ends=last or None if ends is None else ends)
+        return self.end_interval() if self.region.checkpoint_due else None
+
+    def _take(self, step: Step, outputs: dict[str, pa.Table], ends: bool | None) -> None:
+        """A step of every operator, after those whose output it reads."""
+        region, self.outputs = self.region, outputs
+        tasks = region.begin_step(step, ends=ends)
         for operator in region.stream.topological():
-            task = replace(tasks[operator.name], hands_on=True)
-            output, received = self.attempt(task, shuffled(task, self.outputs[operator.reads]))
-            self.outputs[operator.name] = output
+            task, rows = replace(tasks[operator.name], hands_on=True), outputs.get(operator.reads)
+            there = {} if rows is None else shuffled(task, rows)
+            outputs[operator.name], received = self.attempt(task, there)
             region.acknowledge(operator.name, received)
-        return self.end_interval() if region.checkpoint_due else None
 
     def make_room(self) -> None:
         """Complete pending checkpoints until one more may be prepared."""
@@ -60,20 +62,18 @@ class RegionSteps:
         """Complete the checkpoint that is due; prepare it only, if checkpoints may be pending."""
         if not self.region.options.max_pending:
             return self.complete()
-        self.region.prepare(self._waiting)
-        self._waiting = []
+        self.region.prepare()
         return None
 
     def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
         """One step of one operator: its output, and what its subtasks said."""
         return run_tasks(task, rows)
 
-    def step_without_rows(self) -> Completed:
-        """A step that takes no micro-batch, and ends in a checkpoint."""
-        self.outputs = {}
-        for name, task in self.region.begin_step(ends=True).items():
-            self.region.acknowledge(name, run_tasks(task, {})[1])
-        return self.complete()
+    def step_without_rows(self, kind: StepKind = StepKind.EMPTY) -> Completed | None:
+        """A step that takes no micro-batch, and ends in a checkpoint, which is only prepared if some may be pending."""
+        self.make_room()
+        self._take(Step.without_rows(self.region.step + 1, kind), {}, ends=True)
+        return self.end_interval()
 
     def complete_oldest(self) -> None:
         """The oldest checkpoint that is pending."""
@@ -88,8 +88,7 @@ class RegionSteps:
 
     def complete(self) -> Completed:
         """The checkpoint that is due."""
-        waiting, self._waiting = self._waiting, []
-        completed = self.region.complete(waiting)
+        completed = self.region.complete()
         self._tidy()
         return completed
 

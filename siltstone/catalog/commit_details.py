@@ -19,7 +19,7 @@ from typing import Any
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.outbox import Output
 from siltstone.catalog.packing import pack, unpack
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, StepKind
 from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
 from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
@@ -113,7 +113,8 @@ def encode_steps(steps: Sequence[Step]) -> dict[str, Any]:
         before, conf, rest = step.offsets.partition(_CONF)
         line, newline, after = rest.partition("\n")
         which = options.setdefault(conf + line, len(options))
-        rows.append([step.step, step.batch_id, before, which, newline + after, step.sources])
+        batch = step.kind if step.batch_id is None else step.batch_id
+        rows.append([step.step, batch, before, which, newline + after, step.sources])
     return {"options": list(options), "steps": rows}
 
 
@@ -129,8 +130,11 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
         check_integer(number, 0, _MAX, "a step")
-        check_integer(batch, -2, _MAX, "a batch")
-        steps.append(Step(number, batch, offsets, check_text(sources, "sources")))
+        text = check_text(sources, "sources")
+        if isinstance(batch, str):
+            steps.append(Step(number, None, offsets, text, StepKind(batch)))
+        else:
+            steps.append(Step(number, check_integer(batch, -2, _MAX, "a batch"), offsets, text))
     return tuple(steps)
 
 

@@ -250,7 +250,8 @@ def _records_from_json(values: Mapping[str, Any]) -> tuple[StepRecord, ...]:
     steps = decode_steps(values)
     return tuple(
         StepRecord(
-            s.step, s.batch_id, s.offsets, s.sources, checkpoint=check_integer(checkpoint, 1, _MAX, "a checkpoint")
+            *(s.step, s.batch_id, s.offsets, s.sources, s.kind),
+            checkpoint=check_integer(checkpoint, 1, _MAX, "a checkpoint"),
         )
         for s, checkpoint in zip(steps, values["checkpoints"], strict=True)
     )

@@ -1,14 +1,15 @@
-"""The input log: where a stream's sources begin, and what each step has read of them.
+"""The input log: where a stream's sources begin, every step of the stream, and what each step has read of them.
 
     step 0       batch -1, of no checkpoint: where the sources begin, recorded before the first batch is processed
-    step 1 ...   what each step read, recorded with its checkpoint
+    step 1 ...   what each step read, recorded with its checkpoint; steps without rows have no batch (`StepKind`)
 
 A source that begins at "latest" gives another answer each time. Step 0 holds its first answer, and every writer epoch
 begins there until a checkpoint records how far the stream has read.
 
 Steps are kept as far back as a replay may begin: those after the oldest checkpoint that is not deleted, and the newest
-two up to it, which Spark needs to continue. Older ones are pruned, some hundred at a time; the files that they read are
-kept as entries of step 0. A pruning depends only on what is kept, so it may run at any time, also during a run.
+two with a batch up to it, which Spark needs to continue. Older ones are pruned, some hundred at a time; the files that
+they read are kept as entries of step 0. A pruning depends only on what is kept, so it may run at any time, also during
+a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from siltstone.catalog.checkpoints import find_newest
 from siltstone.catalog.limits import ID_END
 from siltstone.catalog.passes import Pass, note_pass
 from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, without_files
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step, StepRecord, step_values, to_step
+from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step, StepKind, StepRecord, step_values, to_step
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
@@ -71,8 +72,8 @@ class InputLog(CatalogPart):
         s = t.step.c
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
-            query = select(s.batch_id, s.checkpoint).where(s.stream == stream, s.step > 0).order_by(s.step).limit(2)
-            oldest = connection.execute(query).all()
+            read = (s.stream == stream) & (s.step > 0) & s.batch_id.is_not(None)
+            oldest = connection.execute(select(s.batch_id, s.checkpoint).where(read).order_by(s.step).limit(2)).all()
             return oldest[-1].checkpoint if oldest and oldest[0].batch_id > 0 else 0
 
     def prune(
@@ -100,7 +101,7 @@ class InputLog(CatalogPart):
         with self._transactions.writing(f"the input log of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             needed = _first_needed(connection, stream)
-            if needed is None or needed.batch_id - _first_batch(connection, stream) < at_least:
+            if needed is None or needed.batch - _first_batch(connection, stream) < at_least:
                 return 0
             # A length of time that reaches back before year 1 keeps all.
             now = self._transactions.time(connection)
@@ -123,13 +124,19 @@ class InputLog(CatalogPart):
 
     def list_logged(self, stream: str) -> list[StepRecord]:
         """List the steps to run next, oldest first, each with its checkpoint: those of checkpoints that were given up
-        and not yet made again."""
+        and not yet made again.
+
+        Changes that nothing follows are left out: they read nothing, and brought no sink anything.
+        """
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             newest = find_newest(connection, stream)
             s = t.step.c
             query = select(t.step).where(s.stream == stream, s.checkpoint > (newest.id if newest else 0))
-            return [to_step(row) for row in connection.execute(query.order_by(s.step))]
+            steps = [to_step(row) for row in connection.execute(query.order_by(s.step))]
+        while steps and steps[-1].kind is StepKind.CHANGE:
+            steps.pop()
+        return steps
 
     def list(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
         """List the steps of every checkpoint after `after`, up to and including `upto`, in order.
@@ -178,13 +185,14 @@ def _note_entries(connection: Connection, stream: str, beginning: Step | None, s
 
 
 def _newest_two(connection: Connection, stream: str, upto: int) -> list[StepRecord]:
-    """Return the two newest steps of checkpoints up to `upto`, oldest first.
+    """Return the two newest steps with a batch of checkpoints up to `upto`, oldest first.
 
     Step numbers grow with checkpoints. Ordering by both reads two entries of the index `step_in_order`; by the step
     alone, it reads every step that is newer than `upto`.
     """
     s = t.step.c
-    query = select(t.step).where(s.stream == stream, s.step > 0, s.checkpoint.between(1, upto))
+    read = (s.stream == stream) & (s.step > 0) & s.batch_id.is_not(None)
+    query = select(t.step).where(read, s.checkpoint.between(1, upto))
     newest_first = query.order_by(s.checkpoint.desc(), s.step.desc()).limit(2)
     return [to_step(row) for row in connection.execute(newest_first)][::-1]
 
@@ -199,8 +207,8 @@ def _first_needed(connection: Connection, stream: str) -> Step | None:
 
 def _first_batch(connection: Connection, stream: str) -> int:
     s = t.step.c
-    query = select(s.batch_id).where(s.stream == stream, s.step > 0).order_by(s.step).limit(1)
-    return connection.scalar(query) or 0
+    query = select(s.batch_id).where(s.stream == stream, s.step > 0, s.batch_id.is_not(None))
+    return connection.scalar(query.order_by(s.step).limit(1)) or 0
 
 
 def _planned_before(

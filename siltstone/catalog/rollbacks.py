@@ -217,6 +217,6 @@ def _is_same_input(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
     return [_input(step) for step in steps] == [_input(step) for step in logged]
 
 
-def _input(step: Step) -> tuple[int, int, list[str], str]:
+def _input(step: Step) -> tuple[object, ...]:
     # Spark's text: a version, a line about the batch with its time, then the offset of each source.
-    return step.step, step.batch_id, step.offsets.splitlines()[2:], step.sources
+    return step.step, step.kind, step.batch_id, step.offsets.splitlines()[2:], step.sources

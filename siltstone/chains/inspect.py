@@ -70,7 +70,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         "chain": catalog.chains.list_checkpoints(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
-        "steps": [{"step": s.step, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
+        "steps": [{"step": s.step, "kind": s.kind, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
         "unchanged": _list_unchanged(manifest),
         "handles": [
             {

@@ -150,7 +150,7 @@ def _beginning(position: InputPosition) -> Step | None:
 
 
 def _bare(step: Step) -> Step:
-    return Step(step.step, step.batch_id, step.offsets, step.sources)
+    return Step(step.step, step.batch_id, step.offsets, step.sources, step.kind)
 
 
 def _copy(source: Store, target: Store, objects: Mapping[str, StoredObject], others: set[str]) -> int:

@@ -65,14 +65,6 @@ class ReplayPlan:
     compared: Sequence[Sequence[Recorded]]
 
 
-@dataclass(frozen=True)
-class Follow:
-    """One step of a replay or rerun: a logged step, or None for a step without rows; `ends` if it ends a checkpoint."""
-
-    step: StepRecord | None
-    ends: bool
-
-
 def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> tuple[int, int | None]:
     """Resolve `to` and `since` to checkpoint ids; 0 is the start, None stays None.
 
@@ -132,7 +124,7 @@ def plan_replay(warehouse: OpenWarehouse, stream: Stream, to: int, since: int | 
         raise UsageError(f"{why}, which replaying input cannot repeat: replay from {earliest} or later")
     begins = earliest if since is None else since
     position, steps = catalog.input_log.get_position(name, begins), catalog.input_log.list(name, to, after=begins)
-    for batch, step in enumerate(steps, position.next_batch):
+    for batch, step in enumerate((s for s in steps if s.batch_id is not None), position.next_batch):
         if step.batch_id != batch:
             raise StateError(f"the input log of {name} has no batch {batch}: it can be replayed no further")
     compared: list[list[Recorded]] = [[] for _ in range(len(steps) + 1)]
@@ -233,24 +225,3 @@ def _list_differing(recorded: Digests, found: Digests) -> list[str]:
             named = ", ".join(map(str, groups[:NAMED_GROUPS]))
             lines.append(f"{operator}.{variable}, key groups {named}{more}")
     return lines
-
-
-def follow(completed: int, logged: Sequence[StepRecord]) -> list[Follow]:
-    """List the steps that make the same checkpoints from the logged steps again, in order.
-
-    A checkpoint without a logged step, such as one taken at the end of a run, is made again by a step without rows.
-
-    Args:
-        completed: the checkpoint that the first of the steps follows.
-    """
-    way = [Follow(None, ends=True)] * (logged[0].checkpoint - completed - 1 if logged else 0)
-    for n, step in enumerate(logged, 1):
-        later = logged[n] if n < len(logged) else None
-        if later is None or later.checkpoint == step.checkpoint:
-            way.append(Follow(step, ends=later is None))
-            continue
-        between = later.checkpoint - step.checkpoint - 1
-        # A gap in step numbers means that a step without rows closed the checkpoint.
-        apart = later.step - step.step - 1 > between
-        way += [Follow(step, ends=not apart), *[Follow(None, ends=True)] * (between + apart)]
-    return way

@@ -49,19 +49,22 @@ def begin(task: StepTask, state: SubtaskState, bound: State) -> None:
             raise UsageError(f"operator {operator.name}: reset changed state: leave that to process")
 
 
+def drains(task: StepTask) -> bool:
+    """Whether the operator may return rows at the end of the step, besides those that it makes of rows."""
+    return task.drains and task.operator.defines("drain")
+
+
 def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
-    """Drain the operator and have it prepare, if the step ends in a checkpoint; return what it returned.
+    """Drain the operator if the task says so, and have it prepare a checkpoint in which the step ends; return the rows.
 
     Raises:
         SiltstoneError, OperatorFailed: see `users_code.call_within`.
         UsageError: it prepared something else than it may.
     """
     operator = task.operator
-    if task.checkpoint is None:
-        return None
-    output = _call(operator, task.upload, operator.drain, bound) if operator.defines("drain") else None
+    output = _call(operator, task.upload, operator.drain, bound) if drains(task) else None
     prepare = operator.prepare_for_nonblocking_checkpoint
-    if operator.defines(prepare.__name__):
+    if task.checkpoint is not None and operator.defines(prepare.__name__):
         said = _call(operator, task.upload, prepare, task.interval, bound)
         if not isinstance(said, bytes) or len(said) > PREPARED_BYTES:
             what = f"{len(said):,} bytes" if isinstance(said, bytes) else type(said).__name__

@@ -20,7 +20,7 @@ class Completed:
     """A checkpoint that has just completed.
 
     Attributes:
-        steps: how many steps it took, those without input, too.
+        steps: how many steps it took, those without rows, too.
         rows_in: rows of the source; `operator_rows` are those of each operator.
         seconds: since its last step was processed.
     """
@@ -66,7 +66,7 @@ def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) 
 
 
 def completed_of(
-    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str], steps: int
+    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str]
 ) -> Completed:
     """Describe a checkpoint whose commit succeeded; the arguments are fields of `Completed`."""
     return Completed(
@@ -82,7 +82,7 @@ def completed_of(
         event_time_max=commit.event_time_max,
         reasons=reasons,
         uploads=uploads,
-        steps=steps,
+        steps=len(commit.steps),
         operator_rows={name: of["rows_in"] for name, of in commit.statistics["operators"].items()},
     )
 

@@ -13,8 +13,9 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
     row             the columns that the operator reads, as a JSON object; keys as the source had them
     checkpoint_id   the checkpoint that would have included the row
     step            the step
-    offsets         the offsets that the step read, as a JSON object: {"batch": Spark's number of the micro-batch,
-                    "from": [one offset per source], "to": [one offset per source]}; null for a source without offsets
+    offsets         the offsets that the step read, as a JSON object: {"batch": Spark's number of the micro-batch, null
+                    for a step without one, "from": [one offset per source], "to": [one offset per source]}; null for a
+                    source without offsets
 """
 
 from collections.abc import Iterable, Iterator

@@ -127,12 +127,8 @@ class Outbox:
                 of.objects += staged.objects
                 of.statistics += staged.statistics
 
-    def stage(self, checkpoint: int, *, had_input: bool) -> list[Output]:
-        """Store all outputs of a checkpoint; return those that its commit will make outstanding.
-
-        Args:
-            had_input: whether the checkpoint has a micro-batch. Then each sink gets an output, even without rows; the
-                sink of dead letters only if there are some.
+    def stage(self, checkpoint: int) -> list[Output]:
+        """Store all outputs of a checkpoint; return those that its commit will make outstanding: those with rows.
 
         Raises:
             Unreachable: the store failed.
@@ -141,10 +137,9 @@ class Outbox:
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
             of = gathered.get(name, _OutputOfCheckpoint())
-            if not (had_input and self.stages(name, checkpoint)):
+            # What was lost has to come again, even with no rows: later deliveries wait for it.
+            if not self.stages(name, checkpoint) or not (of.rows or (checkpoint, name) in self._lost):
                 continue
-            if name == DEAD_LETTERS and not of.rows and (checkpoint, name) not in self._lost:
-                continue  # what was lost has to come again, even with no rows: later deliveries wait for it
             self._store_inline(checkpoint, name, of)
             schema = schemas[name].serialize().to_pybytes()
             outputs.append(Output(name, schema, of.rows, tuple(of.objects), statistics=tuple(of.statistics)))

@@ -37,7 +37,7 @@ class PendingCheckpoint:
 
     Attributes:
         path: names what is stored for it, with its id and last step.
-        steps: the input log since the checkpoint before it.
+        steps: all steps since the checkpoint before it.
         gathered: its subtasks' acknowledgements.
         log: its steps' changes.
         chains: what the chains are with it.
@@ -45,7 +45,6 @@ class PendingCheckpoint:
         edit: an edit by hand to record.
         parallelism: the parallelism to record for later runs.
         definition: the definition, if it is the first checkpoint made under it; `dropped` is given up with it.
-        step_count: how many steps it has, those without input, too.
         commit: its record for the catalog, once it is stored.
     """
 
@@ -60,7 +59,6 @@ class PendingCheckpoint:
     parallelism: int | None
     definition: Mapping[str, Any] | None
     dropped: Sequence[str]
-    step_count: int
     commit: CheckpointCommit | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
     _began_s: float = field(default_factory=time.perf_counter)
@@ -96,7 +94,7 @@ class PendingCheckpoint:
             CorruptObject: a segment was damaged on its way.
         """
         self.call_operators(stream, upload, blocking=False)
-        outputs = outbox.stage(self.id, had_input=bool(self.steps))
+        outputs, repeats = outbox.stage(self.id), outbox.repeats(self.id)
         uploads = self.log.persist()
         self.gathered.last = self.log.merge(self.gathered.last)
         uploads = uploads.merge(uploads_of(self.gathered))
@@ -107,11 +105,12 @@ class PendingCheckpoint:
             definition=self.definition,
             dropped=self.dropped,
             outputs=outputs,
-            repeats=outbox.repeats(self.id),
+            repeats=repeats,
             previous=previous,
             outstanding=outbox.outstanding,
         )
-        manifest = replace(self._manifest(stream, uploads, times), commit=encode_details(details))
+        rows = None if repeats else {output.name: output.rows for output in outputs}
+        manifest = replace(self._manifest(stream, uploads, times, rows), commit=encode_details(details))
         stored, self.uploads = store_manifest(warehouse, upload, self.path.manifest(), manifest, uploads)
         oldest_needed, replaced = references.advance(manifest, stored.name)
         record = commit_of(manifest, stored, details)
@@ -120,11 +119,12 @@ class PendingCheckpoint:
     def completed(self) -> Completed:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
-        return completed_of(
-            self.commit, self.uploads, time.perf_counter() - self._began_s, self.reasons, self.step_count
-        )
+        seconds = time.perf_counter() - self._began_s
+        return completed_of(self.commit, self.uploads, seconds, self.reasons)
 
-    def _manifest(self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes) -> Manifest:
+    def _manifest(
+        self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes, outputs: Mapping[str, int] | None
+    ) -> Manifest:
         received, chains = self.gathered.last, self.chains
         return Manifest(
             stream=stream.name,
@@ -144,6 +144,7 @@ class PendingCheckpoint:
             statistics={
                 **statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
                 "times": times.take(),
+                "outputs": outputs,
             },
             versions=chains.versions,
         )

@@ -30,7 +30,7 @@ from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure, begin_epoch
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import InputPosition, Step, StepRecord
+from siltstone.catalog.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
 from siltstone.chains.policies import Decision, Policy, check_backend
@@ -88,6 +88,8 @@ class ConsistentRegion:
         self._event_time_max: datetime | None = None
         self._began_after = self._begins_after = 0
         """the last steps of the checkpoint that the run began with, and of the newest prepared one"""
+        self._steps: list[Step] = []
+        """those since the newest prepared checkpoint, the running one included"""
         self._pending = deque[PendingCheckpoint]()
         self._gathered = StepReports()
         self._log = Changelog(warehouse.store_url, options.upload)
@@ -181,8 +183,13 @@ class ConsistentRegion:
         return len(self.protocol.pending) > len(self._pending) or (running is not None and running.ends)
 
     @property
+    def has_steps(self) -> bool:
+        """Whether steps were taken that are in no checkpoint, prepared ones included."""
+        return bool(self._steps)
+
+    @property
     def is_overdue(self) -> bool:
-        """Whether the interval is to be completed now by a step without input (`protocol_rules.is_overdue`)."""
+        """Whether the interval is to be completed now by a step without rows (`protocol_rules.is_overdue`)."""
         return self._coordinator.is_overdue()
 
     @property
@@ -226,10 +233,13 @@ class ConsistentRegion:
         """
         return list(self._logged)
 
-    def begin_step(self, *, ends: bool | None = None, offsets: str = "{}") -> dict[str, StepTask]:
+    def begin_step(
+        self, step: Step | None = None, *, ends: bool | None = None, offsets: str = "{}"
+    ) -> dict[str, StepTask]:
         """Start the next step, and decide whether it ends in a checkpoint (`checkpoint_due`).
 
         Args:
+            step: its row of the input log; None for a step without rows.
             ends: whether it does; None decides by `ends_next`.
             offsets: the offsets that the step reads, as JSON for dead letters (`run.dead_letters`).
 
@@ -237,9 +247,12 @@ class ConsistentRegion:
             Operator name -> the task of its subtasks.
 
         Raises:
-            StateError: a step is running, or the region has failed or ended.
+            StateError: a step is running, the region has failed or ended, or the step does not follow the newest.
         """
         base_step = self.step
+        step = step or Step.without_rows(base_step + 1)
+        if step.step != base_step + 1:
+            raise StateError(f"step {step.step} of {self.stream.name} does not follow step {base_step}: run it again")
         self._coordinator.begin_step(ends=self.ends_next if ends is None else ends)
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
@@ -249,6 +262,7 @@ class ConsistentRegion:
                 self.check_fence()  # a newer writer has given it up: then that is why
                 raise
             self._references.follow(self.chains.manifests)
+        self._steps.append(step)
         decided = self.chains.decisions
         return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
 
@@ -289,6 +303,7 @@ class ConsistentRegion:
             hands_on=self.stream.has_reader(operator.name),
             resets=base_step == self._began_after,
             dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
+            drains=order is not None and self._steps[-1].kind is not StepKind.CHANGE,
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
@@ -311,28 +326,23 @@ class ConsistentRegion:
         """Return operator -> table or opaque variable -> digests (uint64[max_parallelism]) after the newest step."""
         return self._gathered.digests(self.stream.max_parallelism)
 
-    def prepare(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> None:
+    def prepare(self, *, edit: Edit | None = None, parallelism: int | None = None) -> None:
         """Prepare the checkpoint that the newest step ends in: what it holds does not change any more.
 
         Args:
-            steps: the input log since the previous checkpoint.
             edit: an edit by hand to record.
             parallelism: the parallelism to record for later runs.
-
-        Raises:
-            StateError: its steps are not those that it was begun with.
         """
-        if not {step.step for step in steps} <= set(self.protocol.pending[-1].steps):
-            raise StateError(f"{self.stream.name} began checkpoint {self.checkpoint} with other steps: run it again")
         path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
         gathered, reasons, log = self._gathered, self.chains.reasons, self._log.cut(path)
         chains = self.chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
         self._event_time_max = gathered.event_time(self._event_time_max)
-        further = edit, parallelism, self._definition, self._dropped, self.step - self._begins_after
+        further = edit, parallelism, self._definition, self._dropped
         self._pending.append(
-            PendingCheckpoint(path, steps, gathered, log, chains, reasons, self._event_time_max, *further)
+            PendingCheckpoint(path, self._steps, gathered, log, chains, reasons, self._event_time_max, *further)
         )
-        self._gathered, self._begins_after, self._definition, self._dropped = StepReports(), self.step, None, ()
+        self._gathered, self._steps, self._begins_after = StepReports(), [], self.step
+        self._definition, self._dropped = None, ()
         self._pending[-1].call_operators(self.stream, self.options.upload, blocking=True)
 
     def store(self) -> None:
@@ -363,9 +373,9 @@ class ConsistentRegion:
         self._advance(pending, made, committed[0])
         return pending.completed()
 
-    def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
+    def complete(self, *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
         """Prepare, store and commit the checkpoint that the newest step ends in; no other is pending."""
-        self.prepare(steps, edit=edit, parallelism=parallelism)
+        self.prepare(edit=edit, parallelism=parallelism)
         self.store()
         return self.commit()
 

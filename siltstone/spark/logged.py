@@ -32,7 +32,7 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
     """
     _check_files(source.sparkSession, step, log.files_of(step))
     log.rerun(step)
-    batch = _Batch(step, log.number(step.batch_id), work)
+    batch = _Batch(step, log.number(step.batch), work)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", log.url)
     query = writer.trigger(availableNow=True).start()
     try:

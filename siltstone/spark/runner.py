@@ -22,9 +22,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.replay import follow
 from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger
 from siltstone.run import callbacks
@@ -41,7 +40,7 @@ from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
 from siltstone.spark.source_log import SourceLog, span
-from siltstone.spark.step import StepRun, run_empty, run_operators
+from siltstone.spark.step import StepRun, run_step
 from siltstone.spark.stopping import StopRequest
 
 STOP_POLL_S = 0.2
@@ -93,8 +92,6 @@ class StreamRunner:
         self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
         """the Spark jobs of this run's steps"""
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
-        self._sources: list[Step] = []
-        """the input log since the last checkpoint"""
         stream = region.stream
         location = region.warehouse.local.spark_log(stream.name, region.epoch)
         self._log = SourceLog(location, paths_in_urls(spark, region.warehouse.local.root))
@@ -103,6 +100,7 @@ class StreamRunner:
         self._log.prepare(position)
         self._next_batch = position.next_batch
         self._before = position.newest[-1] if position.newest else position.beginning
+        """the newest step with a batch, or where the sources begin"""
         self._begins = position.beginning is None and not position.newest
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
@@ -183,19 +181,23 @@ class StreamRunner:
             self.stop(query)
 
     def _complete_overdue(self) -> None:
-        """End the interval by a step without input if it is overdue and no step is in progress."""
+        """End the interval by a step without rows if it is overdue or its checkpoint was asked for, no step is in
+        progress, and one more checkpoint may be on its way."""
         if not (self.region.is_overdue or self._requests.is_waiting) or not self._turn.acquire(blocking=False):
             return
         try:
-            if self.failure is not None or not self._behind.is_empty:
+            if self.failure is not None:
                 return
-            if self.region.is_overdue or (self._requests.is_waiting and self._sources):
+            if self.region.has_steps and self._behind.has_room:
                 with self._noting_failure():
-                    self.step_without_input()
-            elif not self._sources:
+                    self._take(None, self._without_rows(), ends=True)
+            elif not self.region.has_steps and self._behind.is_empty:
                 self._requests.nothing_to_do()
         finally:
             self._turn.release()
+
+    def _without_rows(self, kind: StepKind = StepKind.EMPTY) -> Step:
+        return Step.without_rows(self.region.step + 1, kind)
 
     def stop(self, query: StreamingQuery) -> None:
         """Stop the query once the step in progress, if any, is done; no further one begins."""
@@ -238,27 +240,29 @@ class StreamRunner:
         if last:
             self.enough.set()
 
-    def _take(self, rows: DataFrame, step: Step, ends: bool | None) -> None:
-        """Run one step over `rows`; `ends` says whether it ends in a checkpoint, None lets the region decide."""
+    def _take(self, rows: DataFrame | None, step: Step, ends: bool | None) -> None:
+        """Run one step over the rows of a micro-batch, or without rows.
+
+        Args:
+            ends: whether it ends in a checkpoint; None lets the region decide.
+        """
         region = self.region
-        self._sources.append(step)
-        self._next_batch = step.batch_id + 1
         with self._processing():
-            tasks = region.begin_step(ends=ends, offsets=span(self._before, step))
-            self._before = step
-            done = run_operators(region.stream, rows, tasks, self._placement)
+            tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step))
+            if step.batch_id is not None:
+                self._next_batch, self._before = step.batch_id + 1, step
+            done = run_step(self.spark, rows, tasks, self._placement)
             done.unpersist()
             self._acknowledge(done)
             requested = any(a.wants_checkpoint for received in done.received.values() for a in received)
             if region.checkpoint_due:
                 self._end_interval()
-            elif requested and not self._to_follow:  # the log knows where intervals ended
-                if self._behind.has_room:
-                    self._acknowledge(run_empty(self.spark, region.begin_step(ends=True), self._placement))
-                    self._end_interval()
-                else:
-                    self._requests.add()
-        if self._steps_left is not None:
+        if requested and region.has_steps and not self._to_follow:  # the log knows where intervals ended
+            if self._behind.has_room:
+                self._take(None, self._without_rows(), ends=True)
+            else:
+                self._requests.add()
+        if self._steps_left is not None and rows is not None:
             self._steps_left -= 1
 
     def _end_interval(self) -> None:
@@ -289,41 +293,40 @@ class StreamRunner:
             UsageError: the source destroys what it has read.
             Exception: a step failed, or Spark did.
         """
-        region = self.region
+        region, way = self.region, self._to_follow
         check_source(source)
-        way = follow(region.completed, self._to_follow)
         with self._noting_failure():
-            for piece in way:
+            for step, ends in with_ends(way):
                 done = self._steps_left is not None and self._steps_left <= 0
                 if region.step == region.completed_step and (done or interrupted()):
                     self.enough.set()
                     return
-                if piece.step is None:
-                    self.step_without_input()
-                    continue
-                logged = Step(region.step + 1, piece.step.batch_id, piece.step.offsets, piece.step.sources)
-                rerun_batch(source, self._log, logged, partial(self._take, step=logged, ends=piece.ends))
+                take = partial(self._take, step=step, ends=ends)
+                if step.batch_id is None:
+                    take(None)
+                else:
+                    rerun_batch(source, self._log, step, take)
         self._to_follow = []
         if way:
             self._log.prepare(region.input_position())
             if self._steps_left is not None and self._steps_left <= 0:
                 self.enough.set()
 
-    def step_without_input(
+    def change(
         self,
         run: Callable[[SparkSession, Mapping[str, StepTask]], StepRun] | None = None,
         changed: Callable[[StepRun], Mapping[str, Any]] = lambda _: {},
     ) -> Completed:
-        """Run a step that takes no input and ends in a checkpoint.
+        """Change the stream between two runs, by a step that reads nothing and ends in a checkpoint.
 
         Args:
             run: runs the tasks of its operators; None gives them no rows.
             changed: called with their acknowledgements before the checkpoint is committed. Its result is recorded with
                 the checkpoint (see `ConsistentRegion.complete`); if it raises, there is no checkpoint.
         """
-        run = run or partial(run_empty, placement=self._placement)
+        run = run or (lambda spark, tasks: run_step(spark, None, tasks, self._placement))
         with self._processing():
-            done = run(self.spark, self.region.begin_step(ends=True))
+            done = run(self.spark, self.region.begin_step(self._without_rows(StepKind.CHANGE), ends=True))
             self._acknowledge(done)
             self._prepare(**changed(done))
             return self._complete_now()
@@ -339,8 +342,7 @@ class StreamRunner:
 
     def _prepare(self, **changes: Any) -> None:
         checkpoint = self.region.checkpoint
-        self.region.prepare(self._sources, **changes)
-        self._sources = []
+        self.region.prepare(**changes)
         self._requests.prepared(checkpoint)
 
     def _complete_now(self) -> Completed:
@@ -380,12 +382,13 @@ class StreamRunner:
         self.enough.set()
         with self._turn:
             self._stopping.set()
+            self._turn.wait_for(lambda: self._behind.has_room or self.failure is not None)
+            self._check_not_failed()
+            if self.region.has_steps:
+                with self._noting_failure():
+                    self._take(None, self._without_rows(), ends=True)
             self._turn.wait_for(lambda: self._behind.is_empty or self.failure is not None)
             self._check_not_failed()
-            if not self._sources:
-                return
-            with self._noting_failure():
-                self.step_without_input()
 
     def close(self) -> None:
         """Wait until nothing is stored or delivered any more: what is not complete by then never will be."""

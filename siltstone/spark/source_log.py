@@ -90,8 +90,8 @@ class SourceLog:
         _write(self.location / "metadata", json.dumps({"id": self.query_id}))
         for step in before:
             # Spark reads the newest batch and the one before, and would purge older ones.
-            _write(self._path("offsets", step.batch_id), step.offsets)
-            _write(self._path("commits", step.batch_id), _commit_of(step.offsets))
+            _write(self._path("offsets", step.batch), step.offsets)
+            _write(self._path("commits", step.batch), _commit_of(step.offsets))
 
     def number(self, batch: int) -> int:
         """Return Spark's number of a batch."""
@@ -133,15 +133,15 @@ class SourceLog:
         and no batch may have been `read` since.
         """
         for name in ("offsets", "commits"):
-            _unlink_after(self.location / name, self.number(step.batch_id) - 1)
+            _unlink_after(self.location / name, self.number(step.batch) - 1)
         for directory in (self.location / "sources").glob("*"):
             _unlink_after(directory, self._recorded.get(directory.name, -1))
         for source in self._take(step):
             self._write_source(source)
-        if self.number(step.batch_id):
-            before = step.batch_id - 1
+        if self.number(step.batch):
+            before = step.batch - 1
             _write(self._path("commits", before), _commit_of(self._path("offsets", before).read_text()))
-        _write(self._path("offsets", step.batch_id), step.offsets)
+        _write(self._path("offsets", step.batch), step.offsets)
 
     def _take(self, step: Step) -> list[str]:
         """Add a logged batch's source log entries to those known; return the sources that have entries."""
@@ -250,10 +250,11 @@ class SourceLog:
 def span(before: Step | None, step: Step) -> str:
     """Describe the offsets that a step read, as JSON for dead letters (`run.dead_letters`).
 
-    They begin at the end of the step `before`, or, for None, at the beginning of the sources.
+    They begin at the end of the batch `before`, or, for None, at the beginning of the sources. A step without a batch
+    reads none.
     """
-    offsets = {"batch": step.batch_id, "from": _offsets(before) if before else None, "to": _offsets(step)}
-    return json.dumps(offsets)
+    begin = _offsets(before) if before else None
+    return json.dumps({"batch": step.batch_id, "from": begin, "to": begin if step.batch_id is None else _offsets(step)})
 
 
 def _offsets(step: Step) -> list[object]:

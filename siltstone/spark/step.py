@@ -1,9 +1,10 @@
-"""Run a step of operators as a Spark job: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
+"""Run a step of operators as Spark jobs: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -14,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import SOURCE, Operator
+from siltstone.run.callbacks import drains
 from siltstone.run.processing import (
     ACKNOWLEDGEMENT,
     HASH,
@@ -31,7 +33,6 @@ from siltstone.spark.masters import is_local
 from siltstone.spark.placement import SUBTASK, Placement
 from siltstone.spark.types import spark_type
 from siltstone.spark.worker_files import on_this_worker
-from siltstone.stream import Stream
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -51,7 +52,7 @@ class StepRun:
 
     Attributes:
         received: operator -> the acknowledgements of its subtasks.
-        outputs: operator -> its output, if another operator reads it; `SOURCE` -> the step's input rows.
+        outputs: operator -> its output, if it has rows and another operator reads it; `SOURCE` -> the micro-batch.
         cached: persisted frames to release when the outputs are no longer needed.
     """
 
@@ -65,62 +66,99 @@ class StepRun:
             frame.unpersist()
 
 
-def run_operators(
-    stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask], placement: Placement | None = None
+def run_step(
+    spark: SparkSession,
+    rows: DataFrame | None,
+    tasks: Mapping[str, StepTask],
+    placement: Placement | None = None,
 ) -> StepRun:
-    """Run one step of every operator: those whose input is at hand in one Spark job, side by side, then the next ones.
+    """Run one step of every operator.
+
+    Operators whose input is at hand run in one Spark job, side by side, then those that read their outputs. Where it is
+    known that an operator returns no rows, those that read it do not wait for it.
 
     Args:
+        rows: those of a micro-batch; None for a step without rows.
+        tasks: operator -> its task.
         placement: keeps each subtask on the executor that has its state; None leaves it to Spark.
 
     Raises:
         SiltstoneError: the error of a subtask.
     """
-    for name, value in QUERY_SETTINGS.items():
-        rows.sparkSession.conf.set(name, value)
-    levels, run, placed = stream.levels(), StepRun(outputs={SOURCE: rows}), _placed(placement, tasks)
-    if len(levels[0]) > 1:
-        # Each of them would read the source by itself, and see other rows if that makes some at random.
-        run.cached.append(rows.persist())
+    run, placed = StepRun(), _placed(placement, tasks)
+    silent = set[str]()
+    """those that return no rows, the source included"""
+    if rows is None:
+        spark = _own_session(spark)
+        silent = {task.operator.reads for task in tasks.values()} - tasks.keys()
+    else:
+        spark, run.outputs[SOURCE] = rows.sparkSession, rows
+        if sum(task.operator.reads == SOURCE for task in tasks.values()) > 1:
+            # Each of them would read the source by itself, and see other rows if that makes some at random.
+            run.cached.append(rows.persist())
+    if isinstance(spark, SparkSession):
+        for name, value in QUERY_SETTINGS.items():
+            spark.conf.set(name, value)
+    waiting = dict(tasks)
     try:
-        for operators in levels:
-            _run_level(run, {operator.name: tasks[operator.name] for operator in operators}, placed)
+        while waiting:
+            ready = _take_ready(waiting, run.outputs, silent)
+            _run_level(run, spark, ready, silent, placed)
     except BaseException:
         run.unpersist()
         raise
     return run
 
 
-def _run_level(run: StepRun, tasks: Mapping[str, StepTask], placed: DataFrame | None) -> None:
+def _own_session(spark: SparkSession) -> SparkSession:
+    """Make a session with the same settings, as each query has one; over Spark Connect it is the same session."""
+    if not isinstance(spark, SparkSession):
+        return spark
+    classic: Any = spark
+    return SparkSession(spark.sparkContext, classic._jsparkSession.cloneSession())
+
+
+def _take_ready(
+    waiting: dict[str, StepTask], outputs: Mapping[str, DataFrame], silent: set[str]
+) -> dict[str, StepTask]:
+    """Take the tasks out of `waiting` whose input is at hand, and note which of them return no rows."""
+    ready: dict[str, StepTask] = {}
+    while found := {n: t for n, t in waiting.items() if t.operator.reads in silent or t.operator.reads in outputs}:
+        silent |= {name for name, task in found.items() if task.operator.reads in silent and not drains(task)}
+        ready |= found
+        for name in found:
+            del waiting[name]
+    return ready
+
+
+def _run_level(
+    run: StepRun, spark: SparkSession, tasks: Mapping[str, StepTask], silent: set[str], placed: DataFrame | None
+) -> None:
     """Run the step of operators whose inputs are at hand in one job, and add what they answered and put out."""
-    frames = {name: step_frame(run.outputs[task.operator.reads], task, placed) for name, task in tasks.items()}
-    frames = {name: _kept(run, frame, tasks[name]) for name, frame in frames.items()}
+
+    def frame(task: StepTask, *, empty: bool) -> DataFrame:
+        """Make the frame of a step. It is persisted if another operator reads it: its tasks must not run twice, for the
+        acknowledgements and for that operator."""
+        rows = None if empty else run.outputs[task.operator.reads]
+        made = empty_step_frame(spark, task, placed) if rows is None else step_frame(rows, task, placed)
+        if task.hands_on and task.operator.name not in silent:
+            run.cached.append(made.persist())
+        return made
+
+    frames = {name: frame(task, empty=task.operator.reads in silent) for name, task in tasks.items()}
     received = answers(frames, tasks)
     if left_out := [name for name in tasks if not received[name]]:
         # Spark's optimizer saw that there are no rows, and left the tasks out.
-        spark = run.outputs[SOURCE].sparkSession
-        empty = {name: _kept(run, empty_step_frame(spark, tasks[name], placed), tasks[name]) for name in left_out}
+        empty = {name: frame(tasks[name], empty=True) for name in left_out}
         frames |= empty
         received |= answers(empty, tasks)
     for name, task in tasks.items():
         run.received[name] = _check_complete(received[name], task)
-        if task.hands_on:
-            run.outputs[name] = output_rows(frames[name], received[name])
-
-
-def _kept(run: StepRun, frame: DataFrame, task: StepTask) -> DataFrame:
-    """The frame of a step, persisted if another operator reads it: its tasks must not run twice, for the
-    acknowledgements and for that operator."""
-    if task.hands_on:
-        run.cached.append(frame.persist())
-    return frame
-
-
-def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask], placement: Placement | None = None) -> StepRun:
-    """Run one step of every operator without rows, in one job; `placement` as in `run_operators`."""
-    placed = _placed(placement, tasks)
-    frames = {name: empty_step_frame(spark, task, placed) for name, task in tasks.items()}
-    return StepRun(acknowledgements(frames, tasks))
+        if any(each.rows_out for each in received[name]):
+            if task.hands_on:
+                run.outputs[name] = output_rows(frames[name], received[name])
+        else:
+            silent.add(name)
 
 
 def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:

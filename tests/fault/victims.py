@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
-from siltstone.change.replay import follow
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.format.output import read_output
@@ -168,14 +168,14 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
             steps = SinkingSteps(region, orders.sinks, lost)
             remove_older_epochs(region.warehouse.local, name, region.oldest_epoch or region.epoch)
             until = min(steps.batches + batches, len(purchases()))
-            for piece in follow(region.completed, region.logged_steps()):
+            for step, ends in with_ends(region.logged_steps()):
                 # Of a checkpoint that comes again all steps do, even if these are more than were asked for.
                 if steps.batches >= until and region.step == region.completed_step:
                     break
-                if piece.step is None:
-                    steps.step_without_rows()
+                if step.batch_id is None:
+                    steps.step_without_rows(step.kind)
                 else:
-                    steps.step(purchases()[steps.batches], ends=piece.ends)
+                    steps.step(purchases()[steps.batches], ends=ends)
             steps.goes_on = region.options.max_pending > 0
             for number in range(steps.batches, until):
                 steps.step(purchases()[number], last=number + 1 == until)

@@ -109,13 +109,12 @@ class Writer:
 
     def run(self, region: ConsistentRegion) -> None:
         """Some steps, and the clean end of the run."""
-        steps: list[Step] = []
         logged = {step.step: step.offsets for step in region.logged_steps()}
         for _ in range(self.chance.randint(1, 6)):
-            tasks = region.begin_step()
+            number = region.step + 1
+            offsets = logged.get(number, f"{region.epoch}.{number}.{self.chance.random()}")
+            tasks = region.begin_step(Step(number, number - 1, offsets))
             self._have_state(tasks)
-            offsets = logged.get(region.step, f"{region.epoch}.{region.step}.{self.chance.random()}")
-            steps.append(Step(region.step, region.step - 1, offsets))
             apply(self.contents, offsets)
             for operator, changes in changes_of_step(offsets).items():
                 self.changed[operator] |= changes.keys()
@@ -125,8 +124,7 @@ class Writer:
                 if task.tracking or task.checkpoint:
                     self.changed[operator] = set()
             if region.checkpoint_due:
-                region.complete(steps)
-                steps = []
+                region.complete()
         region.close("done")
 
     def _have_state(self, tasks: dict[str, StepTask]) -> None:

@@ -22,7 +22,7 @@ from siltstone.run.task import StepTask
 from siltstone.spark import step
 from siltstone.spark.operations import open_region
 from siltstone.spark.placement import Placement
-from siltstone.spark.step import frame_of_job, run_empty, run_operators, step_frame
+from siltstone.spark.step import frame_of_job, run_step, step_frame
 from siltstone.stream import Stream
 from tests.region_run import shuffled
 from tests.spark_runs import at
@@ -132,7 +132,7 @@ def test_a_step_has_one_job_per_level_and_each_subtask_gets_its_rows(
     tasks = opened(TREE, place).begin_step()
     rows = rows_of(spark, table)
     with counted_jobs(spark) as jobs:
-        done = run_operators(TREE, rows, tasks, placement)
+        done = run_step(spark, rows, tasks, placement)
     done.unpersist()
     assert len(jobs) == 3
     assert rows_in(done.received) == {name: expected(task, table) for name, task in tasks.items()}
@@ -175,7 +175,7 @@ def test_operators_that_spark_leaves_out_shift_no_subtask_of_the_others(
 def test_a_step_without_rows_is_one_job(spark: SparkSession, place: OpenWarehouse) -> None:
     region = opened(TREE, place)
     with counted_jobs(spark) as jobs:
-        done = run_empty(spark, region.begin_step(ends=True))
+        done = run_step(spark, None, region.begin_step(ends=True))
     assert len(jobs) == 1
     assert rows_in(done.received) == {op.name: dict.fromkeys(range(SUBTASKS), 0) for op in TREE.operators}
 
@@ -190,7 +190,7 @@ def test_the_error_of_one_operator_is_raised_and_nothing_stays_persisted(
     tasks = opened(stream, place).begin_step()
     before = len(persisted(spark))
     with pytest.raises(UsageError, match="not today"):
-        run_operators(stream, rows_of(spark), tasks)
+        run_step(spark, rows_of(spark), tasks)
     assert len(persisted(spark)) == before
 
 

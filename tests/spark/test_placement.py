@@ -14,7 +14,7 @@ from siltstone.run.region import ConsistentRegion
 from siltstone.spark import placement
 from siltstone.spark.operations import RunRequest, open_region, run
 from siltstone.spark.placement import Placement, placement_of
-from siltstone.spark.step import run_operators, step_frame
+from siltstone.spark.step import run_step, step_frame
 from siltstone.stream import Stream
 from tests.fault.reference import small
 from tests.fault.small_stream import PURCHASE, SCHEMA, SMALL, purchases
@@ -78,7 +78,7 @@ def test_each_subtask_answers_if_spark_sees_that_there_are_no_rows(
     """Spark's optimizer then drops the shuffle, and with it the tasks. Seen: "no answer of subtasks [0, 1, 2]"."""
     region = opened(SMALL, place)
     rows = rows_of(spark, "accounts", some=True).where("false")
-    done = run_operators(SMALL, rows, region.begin_step(), placement_of(spark, SMALL.name, chosen))
+    done = run_step(spark, rows, region.begin_step(), placement_of(spark, SMALL.name, chosen))
     answered = {name: sorted(each.subtask for each in received) for name, received in done.received.items()}
     assert answered == {name: [*range(SUBTASKS)] for name in ("accounts", "daily", "places")}
     assert done.outputs["accounts"].count() == 0

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Sum
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.replay import follow
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import MapState, Operator, Rows, State, WindowState
 from siltstone.run.row_json import json_rows
@@ -101,11 +100,7 @@ def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: Open
     digests = [run.step(dirty(n)) for n in (1, 2, 3)]
     place.catalog.rollbacks.roll_back(NAME, place.catalog.runs.begin(NAME, "a test"), 1, "a test", "a test")
     later = Outboxed(place, heard, stream=PUTS_ASIDE, letters=letters)
-    again = [
-        later.step(dirty(piece.step.batch_id + 1), ends=piece.ends)
-        for piece in follow(1, later.region.logged_steps())
-        if piece.step is not None
-    ]
+    again = [later.step(dirty(step.batch + 1), ends=ends) for step, ends in with_ends(later.region.logged_steps())]
     assert [c and c.digest for c in again] == [c and c.digest for c in digests[1:]]
     assert [id for id, _ in told(letters)] == [1, 2, 3] == heard.ids
 

@@ -204,7 +204,7 @@ def edit(place: OpenWarehouse, variable: str, changes: pa.Table, parallelism: in
         if operator.name == "meters":
             counts = {name: sum(output.column(name).to_pylist()) for name in COUNTS.names}
         region.acknowledge(operator.name, said)
-    completed = region.complete([], edit=Edit("meters", variable, 1, 1, "a test", None, "a test"))
+    completed = region.complete(edit=Edit("meters", variable, 1, 1, "a test", None, "a test"))
     return counts, completed.id
 
 

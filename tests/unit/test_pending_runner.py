@@ -15,7 +15,6 @@ from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
-from siltstone.operator import SOURCE
 from siltstone.run.commit import Completed
 from siltstone.run.options import RegionOptions
 from siltstone.run.pending import PendingCheckpoint
@@ -26,7 +25,6 @@ from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import run_stream
 from siltstone.spark.step import StepRun
 from siltstone.spark.stopping import StopRequest
-from siltstone.stream import Stream
 from tests.outbox_run import NAME, POLICY, SINK, STREAM, Heard, Outboxed, Tallies, batch, inputs, outstanding
 from tests.proofs import failures
 from tests.rebuild_cases import BEGINNING
@@ -121,24 +119,18 @@ class Rows:
         self.table = table
 
 
-def run_operators(stream: Stream, rows: Rows, tasks: Mapping[str, StepTask], _: object = None) -> StepRun:
-    """Each task in this process."""
-    outputs, done = {SOURCE: rows.table}, StepRun()
-    for operator in stream.topological():
-        task = replace(tasks[operator.name], hands_on=True)
-        outputs[operator.name], received = run_tasks(task, shuffled(task, outputs[operator.reads]))
-        done.received[operator.name] = list(received)
+def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], __: object = None) -> StepRun:
+    """Each task in this process; the stream has one operator."""
+    done = StepRun()
+    for name, task in tasks.items():
+        parts = {} if rows is None else shuffled(task, rows.table)
+        done.received[name] = list(run_tasks(replace(task, hands_on=True), parts)[1])
     return done
-
-
-def run_empty(_: object, tasks: Mapping[str, StepTask], placement: object = None) -> StepRun:
-    """Tasks without rows."""
-    return StepRun({name: list(run_tasks(task, {})[1]) for name, task in tasks.items()})
 
 
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced = {"run_operators": run_operators, "run_empty": run_empty, "SparkSession": object, "STOP_POLL_S": 0.01}
+    replaced = {"run_step": run_step, "SparkSession": object, "STOP_POLL_S": 0.01}
     replaced["SourceLog"] = lambda *_: Log()
     nothing = dict.fromkeys(("check_query", "check_source", "start_offsets"), lambda *_: None)
     for name, value in (replaced | nothing).items():

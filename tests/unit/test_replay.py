@@ -1,6 +1,6 @@
 """What a replay runs and compares, and the way along logged steps: without Spark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.replay import (
     Digests,
-    Follow,
     Recorded,
     ReplayPlan,
     check_replayed,
-    follow,
     plan_replay,
     resolve_range,
     restore_points,
@@ -41,7 +38,7 @@ class EditRun(RegionRun):
 
     def complete(self) -> Completed:
         edit = Edit("counts", "totals", 1, 0, "here", None, "a test")
-        return self.region.complete(self._waiting, edit=edit)
+        return self.region.complete(edit=edit)
 
 
 @pytest.fixture
@@ -180,35 +177,6 @@ def test_a_difference_names_checkpoint_operator_table_and_key_groups() -> None:
         ProofFailed, match=r"checkpoint 7 of s: the logged input gives digest \w+, not the recorded 00ff"
     ):
         check_replayed("s", Recorded(7, "00ff", found), found)
-
-
-def logged(*steps: tuple[int, int]) -> list[StepRecord]:
-    """(checkpoint, step) of each."""
-    return [StepRecord(step, n, "v1\n{}\n", checkpoint=checkpoint) for n, (checkpoint, step) in enumerate(steps)]
-
-
-def way(followed: Sequence[Follow]) -> str:
-    """The numbers of logged steps, 0 for a step without rows, `|` for a checkpoint."""
-    return " ".join(f"{piece.step.step if piece.step else 0}{'|' * piece.ends}" for piece in followed)
-
-
-@pytest.mark.parametrize(
-    ("completed", "steps", "expected"),
-    [
-        (4, [], ""),
-        (4, [(5, 9)], "9|"),
-        (4, [(5, 9), (5, 10), (6, 11)], "9 10| 11|"),
-        # 5 ended with a step of its own, when its run did
-        (4, [(5, 9), (5, 10), (6, 12), (6, 13)], "9 10 0| 12 13|"),
-        # 5 was followed by one without input
-        (4, [(5, 9), (7, 11)], "9| 0| 11|"),
-        (4, [(5, 9), (7, 12)], "9 0| 0| 12|"),
-        # the first that was given up had no input
-        (4, [(6, 10), (6, 11)], "0| 10 11|"),
-    ],
-)
-def test_the_same_checkpoints_come_again(completed: int, steps: list[tuple[int, int]], expected: str) -> None:
-    assert way(follow(completed, logged(*steps))) == expected
 
 
 def test_what_was_pruned_of_the_input_log_is_not_replayed(place: OpenWarehouse) -> None:

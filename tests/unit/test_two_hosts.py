@@ -46,7 +46,6 @@ class Hosts:
         self.place = place
         options = RegionOptions(parallelism=2, checkpoint_steps=checkpoint_steps)
         self.region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, POLICY, options, "a test")
-        self.waiting: list[Step] = []
         self.restored_bytes = 0
         self.attempts = 0
 
@@ -64,16 +63,15 @@ class Hosts:
 
     def step(self, *attempts: tuple[str, int], ends: bool | None = None) -> Completed | None:
         """One step: of its attempts, each a host and what it adds, only the last one's acknowledgements arrive."""
-        task = self.region.begin_step(ends=ends)[NAME]
-        self.waiting.append(Step(self.region.step, self.region.step - 1, "v1\n{}\n"))
+        step = Step(self.region.step + 1, self.region.step, "v1\n{}\n")
+        task = self.region.begin_step(step, ends=ends)[NAME]
         for host, n in attempts:
             received = self.attempt(host, task, n)
         self.restored_bytes = sum(a.restored_bytes for a in received)
         self.region.acknowledge(NAME, received)
         if not self.region.checkpoint_due:
             return None
-        waiting, self.waiting = self.waiting, []
-        return self.region.complete(waiting)
+        return self.region.complete()
 
 
 def undisturbed(root: Path, accepted: Sequence[int]) -> str | None:

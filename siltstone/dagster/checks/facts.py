@@ -25,7 +25,7 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.sinks.resolve import resolve_sinks
 from siltstone.store.ahead import read_ahead
 from siltstone.store.paths import stream_prefix
-from siltstone.stream import DEAD_LETTERS, Stream
+from siltstone.stream import Stream
 
 Facts = pd.DataFrame
 
@@ -236,8 +236,8 @@ def comparisons(subject: Subject) -> Facts:
 def sinks(subject: Subject) -> Facts:
     """One row per output of a table or a Parquet sink: whether its checkpoint completed, and whether it is published.
 
-    A checkpoint without input has no output. If its steps were pruned from the input log, it is not known whether it
-    had input. A sink may also have the output of checkpoints that were lost for good; their ids are not used again.
+    Of checkpoints that were deleted, or given up and made again, it is not known whether they have output for a sink. A
+    sink may also have the output of checkpoints that were lost for good; their ids are not used again.
     """
     rows: list[dict[str, Any]] = []
     with subject.warehouse() as warehouse:
@@ -245,7 +245,7 @@ def sinks(subject: Subject) -> Facts:
             warehouse.catalog.streams.get(subject.name),
             warehouse.catalog.checkpoints.last_id(subject.name),
         )
-        logged = {step.checkpoint for step in warehouse.catalog.input_log.list(subject.name, newest)}
+        staged = {c.id: c.statistics.get("outputs") for c in warehouse.catalog.checkpoints.list(subject.name)}
         resolved = resolve_sinks(subject.stream, warehouse)
     for name, sink in resolved.items():
         if isinstance(sink, ParquetSink):
@@ -257,9 +257,8 @@ def sinks(subject: Subject) -> Facts:
         known = range((record.forked_at or 0) + 1, newest + 1)
         published = {id - record.sink_offset for id in ids if id > record.sink_offset}
         published |= {id for id in known if id + record.sink_offset < since}  # older than the log of the table
-        # From this id on it is known which checkpoints have output; most have no dead letters.
-        certain = known.stop if name == DEAD_LETTERS else min(logged, default=known.stop)
-        completed = {id for id in known if id in (logged if id >= certain else published)}
+        outputs = {id: of for id in known if (of := staged.get(id)) is not None}
+        completed = {id for id in known if (name in outputs[id] if id in outputs else id in published)}
         rows += [
             {"sink": name, "checkpoint": id, "completed": id in completed, "published": id in published}
             for id in sorted(completed | published)

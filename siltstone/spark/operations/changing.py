@@ -1,4 +1,4 @@
-"""Take over a stream between two runs, to change it by a step without input."""
+"""Take over a stream between two runs, to change it by a step of its own (`StepKind.CHANGE`)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,7 +53,7 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 def take_over(
     settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
-    """Hold a writer epoch for steps without input. A run in progress is fenced; the outcome is recorded in the catalog.
+    """Hold a writer epoch for such steps. A run in progress is fenced; the outcome is recorded in the catalog.
 
     Raises:
         SiltstoneError: see `ConsistentRegion.open`; or a step failed, of which nothing is visible.

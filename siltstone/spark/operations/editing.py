@@ -27,7 +27,7 @@ from siltstone.spark.failures import explain
 from siltstone.spark.operations.changing import check_changeable, take_over
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import cores, needs_spark, spark_session
-from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_empty, step_frame
+from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_step, step_frame
 from siltstone.spark.types import spark_type
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.checksums import Checksum
@@ -113,7 +113,7 @@ def edit(
                 chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
                 with take_over(chosen, stream, warehouse, spark, options) as runner:
                     applied = _EditStep(EditOperator(edited, variable), frame.drop(_REFUSED), found)
-                    completed = runner.step_without_input(applied.run, applied.record)
+                    completed = runner.change(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
         except PySparkException as error:
             raise UsageError(f"{given.source} cannot be read: {explain(error, 'edit')}") from error
@@ -149,7 +149,7 @@ class _EditStep:
             frame.unpersist()
         assert totals is not None
         self.result = replace(self.result, **totals.asDict())
-        others = run_empty(spark, {other: task for other, task in tasks.items() if other != name})
+        others = run_step(spark, None, {other: task for other, task in tasks.items() if other != name})
         return StepRun({**others.received, name: received})
 
     def record(self, _: StepRun) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.steps import StepRecord
+from siltstone.catalog.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
@@ -27,7 +28,7 @@ from siltstone.spark.queries import paths_in_urls
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
-from siltstone.spark.step import StepRun, run_empty, run_operators
+from siltstone.spark.step import run_step
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
@@ -146,11 +147,11 @@ class _Replay:
         self._placement = placement_of(spark, f"replay/{self.stream.name}", self.settings.placement)
         plan = self.plan
         if plan.since or not plan.steps:
-            self._take(run_empty(spark, self._tasks(), self._placement))
+            self._run(spark, None)
         self._compare(0)
         self._log.prepare(plan.position)
-        for done, step in enumerate(plan.steps, 1):
-            self._step(source, step)
+        for done, (step, ends) in enumerate(with_ends(plan.steps), 1):
+            self._step(spark, source, step, ends=ends)
             compared = self._compare(done)
             self.on_step(f"step {done} of {len(plan.steps)}, {self.rows:,} rows{compared}")
         seconds = round(time.perf_counter() - start, 3)
@@ -168,10 +169,14 @@ class _Replay:
             self.compared,
         )
 
-    def _step(self, source: DataFrame, step: StepRecord) -> None:
+    def _step(self, spark: SparkSession, source: DataFrame, step: StepRecord, *, ends: bool) -> None:
+        work = partial(self._run, spark, drains=ends and step.kind is not StepKind.CHANGE)
         where = f"step {step.step} of {self.plan.stream}, part of checkpoint {step.checkpoint},"
         try:
-            rerun_batch(source, self._log, step, self._run)
+            if step.batch_id is None:
+                work(None)
+            else:
+                rerun_batch(source, self._log, step, work)
         except UsageError as error:
             raise UsageError(f"{where} cannot be replayed: {error}, or replay --from a later checkpoint") from error
         except SiltstoneError:
@@ -179,14 +184,11 @@ class _Replay:
         except Exception as error:
             raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
 
-    def _run(self, rows: DataFrame) -> None:
-        done = run_operators(self.stream, rows, self._tasks(), self._placement)
-        self._take(done)
-        done.unpersist()
-
-    def _take(self, done: StepRun) -> None:
+    def _run(self, spark: SparkSession, rows: DataFrame | None, *, drains: bool = False) -> None:
+        done = run_step(spark, rows, self._tasks(drains=drains), self._placement)
         for name, received in done.received.items():
             self._gathered.add(name, received)
+        done.unpersist()
         self._version += 1
         # From now on only the working state is used: it is not restored again and needs no older version.
         self._points = dict.fromkeys(self._points, RestorePoint(step=self._version - 1))
@@ -199,7 +201,7 @@ class _Replay:
         self.compared += len(recorded)
         return "".join(f", as checkpoint {one.checkpoint}" for one in recorded)
 
-    def _tasks(self) -> dict[str, StepTask]:
+    def _tasks(self, *, drains: bool) -> dict[str, StepTask]:
         found = self._gathered.digests(self.stream.max_parallelism)
         accepted = {op.name: (op, found[op.name]) for op in self.stream.operators if op.name in found}
         groups = self.stream.max_parallelism
@@ -221,6 +223,7 @@ class _Replay:
                 checkpoint=None,
                 upload=self.settings.upload,
                 hands_on=self.stream.has_reader(op.name),
+                drains=drains,
                 dead_letters=DeadLetterOrder() if self.stream.dead_letters else None,
             )
             for op in self.stream.operators

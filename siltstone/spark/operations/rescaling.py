@@ -65,7 +65,7 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
                 read = sum(a.restored_bytes for received in run.received.values() for a in received)
                 return {"parallelism": parallelism}
 
-            completed = runner.step_without_input(changed=check)
+            completed = runner.change(changed=check)
         seconds = round(time.perf_counter() - start, 3)
     return RescaleResult(
         stream=stream.name,
