@@ -51,8 +51,7 @@ class InputLog(CatalogPart):
         with self._transactions.writing(f"the initial offsets of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             if _beginning(connection, stream) is None:
-                place = {"stream": stream, "checkpoint": 0, "step": 0, "batch_id": beginning.batch_id}
-                connection.execute(insert(t.step), place | {"offsets": beginning.offsets, "sources": beginning.sources})
+                _insert_beginning(connection, stream, beginning)
 
     def get_position(self, stream: str, upto: int) -> InputPosition:
         """Return what a query needs to continue after checkpoint `upto`; 0 is before the first."""

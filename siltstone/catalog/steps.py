@@ -85,8 +85,8 @@ class InputPosition:
 
 def with_ends(steps: Sequence[StepRecord]) -> Iterator[tuple[StepRecord, bool]]:
     """Yield steps of whole checkpoints, in order, each with whether it is the last one of its checkpoint."""
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        yield step, after is None or after.checkpoint != step.checkpoint
+    for n, step in enumerate(steps, 1):
+        yield step, n == len(steps) or steps[n].checkpoint != step.checkpoint
 
 
 def to_step(row: "Row[Any]") -> StepRecord:

@@ -62,7 +62,7 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0015"
+REVISION = "0016"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""

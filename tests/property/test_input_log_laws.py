@@ -44,7 +44,8 @@ class Log:
 
     def position(self, checkpoint: int) -> InputPosition:
         steps = self.upto(checkpoint)
-        return InputPosition(BEGINNING, [step for step in steps if step.sources != "{}"], steps[-2:])
+        with_batch = [step for step in steps if step.batch_id is not None]
+        return InputPosition(BEGINNING, [step for step in steps if step.sources != "{}"], with_batch[-2:])
 
 
 class Histories(RuleBasedStateMachine):
@@ -68,17 +69,20 @@ class Histories(RuleBasedStateMachine):
         self.catalog.close()
         self.directory.cleanup()
 
-    @rule(which=st.integers(0, 3), steps=st.lists(st.integers(0, 3), max_size=4))
-    def commit(self, which: int, steps: list[int]) -> None:
-        """A checkpoint of some steps, each of which reads some files."""
+    @rule(which=st.integers(0, 3), steps=st.lists(st.none() | st.integers(0, 3), max_size=4))
+    def commit(self, which: int, steps: list[int | None]) -> None:
+        """A checkpoint of some steps, each of which has no batch or reads some files."""
         log = self.logs[which % len(self.logs)]
         before, id = log.upto(log.newest), log.newest + 1
-        batch, entry = len(before), sum(step.sources != "{}" for step in before)
+        batch, entry = sum(step.batch_id is not None for step in before), sum(step.sources != "{}" for step in before)
         made = []
-        for count in steps:
+        for number, count in enumerate(steps, len(before) + 1):
+            if count is None:
+                made.append(Step.without_rows(number))
+                continue
             self.objects += 1
             sources = files(entry, *(f"{self.objects}-{n}.parquet" for n in range(count))) if count else "{}"
-            made.append(Step(batch + id, batch, f'{HEADER}\n{{"logOffset":{batch}}}', sources))
+            made.append(Step(number, batch, f'{HEADER}\n{{"logOffset":{batch}}}', sources))
             batch, entry = batch + 1, entry + bool(count)
         self.objects += 1
         epoch = self.catalog.streams.get(log.name).epoch

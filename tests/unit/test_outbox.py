@@ -126,12 +126,12 @@ def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows
     assert heard.ids == [1, 1, 2] and heard.calls[0] == heard.calls[1] and heard.inputs == inputs([1, 2])
 
 
-def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(place: OpenWarehouse, heard: Heard) -> None:
+def test_several_steps_are_one_output_and_one_without_rows_is_none(place: OpenWarehouse, heard: Heard) -> None:
     run = Outboxed(place, heard, checkpoint_steps=3)
     for n, rows in ((1, 10), (2, 0), (3, 10), (4, 0)):
         run.step(batch(n, rows))
     run.step_without_rows()
-    assert heard.ids == [1, 2] and heard.inputs == inputs([1, 3]) and heard.calls[1][1] == []
+    assert heard.ids == [1] and heard.inputs == inputs([1, 3])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from siltstone.catalog.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, StateError
@@ -41,15 +42,29 @@ def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: OpenW
     assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
 
 
-def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place: OpenWarehouse, heard: Heard) -> None:
-    """It was never delivered; taken for one that was, its rows would be lost."""
-    write(place, heard, 2).step_without_rows()
+@pytest.mark.parametrize(("kind", "again"), [(StepKind.EMPTY, 3), (StepKind.CHANGE, 2)])
+def test_a_step_without_rows_is_made_again_but_not_a_change_that_nothing_follows(
+    place: OpenWarehouse, heard: Heard, kind: StepKind, again: int
+) -> None:
+    """Neither was delivered; taken for one that was, the rows of the next would be lost."""
+    write(place, heard, 2).step_without_rows(kind)
     roll_back(place, 1)
     run = Outboxed(place, heard)
     follow_log(run)
-    assert run.region.completed == 2
+    assert run.region.completed == again
     run.step(batch(3))
-    assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+    assert heard.ids == [1, 2, again + 1] and heard.inputs == inputs([1, 2, 3])
+
+
+def test_a_change_in_between_is_made_again(place: OpenWarehouse, heard: Heard) -> None:
+    run = write(place, heard, 1)
+    run.step_without_rows(StepKind.CHANGE)
+    digest = [run.step(batch(2)), run.region.digest][1]
+    roll_back(place, 1)
+    again = Outboxed(place, heard)
+    follow_log(again)
+    assert again.region.completed == 3 and again.region.digest == digest
+    assert heard.ids == [1, 3] and heard.inputs == inputs([1, 2])
 
 
 def begin_anew(place: OpenWarehouse, run: Outboxed) -> None:

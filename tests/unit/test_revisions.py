@@ -21,6 +21,7 @@ LANDED = {
     "r0013_extracts.py": "f185e5bce8a86e1c82fadbe4dee467c0ade5b181a4857471ba43d01edb2e094b",
     "r0014_sink_tables.py": "c0e8229ec4652b80a7e6772d5a5936d11a0bb8b223ad6cd374a378ab68a45bfd",
     "r0015_replaced_at.py": "b38c2a0b0d36a7c22b68539c63e967ae9a70bdae89d0f97a3683412ec6b5632f",
+    "r0016_every_step.py": "c399e4f0ed3db0bd309e3d6df911914c912df7415583fd43d1a5ac68d3d68697",
 }
 
 
