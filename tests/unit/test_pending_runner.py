@@ -16,6 +16,7 @@ from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
 from siltstone.run.commit import Completed
+from siltstone.run.consistency import ConsistencyRequests, DrainResult
 from siltstone.run.options import RegionOptions
 from siltstone.run.pending import PendingCheckpoint
 from siltstone.run.region import ConsistentRegion
@@ -359,3 +360,34 @@ def test_operators_hear_of_a_checkpoint_whose_outputs_only_the_next_run_delivers
     assert Noting.heard == [(id, []) for id in range(1, BATCHES + 1)], "each once, after its outputs"
     check_rest(place, heard, digest, monkeypatch, **given)
     assert len(Noting.heard) == BATCHES, "not again, without a reason"
+
+
+def test_a_checkpoint_that_is_asked_for_while_no_input_comes_keeps_no_step_waiting(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, store, requests = threading.Event(), PendingCheckpoint.store, ConsistencyRequests()
+
+    def store_late(self: PendingCheckpoint, *args: Any) -> None:
+        assert stored.wait(WAIT_S)
+        store(self, *args)
+
+    monkeypatch.setattr(PendingCheckpoint, "store", store_late)
+    run = Run(place, heard, monkeypatch, checkpoint_steps=BATCHES, requests=requests)
+    idle: Any = Query(BATCHES)
+    idle.stopped.set()
+    waiting = threading.Thread(target=run.runner.await_query, args=[idle])
+    rows: list[Any] = [Rows(batch(n)) for n in (1, 2)]
+    run.runner(rows[0], 0)
+    waiting.start()
+    asked = requests.add()
+    assert asked.wait(until_complete=False, timeout_s=WAIT_S) is DrainResult.CHECKPOINT_PENDING
+    run.runner(rows[1], 1)
+    assert run.region.step == 3 and run.region.completed == 0, "the step is taken while the checkpoint is on its way"
+    stored.set()
+    assert asked.wait(until_complete=True, timeout_s=WAIT_S) is DrainResult.COMPLETED and heard.ids == [1]
+    idle.ended.set()
+    waiting.join(WAIT_S)
+    run.runner.finish()
+    assert run.region.completed == 2 and heard.inputs == inputs([1, 2])
+    run.runner.close()
+    run.region.close("done")

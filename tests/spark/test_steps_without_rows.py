@@ -1,0 +1,77 @@
+"""Steps without rows: what operators drain reaches their sinks and their readers, and comes again the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.spark.operations import RunRequest, open_region, replay, rescale, run
+from siltstone.spark.step import run_step
+from siltstone.stream import Stream
+from tests.holding import HOLD, TOTAL, Hold, Total
+from tests.outbox_run import roll_back
+from tests.spark.test_levels import counted_jobs, rows_in
+from tests.spark_runs import at, check_proven, state
+from tests.spark_streams import keyed, source_of
+
+STREAM = "held"
+BATCHES = [keyed([1, 2, 3], [10 * n + 1, 10 * n + 2, 10 * n + 3]) for n in range(1, 4)]
+SENT = sorted(row for table in BATCHES for row in zip(*table.to_pydict().values(), strict=True))
+
+
+class Got:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[tuple[int, int]]] = {}
+
+    def __call__(self, rows: DataFrame, id: int) -> None:
+        assert id not in self.rows
+        self.rows[id] = [tuple(row) for row in rows.collect()]
+
+
+def held(got: Got) -> Stream:
+    """What `Hold` returns goes to a sink and to `Total`."""
+    return Stream(STREAM, source_of(BATCHES), [Hold(), Total()], sinks={HOLD: got}, max_parallelism=8)
+
+
+@pytest.mark.parametrize("max_pending", [0, 2])
+def test_what_is_drained_at_the_end_of_a_run_reaches_the_sink_and_the_reader_and_comes_again_the_same(
+    spark: SparkSession, tmp_path: Path, max_pending: int
+) -> None:
+    got = Got()
+    stream, settings = held(got), at(tmp_path / "w", checkpoint_steps=2, max_pending=max_pending)
+    assert run(settings, stream, RunRequest()).checkpoints == [1, 2]
+    assert sorted(row for rows in got.rows.values() for row in rows) == SENT and sorted(got.rows) == [1, 2]
+    total = state(settings, STREAM, TOTAL, "totals", tmp_path / "one")
+    assert sum(total["rows"].to_pylist()) == len(SENT) and sum(total["sum"].to_pylist()) == sum(v for _, v in SENT)
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        digest = place.catalog.checkpoints.latest(STREAM).digest
+        kinds = [(s.checkpoint, s.kind, s.batch_id) for s in place.catalog.input_log.list(STREAM, 2)]
+        assert kinds == [(1, "batch", 0), (1, "batch", 1), (2, "batch", 2), (2, "empty", None)]
+        roll_back(place, 0, STREAM)
+    again = run(settings, stream, RunRequest())
+    assert (again.checkpoints, again.digest) == ([1, 2], digest) and sorted(got.rows) == [1, 2], "no output comes again"
+    assert rescale(settings, stream, 4).digest == digest
+    found = replay(settings, stream)
+    assert (found.proven, found.compared, found.steps, found.digest) == (True, 3, 5, digest)
+    check_proven(settings, STREAM)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+def test_a_reader_waits_only_for_rows_that_there_are(spark: SparkSession, place: OpenWarehouse) -> None:
+    settings = at(Path(place.warehouse.local.root), parallelism=3)
+    region = open_region(settings, held(Got()), place, {}, 3)
+    for ends, jobs in ((False, 1), (True, 2)):
+        with counted_jobs(spark) as counted:
+            done = run_step(spark, None, region.begin_step(ends=ends))
+        assert len(counted) == jobs and rows_in(done.received) == {n: dict.fromkeys(range(3), 0) for n in (HOLD, TOTAL)}
+        for name, received in done.received.items():
+            region.acknowledge(name, received)
