@@ -145,11 +145,12 @@ class StateHandler:
     def drain(self, state: State) -> pa.Table | None:
         """Finish what the interval has left undone, since a checkpoint follows; may change state and return rows.
 
-        Called in the task of each subtask, at the end of a step that ends in a checkpoint, after the last `process`.
-        As with `process`, equal rows must have equal effects.
+        Called in the task of each subtask, at the end of a step that ends in a checkpoint, after the last `process`;
+        also in a step without rows, such as at the end of a run, but not in an edit or a rescale. As with `process`,
+        equal rows must have equal effects.
 
         Returns:
-            Output rows with the columns `output`, which belong to the step; or None.
+            Output rows with the columns `output`, for the sink and the operators that read this one; or None.
         """
 
     def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
