@@ -20,7 +20,7 @@ class Hold(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         """Keep them."""
-        values = zip(rows.table["key"].to_pylist(), rows.table["value"].to_pylist(), strict=True)
+        values = zip(*(rows.table[name].to_pylist() for name in self.output.names), strict=True)
         for group, row in zip(rows.key_groups.tolist(), values, strict=True):
             state.held[group] = [*state.held[group], list(row)]
 
@@ -29,11 +29,12 @@ class Hold(Operator):
         rows = [row for group in state.held for row in state.held[group]]
         for group in list(state.held):
             state.held[group] = []
-        return pa.table({"key": [key for key, _ in rows], "value": [value for _, value in rows]}, schema=self.output)
+        named = [dict(zip(self.output.names, row, strict=True)) for row in rows]
+        return pa.Table.from_pylist(named, schema=self.output)
 
 
 class Total(Operator):
-    """Counts and adds what it reads of `Hold`."""
+    """Counts and adds what it reads of `Hold`; nulls count as nothing."""
 
     name, reads = TOTAL, HOLD
     key = {"key": pa.int64()}  # noqa: RUF012
@@ -43,5 +44,5 @@ class Total(Operator):
     def process(self, rows: Rows, state: State) -> None:
         """Count and add."""
         old = state.totals.get(rows.keys)
-        sums = {"rows": rows.count(initial=old["rows"]), "sum": rows.sum("value", initial=old["sum"])}
+        sums = {"rows": rows.count(initial=old["rows"]), "sum": rows.sum(self.inputs[0], initial=old["sum"])}
         state.totals.put(rows.keys, sums)

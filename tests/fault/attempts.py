@@ -41,7 +41,8 @@ class LostAttempts:
         chance = self._chance
         while chance.random() < self._lost:
             self.attempts += 1
-            some = {s: t.filter(pa.array([chance.random() < 0.8 for _ in range(len(t))])) for s, t in rows.items()}
+            kept = {s: pa.array([chance.random() < 0.8 for _ in range(len(t))], pa.bool_()) for s, t in rows.items()}
+            some = {s: t.filter(kept[s]) for s, t in rows.items()}
             there = replace(task, warehouse=chance.choice(self._warehouses))
             with suppress(StateError):  # of steps that were not logged, another host has nothing to go on from
                 run_tasks(there, some if chance.random() < 0.5 else rows, f"lost{self.attempts}")

@@ -71,7 +71,7 @@ class Life:
         """How many batches completed checkpoints hold."""
         with self._catalog() as catalog:
             newest = catalog.checkpoints.last_id(self.stream) if catalog is not None else 0
-            return catalog.input_log.list(self.stream, newest)[-1].batch_id + 1 if catalog is not None and newest else 0
+            return catalog.input_log.get_position(self.stream, newest).next_batch if catalog is not None else 0
 
     @property
     def completed(self) -> int:

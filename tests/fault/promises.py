@@ -96,7 +96,8 @@ def _held(steps: Iterable[StepRecord]) -> dict[int, list[int]]:
     """Checkpoint -> which batches it holds, from 1 on."""
     of: dict[int, list[int]] = {}
     for step in steps:
-        of.setdefault(step.checkpoint, []).append(step.batch_id + 1)
+        if step.batch_id is not None:
+            of.setdefault(step.checkpoint, []).append(step.batch_id + 1)
     return of
 
 
@@ -119,16 +120,17 @@ def _histories(
 ) -> Iterable[str]:
     """Promises 1 and 2: what is recorded is what the undisturbed run did, step by step."""
     catalog, name = place.catalog, stream.name
-    pruned = steps[0].batch_id if steps else 0
-    if [s.batch_id for s in steps] != [*range(pruned, pruned + len(steps))]:
+    read = [step for step in steps if step.batch_id is not None]
+    pruned = read[0].batch if read else 0
+    if [s.batch_id for s in read] != [*range(pruned, pruned + len(read))]:
         yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
-    if any(before.step >= after.step for before, after in pairwise(steps)):
-        yield f"steps {[s.step for s in steps]} do not ascend"
+    if any(before.step + 1 != after.step for before, after in pairwise(steps)):
+        yield f"steps {[s.step for s in steps]} have gaps"
     records, newest = catalog.checkpoints.list(name), catalog.checkpoints.last_id(name)
     if newest and (not records or records[-1].id != newest):
         yield f"the newest checkpoint {newest} is not to be seen"
     oldest = records[0].id if records else 0
-    if pruned and sum(step.checkpoint <= oldest for step in steps) < 2:
+    if pruned and sum(step.checkpoint <= oldest for step in read) < 2:
         yield f"of the input log, steps were pruned that a replay from checkpoint {oldest} needs; it has {of}"
     if catalog.input_log.replayable_from(name) > oldest:
         yield f"the input log leads on from checkpoint {catalog.input_log.replayable_from(name)}, not from {oldest}"

@@ -122,10 +122,8 @@ def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str,
 
 
 def _as_pandas_says(place: OpenWarehouse, checkpoint: int) -> None:
-    newest = place.catalog.input_log.list(FLIGHTS.name, checkpoint)[
-        -1
-    ]  # of what is left of the log, whose beginning is pruned
-    flown = sum(len(rows) for rows in flights().batches[: newest.batch_id + 1])
+    batches = place.catalog.input_log.get_position(FLIGHTS.name, checkpoint).next_batch
+    flown = sum(len(rows) for rows in flights().batches[:batches])
     states = restored(place, FLIGHTS, checkpoint)
     tables = {
         (name, table): pa.concat_tables(rows for rows, _ in state.tables[table].scan(state.groups))

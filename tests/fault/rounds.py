@@ -106,7 +106,7 @@ class Rounds:
                 return Known(stream, [], self.reference.steps)
             catalog = place.catalog
             newest = catalog.checkpoints.last_id(stream)
-            done = catalog.input_log.list(stream, newest)[-1].batch_id + 1 if newest else 0
+            done = catalog.input_log.get_position(stream, newest).next_batch
             ids = [checkpoint.id for checkpoint in catalog.checkpoints.list(stream)]
             return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints.list(stream)])
 

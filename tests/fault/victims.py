@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.steps import with_ends
+from siltstone.catalog.steps import StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -177,8 +177,12 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
                 else:
                     steps.step(purchases()[steps.batches], ends=ends)
             steps.goes_on = region.options.max_pending > 0
+            # Half of the runs end their last interval by a step without rows, as Spark's runner does.
+            by_batch = region.epoch % 2 == 0
             for number in range(steps.batches, until):
-                steps.step(purchases()[number], last=number + 1 == until)
+                steps.step(purchases()[number], last=by_batch and number + 1 == until)
+            if region.has_steps:
+                steps.step_without_rows()
             steps.drain()
             outcome = "done"
         except Exception as error:
@@ -217,6 +221,12 @@ class SinkingSteps(RegionSteps):
             ends = last or self.region.ends_next if ends is None else ends
             self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
             return super().step(rows, ends=ends)
+
+    def step_without_rows(self, kind: StepKind = StepKind.EMPTY) -> Completed | None:
+        """One without a micro-batch, once there is room for its checkpoint."""
+        with self._turn:
+            self._turn.wait_for(lambda: self.behind.has_room or self._failed)
+            return super().step_without_rows(kind)
 
     def make_room(self) -> None:
         """Behind the stream, room is made."""

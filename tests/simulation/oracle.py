@@ -11,7 +11,7 @@ from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.store.paths import CheckpointPath
 from tests.simulation.processes import MemoryStore, SimulatedStore
-from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, restored
+from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, effect_of, restored
 
 _RESTORED = 8
 """of how many chains that come to be one is restored at once"""
@@ -182,7 +182,7 @@ class Oracle:
         query = "SELECT step, offsets FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
         for step, packed in self.rows(query, stream, id):
             assert step == last_step + 1, f"step {step} of {stream} follows {last_step}"
-            apply(contents, unpack(packed))
+            apply(contents, effect_of(step, unpack(packed)))
             last_step = step
         return _Seen(epoch, contents, last_step)
 

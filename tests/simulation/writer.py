@@ -52,6 +52,11 @@ Contents = dict[str, Rows_]
 """operator -> key -> value"""
 
 
+def effect_of(step: int, offsets: str) -> str:
+    """What decides the changes of a step: what it read, or, where that is nothing, that it was taken."""
+    return offsets or f"without rows {step}"
+
+
 def changes_of_step(offsets: str) -> dict[str, dict[int, int | None]]:
     """What a step of the input does: operator -> key -> its new value, or None to delete it."""
     chance = random.Random(offsets)
@@ -109,23 +114,29 @@ class Writer:
 
     def run(self, region: ConsistentRegion) -> None:
         """Some steps, and the clean end of the run."""
-        logged = {step.step: step.offsets for step in region.logged_steps()}
+        logged = {step.step: step for step in region.logged_steps()}
         for _ in range(self.chance.randint(1, 6)):
             number = region.step + 1
-            offsets = logged.get(number, f"{region.epoch}.{number}.{self.chance.random()}")
-            tasks = region.begin_step(Step(number, number - 1, offsets))
-            self._have_state(tasks)
-            apply(self.contents, offsets)
-            for operator, changes in changes_of_step(offsets).items():
-                self.changed[operator] |= changes.keys()
-            self.version = region.step
-            for operator, task in tasks.items():
-                region.acknowledge(operator, self._acknowledged(task))
-                if task.tracking or task.checkpoint:
-                    self.changed[operator] = set()
-            if region.checkpoint_due:
-                region.complete()
+            new = Step(number, number - 1, f"{region.epoch}.{number}.{self.chance.random()}")
+            self._take(region, logged.get(number, new))
+        if region.has_steps and self.chance.random() < 0.5:
+            self._take(region, Step.without_rows(region.step + 1))
         region.close("done")
+
+    def _take(self, region: ConsistentRegion, step: Step) -> None:
+        tasks = region.begin_step(step, ends=True if step.batch_id is None else None)
+        self._have_state(tasks)
+        effect = effect_of(step.step, step.offsets)
+        apply(self.contents, effect)
+        for operator, changes in changes_of_step(effect).items():
+            self.changed[operator] |= changes.keys()
+        self.version = region.step
+        for operator, task in tasks.items():
+            region.acknowledge(operator, self._acknowledged(task))
+            if task.tracking or task.checkpoint:
+                self.changed[operator] = set()
+        if region.checkpoint_due:
+            region.complete()
 
     def _have_state(self, tasks: dict[str, StepTask]) -> None:
         """An executor that starts, or has lost its state, restores it where that can be, and rolls it forward."""
