@@ -20,6 +20,10 @@ Methods of `state.<variable>`, each for the current key:
     WindowState    get() -> list of dicts in order, insert(values), evict(before), remove()
     OpaqueState    get() -> the object of the key's key group, put(object)
 
+A value is what Arrow makes of it in its column's type, from the call on: a date of a datetime, UTC of a naive time, the
+nearest float32 of 0.1. So equal map keys are one entry, however they are written, and `get` returns what was put as a
+later step reads it. A value that does not fit its column, and a null map key, is a bad row (`BadRow`).
+
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
 read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
 asks for a checkpoint after the step.
@@ -28,17 +32,22 @@ asks for a checkpoint after the step.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from datetime import UTC, date, datetime
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import BadRow, UsageError
+from siltstone.errors import BadRow, UsageError, summarize
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
+_NAN = "NaN"
+_SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
 
 class KeyedProcessor(Operator):
@@ -85,9 +94,8 @@ class KeyedProcessor(Operator):
             try:
                 made += self.handle_input(key, records[start:end], own) or ()
             except BadRow as error:
-                bad = np.zeros(len(rows), bool)
-                bad[order[start:end]] = True if error.rows is None else error.rows
-                error.rows = bad
+                if error.keys is None:  # else it marks entries of a state table by their keys
+                    error.rows = _marked(error, order[start:end], len(rows))
                 raise
         for view in views.values():
             view.flush()
@@ -96,6 +104,18 @@ class KeyedProcessor(Operator):
         if self.output is None:
             raise UsageError(f"operator {self.name} returns rows but declares no output: set its field output")
         return _table(made, self.output, f"the output of operator {self.name}")
+
+
+def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
+    """Return bool[count]: which rows of the call an error is about that marks those of one key, at `own`, or none."""
+    marks = np.ones(len(own), bool) if error.rows is None else np.asarray(error.rows)
+    if marks.dtype != bool or marks.shape != (len(own),):
+        raise UsageError(
+            f"{error}: its rows are {marks.dtype}{list(marks.shape)}, not bool[{len(own)}], one value per row of a key"
+        ) from error
+    bad = np.zeros(count, bool)
+    bad[own] = marks
+    return bad
 
 
 class _KeyState:
@@ -126,8 +146,8 @@ class _View:
         """Write what changed."""
 
     def checked(self, values: Record) -> dict[str, Any]:
-        """Return `values` as a row of the value columns."""
-        return self.copied(_check_columns(values, self.value.names, self.name))
+        """Return `values` as a row of the value columns, as Arrow gives it back."""
+        return _cast_row(values, self.value, self.name)
 
 
 class _Value(_View):
@@ -205,7 +225,10 @@ class _Map(_View):
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return an entry's address, unique within the call, and its map key."""
-        subkey = _check_columns(entry, self._subkey.names, self.name)
+        subkey = _cast_row(entry, self._subkey, self.name)
+        for field in self._subkey:
+            if subkey[field.name] is None and not field.nullable:
+                raise _null(f"{self.name}: map key {field.name}")
         return (self.ordinal, *map(_comparable, subkey.values())), subkey
 
     def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
@@ -287,14 +310,20 @@ class _Window(_List):
         return sorted(super().get(), key=lambda row: _rank(row[self._order]))
 
     def insert(self, values: Record) -> None:
-        self.append(values)
+        row = self.checked(values)
+        if row[self._order] is None:
+            raise _null(f"{self.name}: column {self._order} orders the window and")
+        self._added.setdefault(self.ordinal, []).append(row)
 
     def evict(self, before: Any) -> None:
-        """Remove the rows whose order column is less than `before`."""
-        limit = self._limits.get(self.ordinal)
-        self._limits[self.ordinal] = before if limit is None else max(limit, before)
+        """Remove the rows whose order column is less than `before`; null and NaN are less than nothing."""
+        before = _cast(before, self.value.field(self._order), self.name)
+        if before is None or _comparable(before) == _NAN:
+            return
+        known = self._limits.get(self.ordinal)
+        self._limits[self.ordinal] = limit = before if known is None else max(known, before, key=_rank)
         if self.ordinal in self._added:
-            self._added[self.ordinal] = [r for r in self._added[self.ordinal] if not r[self._order] < before]
+            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, limit)]
 
     def remove(self) -> None:
         super().remove()
@@ -302,7 +331,10 @@ class _Window(_List):
 
     def stored(self) -> list[dict[str, Any]]:
         limit = self._limits.get(self.ordinal)
-        return [row for row in super().stored() if limit is None or not row[self._order] < limit]
+        return [row for row in super().stored() if limit is None or self._stays(row, limit)]
+
+    def _stays(self, row: Record, limit: Any) -> bool:
+        return _rank(row[self._order]) >= _rank(limit)
 
     def flush(self) -> None:
         if self._limits:
@@ -349,11 +381,82 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
         raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None
 
 
+def _cast_row(values: Record, schema: pa.Schema, what: str) -> dict[str, Any]:
+    """Return `values` as a row of these columns, each value as Arrow gives it back; nothing is shared.
+
+    Raises:
+        UsageError: the columns are others.
+        BadRow: a value does not fit its column.
+    """
+    row = _check_columns(values, schema.names, what)
+    return {field.name: _cast(row[field.name], field, what) for field in schema}
+
+
+def _cast(value: Any, field: pa.Field, what: str) -> Any:
+    """Return a value as Arrow gives it back from a column.
+
+    Raises:
+        BadRow: it does not fit the column, or only with a part cut off.
+    """
+    kind, given = field.type, type(value)
+    if value is None or (given is int and value in _INTEGERS.get(kind, ())):
+        return value
+    if given is _UNCHANGED.get(kind) and (given is not str or value.isascii()):
+        return value
+    try:
+        if is_nested(kind):
+            _check_fields(value, kind)
+        cast = pa.scalar(value, kind).as_py()
+        if isinstance(value, Real) and _is_cut(value, cast, kind):
+            raise pa.ArrowInvalid(f"{value} would become {cast}")
+        return cast
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+        reason = f"{what}: a value does not fit its column ({field.name} {kind})"
+        raise BadRow(f"{reason}: {summarize(error)}", reason=reason) from None
+
+
+_INTEGERS = {
+    **{kind: range(-(1 << kind.bit_width - 1), 1 << kind.bit_width - 1) for kind in _SIGNED},
+    **{kind: range(1 << kind.bit_width) for kind in _UNSIGNED},
+}
+"""the integers of each type"""
+_UNCHANGED = {pa.bool_(): bool, pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.date32(): date}
+"""the Python class whose values Arrow gives back as they are, from a column of this type; of a text, if it is ASCII"""
+
+
+def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
+    """Whether Arrow made another integer of a number, or an infinite one of a finite one."""
+    if pa.types.is_integer(kind):
+        return cast != value
+    return pa.types.is_float32(kind) and math.isinf(cast) and not math.isinf(value)
+
+
+def _check_fields(value: Any, kind: pa.DataType) -> None:
+    """Refuse a struct with fields that are not declared, which Arrow leaves out."""
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        if unknown := sorted({*map(str, value)} - {field.name for field in kind}):
+            raise pa.ArrowInvalid(f"field {unknown[0]} is not declared")
+        for field in kind:
+            _check_fields(value.get(field.name), field.type)
+    elif pa.types.is_list(kind) and isinstance(value, list | tuple):
+        for each in value:
+            _check_fields(each, kind.value_type)
+
+
+def _null(what: str) -> BadRow:
+    return BadRow(f"{what} is null: drop the row", reason=f"{what} is null")
+
+
 def _comparable(value: Any) -> Any:
-    """Return a map key's value such that equal map keys compare equal: every NaN is the same."""
-    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+    """Return a map key's value such that equal map keys compare equal, and others do not.
+
+    Every NaN is the same. Times of one zone would compare by their clock, which shows an hour twice a year.
+    """
+    if isinstance(value, float) and math.isnan(value):
+        return _NAN
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
 def _rank(value: Any) -> Any:
     """Return a value's sort key in the order of a window, in which NaN is last."""
-    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, value)
+    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, _comparable(value))
