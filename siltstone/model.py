@@ -15,6 +15,10 @@ LATEST = "latest"
 """the name of a stream's newest checkpoint"""
 MAX_EPOCH = 99_999_999
 """the highest writer epoch: object names hold it in eight digits"""
+MAX_ID = 500_000_000_000
+"""the highest checkpoint and step that is read: object names hold them in twelve digits, so that as many can follow"""
+MAX_NUMBER = (1 << 63) - 1
+"""the highest number that a catalog holds"""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from siltstone.catalog.edits import Edit
@@ -21,7 +22,8 @@ from siltstone.catalog.outbox import Output, staged_object
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.steps import Step
 from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
-from siltstone.model import MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
+from siltstone.format.manifest_decoding import decode_variables
+from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
 from siltstone.store.paths import check_object_name, is_table_file
 from siltstone.times import as_utc
@@ -93,10 +95,10 @@ def decode_details(parts: Sequence[bytes], name: str) -> CommitDetails:
             check_integer(parallelism, 1, MAX_MAX_PARALLELISM, "parallelism")
         outstanding = values["outstanding"]
         return CommitDetails(
-            steps=decode_steps(values),
+            steps=_steps(values),
             edit=None if values["edit"] is None else _edit(check_object(values["edit"], "the edit")),
             parallelism=parallelism,
-            definition=None if definition is None else check_object(definition, "the definition"),
+            definition=None if definition is None else decode_definition(definition),
             dropped=tuple(check_text(each, "what was dropped") for each in values["dropped"]),
             outputs=tuple(_output(*each) for each in values["outputs"]),
             repeats=check_flag(values["repeats"], "repeats"),
@@ -128,10 +130,29 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     for number, batch, before, which, after, sources in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
-        check_integer(number, 0, _MAX, "a step")
-        check_integer(batch, -2, _MAX, "a batch")
+        check_integer(number, 0, MAX_ID, "a step")
+        check_integer(batch, -2, MAX_ID, "a batch")
         steps.append(Step(number, batch, offsets, check_text(sources, "sources")))
     return tuple(steps)
+
+
+def decode_definition(value: object) -> Mapping[str, Any]:
+    """Return a stream's definition (`run.definition`) as it is, once all that is looked up in it is known to be there.
+
+    Raises:
+        ValueError, KeyError, SiltstoneError: the value is not one.
+    """
+    definition = check_object(value, "the definition")
+    operators = check_object(definition["operators"], "operators of the definition")
+    decode_variables(operators)
+    for operator, of in operators.items():
+        for variable, shape in of["variables"].items():
+            check_text(shape["kind"], f"the kind of {check_name('operator', operator)}.{variable}")
+    for option, text in check_object(definition["options"], "options of the definition").items():
+        check_text(text, f"option {option}")
+    for option in definition.get("secret", ()):
+        check_text(option, "a secret option")
+    return definition
 
 
 def pack_parts(text: str) -> tuple[bytes, ...]:
@@ -218,6 +239,15 @@ def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheck
     return PreviousCheckpoint(check_stored(name, size, checksum), check_time(committed_at))
 
 
+def _steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Return the steps of one checkpoint, of which each is later than the one before."""
+    steps = decode_steps(values)
+    numbers = [0, *(step.step for step in steps)]
+    if any(before >= after for before, after in pairwise(numbers)):
+        raise ValueError(f"its steps are {numbers[1:]}")
+    return steps
+
+
 def _edit(values: Mapping[str, Any]) -> Edit:
     checksum = values["source_checksum"]
     return Edit(
@@ -244,4 +274,4 @@ def _output(name: object, schema: object, rows: object, objects: Sequence[Sequen
 
 
 def _outstanding(checkpoint: object, name: object) -> tuple[int, str]:
-    return check_integer(checkpoint, 1, _MAX, "a checkpoint"), check_text(name, "the name of an output")
+    return check_integer(checkpoint, 1, MAX_ID, "a checkpoint"), check_text(name, "the name of an output")
