@@ -100,5 +100,5 @@ def _check_list(numbers: Any, length: int, what: str) -> None:
 
 
 def _check_number(value: object, what: str) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > MAX_NUMBER:  # type: ignore[arg-type]
+    if not (type(value) is int and abs(value) <= MAX_NUMBER) and not (type(value) is float and math.isfinite(value)):
         raise ValueError(f"{what} is {str(value)[:40]!r}, not a number")

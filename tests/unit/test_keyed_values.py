@@ -209,7 +209,7 @@ def test_a_window_evicts_as_it_does_in_state(kind: pa.DataType) -> None:
         (pa.int64(), 2**63),
         (pa.int64(), math.nan),
         (pa.int64(), True),
-        (pa.int64(), object()),
+        (pa.int64(), ...),
         (pa.uint8(), -1),
         (pa.float32(), 1e300),
         (pa.decimal128(10, 2), Decimal("1.234")),
