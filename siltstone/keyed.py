@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, date, datetime
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -46,8 +47,6 @@ from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
 _NAN = "NaN"
-_SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
-_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
 
 class KeyedProcessor(Operator):
@@ -398,10 +397,8 @@ def _cast(value: Any, field: pa.Field, what: str) -> Any:
     Raises:
         BadRow: it does not fit the column, or only with a part cut off.
     """
-    kind, given = field.type, type(value)
-    if value is None or (given is int and value in _INTEGERS.get(kind, ())):
-        return value
-    if given is _UNCHANGED.get(kind) and (given is not str or value.isascii()):
+    kind = field.type
+    if value is None or _find_unchanged(kind)(value):
         return value
     try:
         if is_nested(kind):
@@ -415,13 +412,22 @@ def _cast(value: Any, field: pa.Field, what: str) -> Any:
         raise BadRow(f"{reason}: {summarize(error)}", reason=reason) from None
 
 
-_INTEGERS = {
-    **{kind: range(-(1 << kind.bit_width - 1), 1 << kind.bit_width - 1) for kind in _SIGNED},
-    **{kind: range(1 << kind.bit_width) for kind in _UNSIGNED},
-}
-"""the integers of each type"""
-_UNCHANGED = {pa.bool_(): bool, pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.date32(): date}
-"""the Python class whose values Arrow gives back as they are, from a column of this type; of a text, if it is ASCII"""
+@cache
+def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return a quick test for values that Arrow surely gives back as they are, from a column of this type."""
+    types = pa.types
+    if types.is_integer(kind):
+        bits, signed = kind.bit_width, types.is_signed_integer(kind)
+        numbers = range(-(1 << bits - 1), 1 << bits - 1) if signed else range(1 << bits)
+        return lambda value: type(value) is int and value in numbers
+    if types.is_string(kind):
+        return lambda value: type(value) is str and value.isascii()
+    if types.is_timestamp(kind):
+        zone = pa.scalar(0, kind).as_py().tzinfo
+        if zone is None or zone.utcoffset(None) is not None:  # else a clock may skip an hour
+            return lambda value: type(value) is datetime and value.tzinfo is zone
+    same = {pa.bool_(): bool, pa.float64(): float, pa.binary(): bytes, pa.date32(): date}.get(kind)
+    return lambda value: type(value) is same
 
 
 def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
