@@ -32,21 +32,18 @@ asks for a checkpoint after the step.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from datetime import UTC, date, datetime
-from functools import cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import BadRow, UsageError, summarize
+from siltstone.errors import BadRow, UsageError
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, comparable
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
-_NAN = "NaN"
 
 
 class KeyedProcessor(Operator):
@@ -146,7 +143,7 @@ class _View:
 
     def checked(self, values: Record) -> dict[str, Any]:
         """Return `values` as a row of the value columns, as Arrow gives it back."""
-        return _cast_row(values, self.value, self.name)
+        return cast_row(values, self.value, self.name)
 
 
 class _Value(_View):
@@ -224,11 +221,11 @@ class _Map(_View):
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return an entry's address, unique within the call, and its map key."""
-        subkey = _cast_row(entry, self._subkey, self.name)
+        subkey = cast_row(entry, self._subkey, self.name)
         for field in self._subkey:
             if subkey[field.name] is None and not field.nullable:
                 raise _null(f"{self.name}: map key {field.name}")
-        return (self.ordinal, *map(_comparable, subkey.values())), subkey
+        return (self.ordinal, *map(comparable, subkey.values())), subkey
 
     def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
         owners = self.keys.columns.take(pa.array([ordinal for ordinal, _ in entries]))
@@ -252,7 +249,7 @@ class _Map(_View):
         subkeys = zip(*(entries.column(name).to_pylist() for name in self._subkey.names), strict=True)
         found = zip(ordinals.tolist(), subkeys, lookup.values.to_pylist(), lookup.found, strict=True)
         for ordinal, subkey, values, there in found:
-            self._known.setdefault((ordinal, *map(_comparable, subkey)), values if there else None)
+            self._known.setdefault((ordinal, *map(comparable, subkey)), values if there else None)
 
 
 class _List(_View):
@@ -316,8 +313,8 @@ class _Window(_List):
 
     def evict(self, before: Any) -> None:
         """Remove the rows whose order column is less than `before`; null and NaN are less than nothing."""
-        before = _cast(before, self.value.field(self._order), self.name)
-        if before is None or _comparable(before) == _NAN:
+        before = cast_value(before, self.value.field(self._order), self.name)
+        if before is None or comparable(before) == NAN:
             return
         known = self._limits.get(self.ordinal)
         self._limits[self.ordinal] = limit = before if known is None else max(known, before, key=_rank)
@@ -364,15 +361,9 @@ _VIEWS: dict[type, Any] = {
 }
 
 
-def _check_columns(values: Record, names: list[str], what: str) -> dict[str, Any]:
-    if values.keys() != set(names):
-        raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
-    return {name: values[name] for name in names}
-
-
 def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
     for record in records:
-        _check_columns(record, schema.names, what)
+        check_columns(record, schema.names, what)
     try:
         return pa.Table.from_pylist(records, schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
@@ -380,89 +371,10 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
         raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None
 
 
-def _cast_row(values: Record, schema: pa.Schema, what: str) -> dict[str, Any]:
-    """Return `values` as a row of these columns, each value as Arrow gives it back; nothing is shared.
-
-    Raises:
-        UsageError: the columns are others.
-        BadRow: a value does not fit its column.
-    """
-    row = _check_columns(values, schema.names, what)
-    return {field.name: _cast(row[field.name], field, what) for field in schema}
-
-
-def _cast(value: Any, field: pa.Field, what: str) -> Any:
-    """Return a value as Arrow gives it back from a column.
-
-    Raises:
-        BadRow: it does not fit the column, or only with a part cut off.
-    """
-    kind = field.type
-    if value is None or _find_unchanged(kind)(value):
-        return value
-    try:
-        if is_nested(kind):
-            _check_fields(value, kind)
-        cast = pa.scalar(value, kind).as_py()
-        if isinstance(value, Real) and _is_cut(value, cast, kind):
-            raise pa.ArrowInvalid(f"{value} would become {cast}")
-        return cast
-    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
-        reason = f"{what}: a value does not fit its column ({field.name} {kind})"
-        raise BadRow(f"{reason}: {summarize(error)}", reason=reason) from None
-
-
-@cache
-def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
-    """Return a quick test for values that Arrow surely gives back as they are, from a column of this type."""
-    types = pa.types
-    if types.is_integer(kind):
-        bits, signed = kind.bit_width, types.is_signed_integer(kind)
-        numbers = range(-(1 << bits - 1), 1 << bits - 1) if signed else range(1 << bits)
-        return lambda value: type(value) is int and value in numbers
-    if types.is_string(kind):
-        return lambda value: type(value) is str and value.isascii()
-    if types.is_timestamp(kind):
-        zone = pa.scalar(0, kind).as_py().tzinfo
-        if zone is None or zone.utcoffset(None) is not None:  # else a clock may skip an hour
-            return lambda value: type(value) is datetime and value.tzinfo is zone
-    same = {pa.bool_(): bool, pa.float64(): float, pa.binary(): bytes, pa.date32(): date}.get(kind)
-    return lambda value: type(value) is same
-
-
-def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
-    """Whether Arrow made another integer of a number, or an infinite one of a finite one."""
-    if pa.types.is_integer(kind):
-        return cast != value
-    return pa.types.is_float32(kind) and math.isinf(cast) and not math.isinf(value)
-
-
-def _check_fields(value: Any, kind: pa.DataType) -> None:
-    """Refuse a struct with fields that are not declared, which Arrow leaves out."""
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        if unknown := sorted({*map(str, value)} - {field.name for field in kind}):
-            raise pa.ArrowInvalid(f"field {unknown[0]} is not declared")
-        for field in kind:
-            _check_fields(value.get(field.name), field.type)
-    elif pa.types.is_list(kind) and isinstance(value, list | tuple):
-        for each in value:
-            _check_fields(each, kind.value_type)
-
-
 def _null(what: str) -> BadRow:
     return BadRow(f"{what} is null: drop the row", reason=f"{what} is null")
 
 
-def _comparable(value: Any) -> Any:
-    """Return a map key's value such that equal map keys compare equal, and others do not.
-
-    Every NaN is the same. Times of one zone would compare by their clock, which shows an hour twice a year.
-    """
-    if isinstance(value, float) and math.isnan(value):
-        return _NAN
-    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
-
-
 def _rank(value: Any) -> Any:
     """Return a value's sort key in the order of a window, in which NaN is last."""
-    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, _comparable(value))
+    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, comparable(value))

@@ -140,26 +140,6 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(first={"op": 3}),
         _manifest(d={"op": 0.5}),
         _manifest(policy={"op": []}),
-        _manifest(statistics=SAID | {"parallelism": 3}),
-        _manifest(statistics={key: value for key, value in SAID.items() if key != "state_rows"}),
-        _manifest(statistics=SAID | {"operators": {}}),
-        _manifest(statistics=SAID | {"rows_in": 1 << 63}),
-        *(
-            _manifest(statistics=SAID | {"operators": {"op": SAID["operators"]["op"] | changed}})
-            for changed in (
-                {"seconds": {"open": "1"}},
-                {"restore_bound_s": float("nan")},
-                {"opaque": {"v": [1, 2]}},
-                {"tables": {"totals": {"D": 1}}},
-                {"tables": {"totals": {"D": 1, "chain": {"first": 0}}}},
-                {"tables": {"totals": {"D": 1, "chain": {"deltas": []}}}},
-                {"tables": {"totals": {"D": 1, "chain": {}, "form": "other"}}},
-            )
-        ),
-        *(
-            _manifest(statistics=SAID | {"times": {"from": 1, "checkpoints": [], "steps": []} | changed})
-            for changed in ({"from": 10**15}, {"checkpoints": [[]]}, {"checkpoints": [[1, "2"]]}, {"steps": [[1, 2]]})
-        ),
         _manifest(chains={"op": {"totals": {"first": 1, "deltas": "1"}}}),
         _manifest(step=MAX_ID + 1),
         _manifest(checkpoint=MAX_ID + 1),
