@@ -40,6 +40,8 @@ def translate_decode_errors(name: str, what: str, error: type[StateError] = Corr
         raise
     except Exception as caught:
         lines = str(caught).splitlines() or [type(caught).__name__]
+        if isinstance(caught, KeyError):
+            lines = [f"{lines[0]} is missing"]
         raise error(f"{name} cannot be read as {what}: {lines[0][:_WHY_CHARACTERS]}") from caught
 
 

@@ -20,6 +20,10 @@ Methods of `state.<variable>`, each for the current key:
     WindowState    get() -> list of dicts in order, insert(values), evict(before), remove()
     OpaqueState    get() -> the object of the key's key group, put(object)
 
+A value is what Arrow makes of it in its column's type, from the call on: a date of a datetime, UTC of a naive time, the
+nearest float32 of 0.1. So equal map keys are one entry, however they are written, and `get` returns what was put as a
+later step reads it. A value that does not fit its column, and a null map key, is a bad row (`BadRow`).
+
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
 read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
 asks for a checkpoint after the step.
@@ -35,6 +39,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, comparable
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
@@ -85,9 +90,8 @@ class KeyedProcessor(Operator):
             try:
                 made += self.handle_input(key, records[start:end], own) or ()
             except BadRow as error:
-                bad = np.zeros(len(rows), bool)
-                bad[order[start:end]] = True if error.rows is None else error.rows
-                error.rows = bad
+                if error.keys is None:  # else it marks entries of a state table by their keys
+                    error.rows = _marked(error, order[start:end], len(rows))
                 raise
         for view in views.values():
             view.flush()
@@ -96,6 +100,18 @@ class KeyedProcessor(Operator):
         if self.output is None:
             raise UsageError(f"operator {self.name} returns rows but declares no output: set its field output")
         return _table(made, self.output, f"the output of operator {self.name}")
+
+
+def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
+    """Return bool[count]: which rows of the call an error is about that marks those of one key, at `own`, or none."""
+    marks = np.ones(len(own), bool) if error.rows is None else np.asarray(error.rows)
+    if marks.dtype != bool or marks.shape != (len(own),):
+        raise UsageError(
+            f"{error}: its rows are {marks.dtype}{list(marks.shape)}, not bool[{len(own)}], one value per row of a key"
+        ) from error
+    bad = np.zeros(count, bool)
+    bad[own] = marks
+    return bad
 
 
 class _KeyState:
@@ -126,8 +142,8 @@ class _View:
         """Write what changed."""
 
     def checked(self, values: Record) -> dict[str, Any]:
-        """Return `values` as a row of the value columns."""
-        return self.copied(_check_columns(values, self.value.names, self.name))
+        """Return `values` as a row of the value columns, as Arrow gives it back."""
+        return cast_row(values, self.value, self.name)
 
 
 class _Value(_View):
@@ -205,8 +221,11 @@ class _Map(_View):
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return an entry's address, unique within the call, and its map key."""
-        subkey = _check_columns(entry, self._subkey.names, self.name)
-        return (self.ordinal, *map(_comparable, subkey.values())), subkey
+        subkey = cast_row(entry, self._subkey, self.name)
+        for field in self._subkey:
+            if subkey[field.name] is None and not field.nullable:
+                raise _null(f"{self.name}: map key {field.name}")
+        return (self.ordinal, *map(comparable, subkey.values())), subkey
 
     def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
         owners = self.keys.columns.take(pa.array([ordinal for ordinal, _ in entries]))
@@ -230,7 +249,7 @@ class _Map(_View):
         subkeys = zip(*(entries.column(name).to_pylist() for name in self._subkey.names), strict=True)
         found = zip(ordinals.tolist(), subkeys, lookup.values.to_pylist(), lookup.found, strict=True)
         for ordinal, subkey, values, there in found:
-            self._known.setdefault((ordinal, *map(_comparable, subkey)), values if there else None)
+            self._known.setdefault((ordinal, *map(comparable, subkey)), values if there else None)
 
 
 class _List(_View):
@@ -287,14 +306,20 @@ class _Window(_List):
         return sorted(super().get(), key=lambda row: _rank(row[self._order]))
 
     def insert(self, values: Record) -> None:
-        self.append(values)
+        row = self.checked(values)
+        if row[self._order] is None:
+            raise _null(f"{self.name}: column {self._order} orders the window and")
+        self._added.setdefault(self.ordinal, []).append(row)
 
     def evict(self, before: Any) -> None:
-        """Remove the rows whose order column is less than `before`."""
-        limit = self._limits.get(self.ordinal)
-        self._limits[self.ordinal] = before if limit is None else max(limit, before)
+        """Remove the rows whose order column is less than `before`; null and NaN are less than nothing."""
+        before = cast_value(before, self.value.field(self._order), self.name)
+        if before is None or comparable(before) == NAN:
+            return
+        known = self._limits.get(self.ordinal)
+        self._limits[self.ordinal] = limit = before if known is None else max(known, before, key=_rank)
         if self.ordinal in self._added:
-            self._added[self.ordinal] = [r for r in self._added[self.ordinal] if not r[self._order] < before]
+            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, limit)]
 
     def remove(self) -> None:
         super().remove()
@@ -302,7 +327,10 @@ class _Window(_List):
 
     def stored(self) -> list[dict[str, Any]]:
         limit = self._limits.get(self.ordinal)
-        return [row for row in super().stored() if limit is None or not row[self._order] < limit]
+        return [row for row in super().stored() if limit is None or self._stays(row, limit)]
+
+    def _stays(self, row: Record, limit: Any) -> bool:
+        return _rank(row[self._order]) >= _rank(limit)
 
     def flush(self) -> None:
         if self._limits:
@@ -333,15 +361,9 @@ _VIEWS: dict[type, Any] = {
 }
 
 
-def _check_columns(values: Record, names: list[str], what: str) -> dict[str, Any]:
-    if values.keys() != set(names):
-        raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
-    return {name: values[name] for name in names}
-
-
 def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
     for record in records:
-        _check_columns(record, schema.names, what)
+        check_columns(record, schema.names, what)
     try:
         return pa.Table.from_pylist(records, schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
@@ -349,11 +371,10 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
         raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None
 
 
-def _comparable(value: Any) -> Any:
-    """Return a map key's value such that equal map keys compare equal: every NaN is the same."""
-    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+def _null(what: str) -> BadRow:
+    return BadRow(f"{what} is null: drop the row", reason=f"{what} is null")
 
 
 def _rank(value: Any) -> Any:
     """Return a value's sort key in the order of a window, in which NaN is last."""
-    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, value)
+    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, comparable(value))

@@ -75,6 +75,17 @@ def redact(text: str) -> str:
     return _QUERY.sub(rf"\g<name>{HIDDEN}", _USER.sub(_without_user, text))
 
 
+def escape_unprintable(text: str) -> str:
+    """Return the text with each character that is not printed as itself as its escape in Python, such as `\\x1b`.
+
+    These are control characters, which a terminal obeys, line ends, and marks that change the order of what is read.
+    Whoever can write to the store or the catalog may have put them into a name or a text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _without_user(found: re.Match[str]) -> str:
     user = found["user"]
     is_safe = not any(c in user for c in ":@/?#") or user.endswith(f":{HIDDEN}")
@@ -109,17 +120,13 @@ def _as_record(logger: Any, name: str, fields: Fields) -> tuple[tuple[Event], di
 def _text(fields: Mapping[str, Any]) -> str:
     """Format fields as `event key=value key="a value"`, always on one line."""
     named = {name: _listed(fields[name]) for name in (*_FIRST, *fields) if name in fields and name != "event"}
-    return " ".join(filter(None, (_printable(str(fields.get("event", ""))), _FIELDS(None, "", named))))
+    return " ".join(filter(None, (escape_unprintable(str(fields.get("event", ""))), _FIELDS(None, "", named))))
 
 
 def _listed(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return ",".join(_printable(str(each)) for each in value)
-    return value if isinstance(value, bool | int | float | None) else _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return ",".join(escape_unprintable(str(each)) for each in value)
+    return value if isinstance(value, bool | int | float | None) else escape_unprintable(str(value))
 
 
 _FIELDS = LogfmtRenderer(bool_as_flag=False)
@@ -162,7 +169,7 @@ class _Line:
         shown = f"{level:7}"
         if self._colour:
             shown = f"\x1b[{_COLOURS.get(level, '0')}m{shown}\x1b[0m"
-        return "\n".join([f"{at} {shown} {_text(fields)}", *map(_printable, traceback.splitlines())])
+        return "\n".join([f"{at} {shown} {_text(fields)}", *map(escape_unprintable, traceback.splitlines())])
 
 
 def _from_record(_: Any, __: str, fields: Fields) -> Fields:
@@ -225,14 +232,15 @@ def _handler() -> _Handler | None:
 def relay_line(line: str) -> None:
     """Show a line that another program, such as Spark's JVM, wrote.
 
-    It is shown unchanged, except that a line of plain text becomes an event if the format is JSON.
+    It becomes an event if the format is JSON and it is not an object of JSON. Otherwise only what cannot be printed is
+    escaped, and tabs become spaces.
     """
     handler = _handler()
     if handler is not None and handler.form == "json" and not _is_object(line):
         get_logger("jvm").warning(line)
     elif handler is not None:
         with handler.lock or nullcontext():
-            handler.write(line)
+            handler.write(escape_unprintable(line.expandtabs()))
 
 
 def _is_object(line: str) -> bool:

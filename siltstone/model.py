@@ -15,6 +15,10 @@ LATEST = "latest"
 """the name of a stream's newest checkpoint"""
 MAX_EPOCH = 99_999_999
 """the highest writer epoch: object names hold it in eight digits"""
+MAX_ID = 500_000_000_000
+"""the highest checkpoint and step that is read: object names hold them in twelve digits, so that as many can follow"""
+MAX_NUMBER = (1 << 63) - 1
+"""the highest number that a catalog holds"""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -122,6 +126,16 @@ class StoredObject:
     checksum: str
     ranges: RangeChecksums | None = field(default=None, compare=False)
     digest: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFile(StoredObject):
+    """A staged object that is a Parquet file of a sink's Delta table. Other staged objects are rows in Arrow's format.
+
+    `statistics` is what the table's log says of the file, as JSON.
+    """
+
+    statistics: str = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

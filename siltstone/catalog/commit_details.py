@@ -14,16 +14,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.outbox import Output
+from siltstone.catalog.outbox import Output, staged_object
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.steps import Step, StepKind
 from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
-from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
+from siltstone.format.manifest_decoding import decode_variables
+from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
-from siltstone.store.paths import check_object_name
+from siltstone.store.paths import check_object_name, is_table_file
 from siltstone.times import as_utc
 
 _PART_CHARACTERS = 4 << 20
@@ -70,7 +72,7 @@ def encode_details(details: CommitDetails) -> tuple[bytes, ...]:
         "definition": None if details.definition is None else dict(details.definition),
         "dropped": list(details.dropped),
         "outputs": [
-            [o.name, base64.b64encode(o.arrow_schema).decode(), o.rows, [_plain(each) for each in o.objects]]
+            [o.name, base64.b64encode(o.arrow_schema).decode(), o.rows, [_staged_to_json(each) for each in o.objects]]
             for o in details.outputs
         ],
         "repeats": details.repeats,
@@ -93,10 +95,10 @@ def decode_details(parts: Sequence[bytes], name: str) -> CommitDetails:
             check_integer(parallelism, 1, MAX_MAX_PARALLELISM, "parallelism")
         outstanding = values["outstanding"]
         return CommitDetails(
-            steps=decode_steps(values),
+            steps=_steps(values),
             edit=None if values["edit"] is None else _edit(check_object(values["edit"], "the edit")),
             parallelism=parallelism,
-            definition=None if definition is None else check_object(definition, "the definition"),
+            definition=None if definition is None else decode_definition(definition),
             dropped=tuple(check_text(each, "what was dropped") for each in values["dropped"]),
             outputs=tuple(_output(*each) for each in values["outputs"]),
             repeats=check_flag(values["repeats"], "repeats"),
@@ -129,13 +131,35 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     for number, batch, before, which, after, sources in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
-        check_integer(number, 0, _MAX, "a step")
+        check_integer(number, 0, MAX_ID, "a step")
         text = check_text(sources, "sources")
-        if isinstance(batch, str):
-            steps.append(Step(number, None, offsets, text, StepKind(batch)))
-        else:
-            steps.append(Step(number, check_integer(batch, -2, _MAX, "a batch"), offsets, text))
+        if not isinstance(batch, str):
+            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), offsets, text))
+            continue
+        step = Step(number, None, offsets, text, StepKind(batch))
+        if step != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
+            raise ValueError(f"step {number} has no batch, and yet has read something")
+        steps.append(step)
     return tuple(steps)
+
+
+def decode_definition(value: object) -> Mapping[str, Any]:
+    """Return a stream's definition (`run.definition`) as it is, once all that is looked up in it is known to be there.
+
+    Raises:
+        ValueError, KeyError, SiltstoneError: the value is not one.
+    """
+    definition = check_object(value, "the definition")
+    operators = check_object(definition["operators"], "operators of the definition")
+    decode_variables(operators)
+    for operator, of in operators.items():
+        for variable, shape in of["variables"].items():
+            check_text(shape["kind"], f"the kind of {check_name('operator', operator)}.{variable}")
+    for option, text in check_object(definition["options"], "options of the definition").items():
+        check_text(text, f"option {option}")
+    for option in definition.get("secret", ()):
+        check_text(option, "a secret option")
+    return definition
 
 
 def pack_parts(text: str) -> tuple[bytes, ...]:
@@ -204,9 +228,31 @@ def _plain(stored: StoredObject) -> list[Any]:
     return [stored.name, stored.bytes, stored.checksum]
 
 
+def _staged_to_json(staged: StoredObject) -> list[Any]:
+    return [*_plain(staged), *([staged.statistics] if isinstance(staged, SinkFile) else ())]
+
+
+def _staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
+    stored = check_stored(name, size, checksum)
+    if statistics is not None:
+        check_object(parse_json(check_text(statistics, "statistics")), "statistics")
+        if not is_table_file(stored.name):
+            raise ValueError(f"{stored.name} has statistics, but is not a file of a table")
+    return staged_object(stored.name, stored.bytes, stored.checksum, None if statistics is None else str(statistics))
+
+
 def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:
     name, size, checksum = manifest
     return PreviousCheckpoint(check_stored(name, size, checksum), check_time(committed_at))
+
+
+def _steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Return the steps of one checkpoint, of which each is later than the one before."""
+    steps = decode_steps(values)
+    numbers = [0, *(step.step for step in steps)]
+    if any(before >= after for before, after in pairwise(numbers)):
+        raise ValueError(f"its steps are {numbers[1:]}")
+    return steps
 
 
 def _edit(values: Mapping[str, Any]) -> Edit:
@@ -223,13 +269,16 @@ def _edit(values: Mapping[str, Any]) -> Edit:
 
 
 def _output(name: object, schema: object, rows: object, objects: Sequence[Sequence[object]]) -> Output:
-    return Output(
+    output = Output(
         name=check_text(name, "the name of an output"),
         arrow_schema=base64.b64decode(check_text(schema, "a schema"), validate=True),
         rows=check_integer(rows, 0, _MAX, "rows"),
-        objects=tuple(check_stored(*each) for each in objects),
+        objects=tuple(_staged(*each) for each in objects),
     )
+    if output.sink_files and len(output.sink_files) != len(output.objects):
+        raise ValueError(f"the output {output.name} has objects of two kinds")
+    return output
 
 
 def _outstanding(checkpoint: object, name: object) -> tuple[int, str]:
-    return check_integer(checkpoint, 1, _MAX, "a checkpoint"), check_text(name, "the name of an output")
+    return check_integer(checkpoint, 1, MAX_ID, "a checkpoint"), check_text(name, "the name of an output")

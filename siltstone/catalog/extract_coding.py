@@ -31,12 +31,11 @@ from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained,
 from siltstone.catalog.steps import Step, StepRecord
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
 from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.model import MAX_EPOCH, StoredObject, check_name
+from siltstone.model import MAX_EPOCH, MAX_ID, StoredObject, check_name
 
 FORMAT = 1
 _SEAL_BYTES = 8
 _MAX = (1 << 63) - 1
-_ID_MAX = 10**12 - 1
 
 
 def encode_extract(extract: Extract) -> bytes:
@@ -89,8 +88,8 @@ def decode_extract(data: bytes, name: str) -> Extract:
             rows=rows,
             retained=_retained(values["retained"]),
             copies=tuple(_copy(*each) for each in values["copies"]),
-            steps_from=check_integer(values["steps_from"], 1, _MAX, "steps_from"),
-            oldest_step=check_integer(values["oldest_step"], 0, _MAX, "oldest_step"),
+            steps_from=check_integer(values["steps_from"], 1, MAX_ID + 1, "steps_from"),
+            oldest_step=check_integer(values["oldest_step"], 0, MAX_ID, "oldest_step"),
             logged=_records_from_json(values["logged"]),
             beginning=None if beginning is None else check_stored(*beginning),
             parts=tuple(_part(*each) for each in values["parts"]),
@@ -213,8 +212,8 @@ def _value_from_json(column: Column[Any], value: Any) -> Any:
 def _retained(values: Sequence[Sequence[Any]]) -> tuple[Retained, ...]:
     found: list[Retained] = []
     for first, last, owner, epoch, marked, committed_at in values:
-        check_integer(first, found[-1].last + 1 if found else 1, _ID_MAX, "a checkpoint")
-        check_integer(last, first, _ID_MAX, "a checkpoint")
+        check_integer(first, found[-1].last + 1 if found else 1, MAX_ID, "a checkpoint")
+        check_integer(last, first, MAX_ID, "a checkpoint")
         check_integer(epoch, found[-1].epoch if found else 0, MAX_EPOCH, "epoch")
         flag = check_flag(marked, "a mark")
         found.append(Retained(first, last, check_name("stream", owner), epoch, flag, check_time(committed_at)))
@@ -225,7 +224,7 @@ def _copy(
     checkpoint: object, rows: object, taken_at: object, epoch: object, objects: Sequence[Sequence[object]]
 ) -> ReferenceCopy:
     return ReferenceCopy(
-        check_integer(checkpoint, 1, _ID_MAX, "a checkpoint"),
+        check_integer(checkpoint, 1, MAX_ID, "a checkpoint"),
         check_integer(rows, 0, _MAX, "rows"),
         check_time(taken_at),
         check_integer(epoch, 0, MAX_EPOCH, "epoch"),
@@ -235,7 +234,7 @@ def _copy(
 
 def _part(stored: Sequence[object], steps: object, ranges: Sequence[Sequence[object]]) -> StepPart:
     read = tuple(
-        (check_integer(first, 1, _ID_MAX, "a checkpoint"), check_integer(last, 1, _ID_MAX, "a checkpoint"))
+        (check_integer(first, 1, MAX_ID, "a checkpoint"), check_integer(last, 1, MAX_ID, "a checkpoint"))
         for first, last in ranges
     )
     return StepPart(check_stored(*stored), check_integer(steps, 0, _MAX, "steps"), read)
@@ -251,7 +250,7 @@ def _records_from_json(values: Mapping[str, Any]) -> tuple[StepRecord, ...]:
     return tuple(
         StepRecord(
             *(s.step, s.batch_id, s.offsets, s.sources, s.kind),
-            checkpoint=check_integer(checkpoint, 1, _MAX, "a checkpoint"),
+            checkpoint=check_integer(checkpoint, 1, MAX_ID, "a checkpoint"),
         )
         for s, checkpoint in zip(steps, values["checkpoints"], strict=True)
     )

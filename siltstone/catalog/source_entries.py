@@ -42,6 +42,18 @@ def decode_sources(sources: str) -> dict[str, dict[int, str]]:
         return found
 
 
+def check_sources(sources: str) -> None:
+    """Check that a step's entries can be read in every way in which a run reads them.
+
+    Raises:
+        StateError: they are damaged.
+    """
+    for numbered in decode_sources(sources).values():
+        for entry in split(numbered).values():
+            for line in entry.splitlines()[1:] if is_file_log(entry) else ():
+                path_of(line)
+
+
 def is_file_log(entry: str) -> bool:
     """Whether a file source wrote this entry.
 

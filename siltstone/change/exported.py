@@ -10,23 +10,34 @@ Without the last object there is no savepoint: an export that was killed is not 
 store of any kind, and holds nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.catalog.commit_details import check_stored, check_text, decode_steps, encode_steps
+from siltstone.catalog.commit_details import (
+    CommitDetails,
+    check_stored,
+    check_text,
+    decode_details,
+    decode_steps,
+    encode_steps,
+)
 from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.imports import Continuation
+from siltstone.catalog.source_entries import check_sources
+from siltstone.catalog.steps import BEFORE_FIRST, Step
+from siltstone.catalog.streams import TABLE
+from siltstone.chains.policy_rules import PolicyState
+from siltstone.change.stand_alone import move
 from siltstone.decoding import check_integer, check_object, translate_decode_errors
-from siltstone.errors import CorruptObject, UsageError
+from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.format.manifest import Manifest
-from siltstone.model import MAX_EPOCH, Form, StoredObject, check_name
+from siltstone.model import MAX_ID, Form, StoredObject, check_name
 from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 from siltstone.store.paths import EXPORT, CheckpointPath, is_built_here
 
 FORMAT = 1
-_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -101,36 +112,76 @@ def _decode(values: Mapping[str, Any]) -> Exported:
         raise ValueError(f"{manifest.name} is not the manifest of an export")
     if beginning is not None:
         [beginning] = decode_steps(check_object(beginning, "the beginning"))
+        check_integer(beginning.step, 0, 0, "the step of the beginning")
+        check_sources(beginning.sources)
     sink = values["default_sink"]
+    if sink not in (None, TABLE):
+        raise ValueError(f"its sinks are {str(sink)[:40]!r}")
     return Exported(
         stream=stream,
         savepoint=check_name("savepoint", values["savepoint"]),
-        checkpoint=check_integer(values["checkpoint"], 1, _MAX, "a checkpoint"),
+        checkpoint=check_integer(values["checkpoint"], 1, MAX_ID, "a checkpoint"),
         origin=check_name("stream", values["origin"]),
         manifest=manifest,
         digest=check_text(values["digest"], "a digest"),
         continuation=Continuation(
             beginning=beginning,
-            sink_offset=check_integer(values["sink_offset"], 0, _MAX - MAX_EPOCH, "sink_offset"),
-            default_sink=None if sink is None else check_text(sink, "the kind of a sink")[:16],
+            sink_offset=check_integer(values["sink_offset"], 0, MAX_ID, "sink_offset"),
+            default_sink=sink,
         ),
     )
 
 
-def read_exported_manifest(store: Store, exported: Exported) -> Manifest:
-    """Read the manifest of an export, and check that it names nothing outside its own place.
+def read_exported_manifest(store: Store, exported: Exported) -> tuple[Manifest, CommitDetails]:
+    """Read the manifest of an export and what its commit added, and check that a stream can begin with them.
+
+    Nobody vouches for an export, so nothing of it is used that an export does not need: it names nothing outside its
+    own place, and brings steps and a definition, but no outputs.
 
     Raises:
         CorruptObject, NewerFormat: it is damaged, or a newer Siltstone wrote it.
         Unreachable: the store failed.
     """
-    manifest = read_manifest(store, exported.manifest)
+    manifest, name = read_manifest(store, exported.manifest), exported.manifest.name
     own = CheckpointPath(exported.stream, 1, 1)
     for stored in manifest.objects:
         if CheckpointPath.of(stored.name) != own or not is_built_here(stored.name):
-            raise CorruptObject(f"object {exported.manifest.name} was altered: it names an object {stored.name!r}")
+            raise CorruptObject(f"object {name} was altered: it names an object {stored.name!r}")
+    if unnamed := sorted({handle.object for handle in manifest.handles} - {o.name for o in manifest.objects}):
+        raise CorruptObject(f"object {name} was altered: it does not list its object {unnamed[0]!r}")
     if any(handle.form is Form.FILES for handle in manifest.handles):
-        raise CorruptObject(f"object {exported.manifest.name} was altered: no export has files of RocksDB")
+        raise CorruptObject(f"object {name} was altered: no export has files of RocksDB")
     if manifest.digest != exported.digest or manifest.materialization:
-        raise CorruptObject(f"object {exported.manifest.name} was altered: it is not of the exported state")
-    return manifest
+        raise CorruptObject(f"object {name} was altered: it is not of the exported state")
+    details = decode_details([bytes(part) for part in manifest.commit], name)
+    try:
+        with translate_decode_errors(f"object {name}", "the manifest of an export"):
+            move(manifest, own)
+            _check_steps(details.steps, manifest.step)
+            _check_definition(details.definition, manifest.operators)
+            for chain in (chain for of in manifest.chains.values() for chain in of.values()):
+                PolicyState.from_json(chain)
+    except CorruptObject:
+        raise
+    except StateError as error:
+        raise CorruptObject(f"object {name} was altered: {error}") from error
+    return manifest, CommitDetails(steps=details.steps, definition=details.definition)
+
+
+def _check_steps(steps: Sequence[Step], newest: int) -> None:
+    for step in steps:
+        check_integer(step.step, 1, newest, "a step")
+        check_integer(step.batch_id, BEFORE_FIRST, MAX_ID, "a batch")
+        check_sources(step.sources)
+
+
+def _check_definition(definition: Mapping[str, Any] | None, operators: Mapping[str, Any]) -> None:
+    """Check that a definition is that of the state: a run compares its code with the definition alone."""
+    recorded = check_object(definition, "the definition")["operators"]
+    for operator, of in operators.items():
+        there = check_object(recorded.get(operator), f"the definition of {operator}")
+        if there["key"] != of["key"]:
+            raise ValueError(f"the definition has another key of {operator} than the state")
+        for variable, shape in of["variables"].items():
+            if there["variables"].get(variable, {}).get("tables") != shape["tables"]:
+                raise ValueError(f"the definition has another {operator}.{variable} than the state")

@@ -1,6 +1,7 @@
 """Import an exported savepoint: begin a stream of another warehouse with it.
 
-    1  read what the export says, and prove it: rebuild the state from it, and compare every digest
+    1  read what the export says, and prove it: compare every object with its checksum, rebuild the state, and compare
+       every digest; nothing that the export says is used before it is known to be what a stream can begin with
     2  take the stream over, as a run does: register it, begin a writer epoch
     3  copy each object, verified on the way, and store the manifest
     4  commit the first checkpoint, its savepoint and the input position, in one transaction
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from siltstone.catalog.commit_details import CommitDetails, decode_details, encode_details
+from siltstone.catalog.commit_details import CommitDetails, encode_details
 from siltstone.catalog.epochs import begin_epoch, check_new_name
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.imports import Continuation
@@ -39,7 +40,7 @@ from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.commit import commit_of
 from siltstone.store.base import Store
-from siltstone.store.copying import copy_object
+from siltstone.store.copying import copy_object, verify_object
 from siltstone.store.open import open_store
 from siltstone.store.paths import CheckpointPath
 
@@ -86,13 +87,13 @@ def prove_export(url: str) -> ProvenExport:
     store = open_store(url)
     store.check(writable=False)
     exported = read_exported(store)
-    manifest = read_exported_manifest(store, exported)
+    manifest, details = read_exported_manifest(store, exported)
     tasks, _ = unit_tasks({FIRST: manifest}, FIRST, min(os.cpu_count() or 1, manifest.max_parallelism), None)
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda stored: verify_object(store, stored), manifest.objects))
         results = list(pool.map(lambda task: restore_unit(store, task), tasks))
     if whole_digest(results, manifest.max_parallelism) != exported.digest:
         raise ProofFailed(f"the savepoint at {store.label} does not have its recorded digest: export it again")
-    details = decode_details([bytes(part) for part in manifest.commit], exported.manifest.name)
     return ProvenExport(store, exported, manifest, details, sum(result.rows for result in results))
 
 
@@ -113,8 +114,9 @@ def import_savepoint(warehouse: OpenWarehouse, proven: ProvenExport, new: str | 
     exported, catalog = proven.exported, warehouse.catalog
     stream = check_name("stream", exported.stream if new is None else new)
     _check_free(warehouse, stream)
-    definition = proven.details.definition or {"operators": proven.manifest.operators, "options": {}}
-    catalog.streams.register(stream, proven.manifest.max_parallelism, definition, NEW_STREAM.to_record())
+    definition, max_parallelism = proven.details.definition, proven.manifest.max_parallelism
+    assert definition is not None, "the definition was checked"
+    catalog.streams.register(stream, max_parallelism, definition, NEW_STREAM.to_record())
     who = f"{this_process()} imports savepoint {exported.savepoint} of {exported.stream}"
     epoch, outcome = begin_epoch(warehouse, stream, who), "failed"
     try:

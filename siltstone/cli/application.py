@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from siltstone.cli.logs import apply_log_option, apply_log_settings, command_logs
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError, summarize
-from siltstone.log import Format, Level, configuration, get_logger, redact
+from siltstone.log import Format, Level, configuration, escape_unprintable, get_logger, redact
 from siltstone.settings import load_settings
 from siltstone.store.private import own_umask
 
@@ -60,7 +60,7 @@ def _run_app() -> object:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        out.print(f"siltstone {metadata.version('siltstone')}", highlight=False)
+        out.print(f"siltstone {metadata.version('siltstone')}")
         raise typer.Exit
 
 
@@ -133,7 +133,7 @@ def _fail_usage(error: Any) -> NoReturn:
     """Exit with code 2 on a wrong command, argument or option. Without any command, print the help."""
     message = error.format_message()
     if not sys.argv[1:]:
-        err.print(message, markup=False, highlight=False, soft_wrap=True)
+        err.print(message, soft_wrap=True)
         sys.exit(2)
     command = error.ctx.command_path if error.ctx else app.info.name
     _fail(f"{' '.join(message.split()).rstrip('.')} (see {command} --help)", 2)
@@ -148,5 +148,5 @@ def _fail(message: str, code: int, error: Exception | None = None) -> NoReturn:
     else:
         if level == "debug" and error is not None:
             _LOG.debug("failed", error=type(error).__name__, exc_info=error)
-        err.print(f"siltstone: {redact(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"siltstone: {escape_unprintable(redact(message))}", style="red", soft_wrap=True)
     sys.exit(code)

@@ -33,15 +33,15 @@ def upgrade(
     """
     with progress("upgrading the catalog"):
         done = client_of(warehouse, catalog).upgrade(backup=backup, fence=fence)
-    line = f"the catalog has revision {done.after}: nothing to do"
+    lines = [f"the catalog has revision {done.after}: nothing to do"]
     if done.backup is not None:
         line = f"the catalog now has revision {done.after}, before {done.before}; backup: {done.backup.file} "
-        line += f"({done.backup.rows:,} rows, {size(done.backup.bytes)})"
+        lines = [line + f"({done.backup.rows:,} rows, {size(done.backup.bytes)})"]
     if done.rebuilt:
-        line += f"\n  tables that did not match revision {done.before} were rebuilt: {', '.join(done.rebuilt)}"
+        lines += [f"  tables that did not match revision {done.before} were rebuilt: {', '.join(done.rebuilt)}"]
     if done.fenced:
-        line += f"\n  fenced unfinished runs of {', '.join(done.fenced)}"
-    print_result(done, as_json, line)
+        lines += [f"  fenced unfinished runs of {', '.join(done.fenced)}"]
+    print_result(done, as_json, *lines)
 
 
 @app.command(rich_help_panel=GROUP)
@@ -97,4 +97,4 @@ def rebuild_catalog(
     lines = [f"the catalog {done.catalog} is rebuilt:", *(f"  {stream.summary}" for stream in done.streams)]
     lines += [f"  left out: {each.stream}: {each.why}" for each in done.left_out]
     lines += ["It does not know:", *(f"  {each}" for each in done.unknown)]
-    print_result(done, as_json, "\n".join(lines))
+    print_result(done, as_json, *lines)

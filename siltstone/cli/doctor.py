@@ -32,7 +32,7 @@ def doctor(
     with progress("checking everything"):
         found = client_of(warehouse, catalog).doctor(stream)
     if as_json:
-        print_result(found, True, "")
+        print_result(found, True)
     else:
         _print_findings(found.findings)
     if found.problem:
@@ -43,5 +43,5 @@ def _print_findings(found: "Sequence[Finding]") -> None:
     rows = table("", "check", "stream", "finding and advice")
     for each in found:
         text = each.found if each.advice is None else f"{each.found}\n-> {each.advice}"
-        rows.add_row(Text(each.state, _STYLES[each.state]), each.check, Text(each.stream or "-"), Text(text))
+        rows.add_row(Text(each.state, _STYLES[each.state]), each.check, each.stream or "-", text)
     print_table(rows)

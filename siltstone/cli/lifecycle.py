@@ -19,8 +19,9 @@ from siltstone.cli.options import (
     WarehouseUrl,
     stream_client,
 )
-from siltstone.cli.output import escape_name, print_result, print_table, progress, size, table
+from siltstone.cli.output import print_result, print_table, progress, size, table
 from siltstone.errors import UsageError
+from siltstone.log import escape_unprintable
 from siltstone.model import LATEST
 
 GROUP = "Chains and storage"
@@ -50,9 +51,7 @@ def materialize(
     line += f"{result.seconds:.2f} s"
     if result.kept:
         line += f"; {', '.join(result.kept)} already had no deltas there"
-    for name, reason in result.triggers.items():
-        line += f"\n  {name}: {reason}"
-    print_result(result, as_json, line)
+    print_result(result, as_json, line, *(f"  {name}: {reason}" for name, reason in result.triggers.items()))
 
 
 @app.command(rich_help_panel=GROUP)
@@ -172,7 +171,7 @@ def savepoints(
     """List the savepoints of a stream, including expired ones."""
     found = stream_client(stream, warehouse, catalog).savepoints()
     if as_json:
-        print_result(found, True, "")
+        print_result(found, True)
         return
     rows = table("name", "checkpoint", "created", "expires")
     for s in found.savepoints:
@@ -196,12 +195,12 @@ def deletions(
     """
     found = stream_client(stream, warehouse, catalog).deletions(limit)
     if as_json:
-        print_result(found, True, "")
+        print_result(found, True)
         return
     rows = table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by")
     for each in found.deletions:
         counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
-        rows.add_row(each["began_at"], escape_name(each["what"]), *counts, escape_name(each["who"]))
+        rows.add_row(each["began_at"], escape_unprintable(each["what"]), *counts, escape_unprintable(each["who"]))
     print_table(rows)
 
 
@@ -232,7 +231,8 @@ def sweep(
         for f in done.reasons:
             fate = verb if f.deletes else "kept"
             more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
-            rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(escape_name, f.names)) + more)
+            names = "\n".join(map(escape_unprintable, f.names)) + more
+            rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), names)
         print_table(rows)
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
@@ -264,4 +264,4 @@ def optimize(
         f"{each.deleted:,} {would}, {size(each.bytes)}"
         for each in done.tables
     ]
-    print_result(done, as_json, "\n".join(lines) or f"{stream}: no sink has a table")
+    print_result(done, as_json, *lines or [f"{stream}: no sink has a table"])

@@ -1,35 +1,61 @@
-"""Print results on standard output, as text or as one JSON object, and progress and errors on standard error."""
+"""Print results on standard output, as text or as one JSON object, and progress and errors on standard error.
+
+Anyone who can write to the store or the catalog may have chosen a name, an edit's author or a line of an error. So all
+text goes through `Terminal`, which interprets nothing in it.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import filesize
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-from siltstone.log import configuration
+from siltstone.log import configuration, escape_unprintable
 from siltstone.result import Result
 
-out = Console()
-err = Console(stderr=True)
+if TYPE_CHECKING:
+    from siltstone.restore.verify import Failure
+
+
+class Terminal(Console):
+    """A console that interprets no markup, and escapes what cannot be printed in all text that it renders."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape a text before its width is measured."""
+        return super().render_str(_escape_lines(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render, and escape the text of what was not a string, such as `rich.text.Text`."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=_escape_lines(segment.text))
+
+
+out = Terminal()
+err = Terminal(stderr=True)
 ROW_WIDTH = 10_000
 """most columns of a table in a pipe"""
 
 
-def print_result(result: Result, as_json: bool, line: str) -> None:
-    """Print a result as JSON, or its line of text."""
+def print_result(result: Result, as_json: bool, *lines: str) -> None:
+    """Print a result as JSON, or its lines of text."""
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
-        say(line)
+        say(*lines)
 
 
-def say(line: str) -> None:
-    """Print a line without markup, highlighting or wrapping."""
-    out.print(line, markup=False, highlight=False, soft_wrap=True)
+def say(*lines: str) -> None:
+    """Print lines without wrapping them."""
+    for line in lines:
+        out.print(escape_unprintable(line), soft_wrap=True)
 
 
 def table(*columns: str) -> Table:
@@ -45,7 +71,7 @@ def print_table(rows: Table) -> None:
     if out.is_terminal:
         out.print(rows)
     else:
-        Console(file=out.file, width=ROW_WIDTH).print(rows)
+        Terminal(file=out.file, width=ROW_WIDTH).print(rows)
 
 
 @contextmanager
@@ -58,14 +84,19 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     if not err.is_terminal or (configuration() or ("", "text"))[1] == "json":
         yield lambda line: None
         return
-    with err.status(what):
-        yield lambda line: err.print(line, markup=False, highlight=False)
+    with err.status(Text(what)):
+        yield lambda line: err.print(escape_unprintable(line))
 
 
 def checkpoint_line(c: Any) -> str:
     """Describe a checkpoint that has just completed, in one line."""
     forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
     return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows{dead_letters(c.dead_letters)}"
+
+
+def failure_line(failure: "Failure") -> str:
+    """Describe why a checkpoint is not proven, as a line below another."""
+    return f"  checkpoint {failure.checkpoint}: {failure.reason}"
 
 
 def dead_letters(counts: Mapping[str, int]) -> str:
@@ -84,14 +115,6 @@ def _health(operator: str, found: Mapping[str, Any]) -> str:
     return found["reason"]
 
 
-def escape_name(name: str) -> str:
-    """Escape a name for a table: markup is not interpreted and control characters become question marks.
-
-    Anyone who can write to the store may have chosen the name.
-    """
-    return escape("".join(character if character.isprintable() else "?" for character in name))
-
-
 def summarize(values: dict[str, Any]) -> str:
     """Describe values per operator: one value if all have the same, else OPERATOR=VALUE for each."""
     distinct = {str(v) for v in values.values()}
@@ -101,3 +124,8 @@ def summarize(values: dict[str, Any]) -> str:
 def size(count: int) -> str:
     """Format a number of bytes with a unit."""
     return filesize.decimal(count)
+
+
+def _escape_lines(text: str) -> str:
+    """Escape what cannot be printed, except line ends, by which text is laid out."""
+    return text if text.isprintable() else "\n".join(map(escape_unprintable, text.split("\n")))

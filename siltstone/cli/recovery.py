@@ -6,7 +6,7 @@ import typer
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, client_of, stream_client
-from siltstone.cli.output import print_result, progress, size
+from siltstone.cli.output import failure_line, print_result, progress, size
 from siltstone.model import LATEST
 
 GROUP = "When something broke"
@@ -39,9 +39,7 @@ def recover(
         result = client.recover(dry_run=dry_run, accept_loss=accept_loss, on_step=tell)
     line = f"{stream}: {result.summary}; {result.swept_objects} objects swept, {size(result.swept_bytes)}, "
     line += f"{result.seconds:.2f} s"
-    for failure in result.failures:
-        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
-    print_result(result, as_json, line)
+    print_result(result, as_json, line, *map(failure_line, result.failures))
 
 
 @app.command(rich_help_panel=GROUP)

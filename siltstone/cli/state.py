@@ -16,7 +16,7 @@ from siltstone.cli.options import (
     parse_labels,
     stream_client,
 )
-from siltstone.cli.output import print_result, progress, size
+from siltstone.cli.output import failure_line, print_result, progress, size
 from siltstone.model import LATEST
 
 GROUP = "Restore and prove"
@@ -66,9 +66,7 @@ def restore_series(
         result = stream_client(stream, warehouse, catalog).restore_series(wanted, lambda done: tell(done.label))
     line = f"{stream}: {len(result.restored)} labels restored, {len(result.kept)} kept below {result.root}, "
     line += f"{len(result.failed)} not proven, {result.seconds:.2f} s"
-    for failure in result.failed:
-        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
-    print_result(result, as_json, line)
+    print_result(result, as_json, line, *map(failure_line, result.failed))
     if result.failed:
         raise typer.Exit(1)
 
@@ -90,11 +88,8 @@ def verify(
     with progress(f"verifying {stream}"):
         result = stream_client(stream, warehouse, catalog).verify(at=at, every=every, deep=deep)
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
-    for failure in result.failed:
-        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
-    for ill in result.stalled:
-        line += f"\n  materialization: {ill.reason}"
-    print_result(result, as_json, line)
+    stalled = (f"  materialization: {ill.reason}" for ill in result.stalled)
+    print_result(result, as_json, line, *map(failure_line, result.failed), *stalled)
     if result.failed or result.stalled:
         raise typer.Exit(1)
 

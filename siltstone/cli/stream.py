@@ -93,7 +93,7 @@ def run(
             drop=drop or (),
             on_checkpoint=lambda c: tell(checkpoint_line(c)),
         )
-    print_result(result, as_json, "\n".join(map(_run_line, (result, *result.autonomous))))
+    print_result(result, as_json, *map(_run_line, (result, *result.autonomous)))
 
 
 def _run_line(result: "RunResult") -> str:
@@ -124,7 +124,7 @@ def checkpoints(
     """List the completed checkpoints of a stream, and whether materialization keeps up."""
     listed = stream_client(stream, warehouse, catalog).checkpoints(limit)
     if as_json:
-        print_result(listed, True, "")
+        print_result(listed, True)
         return
     _print_origin(stream, listed.forked_from, listed.forked_at)
     rows = table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed")
@@ -161,7 +161,7 @@ def show(
     """Show one checkpoint: its handles, digests and chain."""
     result = stream_client(stream, warehouse, catalog).show(checkpoint)
     if as_json:
-        print_result(result, True, "")
+        print_result(result, True)
         return
     found = result.details
     _print_origin(stream, found["forked_from"], found["forked_at"])
@@ -205,7 +205,7 @@ def report(
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")
     result = stream_client(stream, warehouse, catalog).report(path)
     if as_json:
-        print_result(result, True, "")
+        print_result(result, True)
         return
     print_table(summary_table(result.data))
     say(f"picture: {path}")

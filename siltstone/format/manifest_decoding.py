@@ -26,8 +26,11 @@ from siltstone.decoding import (
 from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.format.arrow import read_batch, read_batches
 from siltstone.format.manifest import ABOUT, FORMAT, PACKED, SCHEMA, SEAL_BYTES, Manifest
+from siltstone.format.statistics_decoding import check_numbers, check_statistics
 from siltstone.model import (
+    MAX_ID,
     MAX_MAX_PARALLELISM,
+    MAX_NUMBER,
     Form,
     Handle,
     KeyGroupRange,
@@ -41,7 +44,6 @@ from siltstone.state.schema import TableSchema
 from siltstone.store.checksums import unpack
 from siltstone.store.paths import CheckpointPath, check_attempt, check_object_name, is_row_file
 
-_NUMBER_MAX = (1 << 63) - 1
 _PART_BYTES = 512
 """approximate memory of a handle, an object or a digest, without its numbers"""
 _ALGORITHM_CHARACTERS = 32
@@ -121,15 +123,15 @@ def _manifest(
 ) -> Manifest:
     path = CheckpointPath(
         about["stream"],
-        check_integer(about["epoch"], 0, _NUMBER_MAX, "epoch"),
-        check_integer(about["checkpoint"], 1, _NUMBER_MAX, "checkpoint"),
+        check_integer(about["epoch"], 0, MAX_NUMBER, "epoch"),
+        check_integer(about["checkpoint"], 1, MAX_ID, "checkpoint"),
     )
-    check_integer(about["step"], 0, _NUMBER_MAX, "step")
+    check_integer(about["step"], 0, MAX_ID, "step")
     max_parallelism = check_integer(about["max_parallelism"], 1, MAX_MAX_PARALLELISM, "max_parallelism")
     forms = {op: Form(form) for op, form in _by_operator(about, "forms").items()}
     operators = _by_operator(about, "operators")
-    known = _variables(operators)
-    for what, most in (("d", _NUMBER_MAX), ("first", path.checkpoint)):
+    known = decode_variables(operators)
+    for what, most in (("d", MAX_NUMBER), ("first", path.checkpoint)):
         for operator, number in _by_operator(about, what).items():
             check_integer(number, int(what == "first"), most, f"{what} of {operator}")
     for operator, state in _by_operator(about, "policy").items():
@@ -140,8 +142,11 @@ def _manifest(
             check_table_name(table)
             of = f"the chain of {operator}.{table}"
             check_integer(check_object(chain, of)["first"], 1, path.checkpoint, f"first of {of}")
-    _check_statistics(check_object(about["statistics"], "statistics"))
-    if about["materialization"]:
+            check_numbers(chain, of)
+    statistics = check_object(about["statistics"], "statistics")
+    if not about["materialization"]:
+        check_statistics(statistics, operators, max_parallelism)
+    else:
         check_attempt(about["materialization"])
         if len(operators) != 1:
             raise ValueError("a materialization is of one operator")
@@ -167,8 +172,12 @@ def _by_operator(about: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     return found
 
 
-def _variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
-    """Return operator -> its tables and opaque variables, from the definitions."""
+def decode_variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
+    """Return operator -> its tables and opaque variables, from the definitions.
+
+    Raises:
+        ValueError, KeyError, SiltstoneError: the definitions are damaged.
+    """
     found: dict[str, dict[str, Kind]] = {}
     for operator, definition in operators.items():
         own = found.setdefault(operator, {})
@@ -199,13 +208,6 @@ def _versions(
                 upto = check_integer(first, upto + 1, max_parallelism - 1, "first key group of a version")
                 own[variable].append((upto, check_integer(at, 0, checkpoint, "checkpoint of a version")))
     return found
-
-
-def _check_statistics(statistics: Mapping[str, Any]) -> None:
-    """Check the statistics that are used as numbers; others are only shown, or checked where they are read."""
-    for what in ("rows_in", "state_rows"):
-        check_integer(statistics.get(what, 0), 0, _NUMBER_MAX, what)
-    check_integer(statistics.get("parallelism", 1), 1, MAX_MAX_PARALLELISM, "parallelism")
 
 
 def _digests(parts: pa.StructArray, forms: Iterable[str], max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
@@ -240,7 +242,7 @@ def _handles(
             raise ValueError(f"{operator}.{variable} has no digest")
         if not groups.start <= groups.end <= max_parallelism:
             raise ValueError(f"a handle has key groups {groups.start} to {groups.end} of {max_parallelism}")
-        if min(numbers) < 0 or plain["offset"] + plain["length"] > _NUMBER_MAX:
+        if min(numbers) < 0 or plain["offset"] + plain["length"] > MAX_NUMBER:
             raise ValueError(f"a handle of {operator}.{variable} has numbers out of range")
         in_file = kind is Kind.INCREMENTAL and not plain["offset"] and len(groups) > 0
         if form is Form.FILES and not (in_file and _is_written_by(plain["object"], checkpoint)):
@@ -270,7 +272,7 @@ def _ranges(parts: Any) -> RangeChecksums:
     algorithm, range_bytes, checksums = parts
     if not isinstance(algorithm, str) or len(algorithm) > _ALGORITHM_CHARACTERS or not isinstance(checksums, str):
         raise ValueError("the checksums of an object's ranges are not texts")
-    check_integer(range_bytes, 1, _NUMBER_MAX, "bytes of a range")
+    check_integer(range_bytes, 1, MAX_NUMBER, "bytes of a range")
     bytes.fromhex(checksums)
     return RangeChecksums(algorithm, range_bytes, checksums)
 

@@ -38,9 +38,19 @@ def check_copy(store: Store, stored: StoredObject) -> None:
         Unreachable: the store failed.
     """
     try:
-        with_ranges(store, replace(stored, ranges=None))
+        verify_object(store, stored)
     except CorruptObject as error:
         raise ObjectExists(f"object {stored.name} in {store.label} has other contents: {error}") from error
+
+
+def verify_object(store: Store, stored: StoredObject) -> None:
+    """Read an object and compare it with its checksum, a part at a time.
+
+    Raises:
+        CorruptObject: it is missing, cut or altered.
+        Unreachable: the store failed.
+    """
+    with_ranges(store, replace(stored, ranges=None))
 
 
 def _copy_in_parts(source: Store, stored: StoredObject, target: Store, name: str) -> None:

@@ -10,12 +10,13 @@ from typing import Any, cast
 import pyarrow as pa
 import xxhash
 
-from siltstone.catalog.commit_details import decode_details, pack_parts
+from siltstone.catalog.commit_details import decode_details, encode_details, pack_parts
 from siltstone.catalog.extract_coding import decode_extract, seal
+from siltstone.catalog.imports import Continuation
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
 from siltstone.chains.policy_rules import PolicyState
-from siltstone.change.exported import decode_exported
+from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
 from siltstone.format.base import read_base, read_snapshot_values
@@ -34,7 +35,7 @@ from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.identity import encode_identity, read_identity
 from siltstone.store.keyvalue.protocol import Header
-from siltstone.store.paths import IDENTITY
+from siltstone.store.paths import IDENTITY, CheckpointPath
 
 NAME = "s/00000001/000000000001/fuzzed"
 TOTALS = TableSchema(
@@ -173,6 +174,15 @@ def _exported(data: bytes) -> None:
     decode_exported(seal(data.decode("utf-8", "replace")), NAME)
 
 
+def _exported_manifest(data: bytes) -> None:
+    found = decode_manifest(data, NAME)
+    name = CheckpointPath(found.stream, 1, 1).manifest()
+    stored = StoredObject(name, len(data), "")
+    exported = Exported(found.stream, "saved", 7, "s", stored, found.digest, Continuation(None, 0, None))
+    _, details = read_exported_manifest(_store(data), exported)
+    encode_details(details)
+
+
 def _header(data: bytes) -> Any:
     header = Header.decode(data, NAME)
     return header and (header.value_bytes, header.bytes_of(0))
@@ -197,6 +207,7 @@ DECODERS = {
     "details": Decoder(lambda data: decode_details(pack_parts(data.decode("utf-8", "replace")), NAME), (StateError,)),
     "extract": Decoder(_extract, (StateError, NewerFormat)),
     "exported": Decoder(_exported, (StateError, NewerFormat)),
+    "exported-manifest": Decoder(_exported_manifest, (CorruptObject, NewerFormat), _at_end),
 }
 
 

@@ -35,14 +35,16 @@ from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.state.nested import encode_nested
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
 from siltstone.store.keyvalue.protocol import Header
+from siltstone.store.paths import CheckpointPath
 from tests.fuzz.crafted import crafted
 from tests.fuzz.decoders import NAME, NESTED, TOTALS
+from tests.stored import bare_statistics
 
 CORPUS = Path(__file__).parent / "corpus"
 ROWS = 12
@@ -51,6 +53,10 @@ _NESTED = [
     {"s": "text", "l": [None, {"d": Decimal(7), "b": [True, None, False]}, {"d": None, "b": None}], "w": []},
     {"s": None, "l": None, "w": [None] * 9 + [{f"f{i}": i for i in range(100)}]},
 ]
+SINK_FILE = SinkFile(
+    "_sinks/s/op/00000001/000000000002/op.0-a.rows.parquet", 9, "ab" * 16, statistics='{"numRecords": 3}'
+)
+TIMES = {"from": 10**12, "checkpoints": [[2, 1, None]], "steps": [[2, 0, 5]]}
 STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
 
 
@@ -110,8 +116,27 @@ def _manifest() -> Manifest:
         d={"op": 4},
         first={"op": 1},
         policy={"op": {"d": 4}},
-        statistics={"rows_in": ROWS, "state_rows": ROWS, "parallelism": 2},
+        statistics=bare_statistics("op", rows=ROWS, parallelism=2) | {"times": TIMES},
     )
+
+
+def _exported_manifest() -> bytes:
+    """The manifest of an export, uncompressed, with a step and a definition."""
+    path = CheckpointPath("s", 1, 1)
+    plain, stored = _manifest(), replace(STORED, name=path.base("op", "totals", 0, "a"))
+    steps = [Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', '{"0": {"0": "v1\\n9"}}')]
+    details = CommitDetails(steps=steps, definition={"operators": plain.operators, "options": {}})
+    manifest = replace(
+        plain,
+        checkpoint=1,
+        handles=[replace(h, object=stored.name, form=Form.BASE, previous=0) for h in plain.handles],
+        objects=[stored],
+        forms={"op": Form.BASE},
+        policy={},
+        chains={"op": {"totals": {"first": 1, "deltas": 0, "base_bytes": 7.5}}},
+        commit=encode_details(details),
+    )
+    return _uncompressed(encode_manifest(manifest))
 
 
 def _uncompressed(manifest: bytes) -> bytes:
@@ -167,7 +192,7 @@ def _details() -> CommitDetails:
         parallelism=2,
         definition={"operators": {}, "options": {}},
         dropped=("op.old",),
-        outputs=(Output("op", b"schema", 3, (STORED,)),),
+        outputs=(Output("op", b"schema", 3, (STORED,)), Output("other", b"schema", 3, (SINK_FILE,))),
         previous=PreviousCheckpoint(StoredObject(name, 9, "ab" * 16), datetime(2020, 1, 1, tzinfo=UTC)),
         outstanding=((1, "op"),),
     )
@@ -224,7 +249,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         objects=[STORED],
         inline=[b"packed"],
         digests={"totals": np.arange(4).astype(np.uint64)},
-        outputs={"op": Staged(3, (STORED,), b"inline")},
+        outputs={"op": Staged(3, (STORED,), b"inline"), "other": Staged(3, (SINK_FILE,))},
     )
     line = '{"path":"file:///in/%d.parquet","timestamp":1372896000000,"batchId":%d}'
     files = json.dumps({"0": {"7": "\n".join(["v1", line % (1, 6), line % (2, 7)])}, "1": {"0": "v1\n9"}})
@@ -251,6 +276,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "sources": [files.encode()],
         "packed": [pack(files)],
         "extract": [text_of(encode_extract(_extract())).encode()],
+        "exported-manifest": [_exported_manifest()],
         "exported": [text_of(encode_exported(_exported())).encode()],
         "details": [unpack_parts(encode_details(_details())).encode()],
     }

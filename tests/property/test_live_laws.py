@@ -38,6 +38,7 @@ from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
 from tests.examples import few_examples
 from tests.memory_rebuild import rebuild_from_memory
+from tests.stored import bare_statistics
 
 GROUPS = 8
 VARIABLES = {
@@ -89,7 +90,7 @@ def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
         objects,
         digests,
         dict.fromkeys(operators, Form.DELTA),
-        statistics={"state_rows": 0},
+        statistics=bare_statistics(*operators),
         materialization=materialization,
     )
 

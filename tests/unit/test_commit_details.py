@@ -1,7 +1,9 @@
 """What a commit adds to the catalog besides objects is in its manifest, so that a lost catalog can be rebuilt."""
 
 import json
+from dataclasses import replace
 from datetime import UTC
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,33 +23,46 @@ from siltstone.catalog.packing import pack
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
-from siltstone.model import StoredObject
+from siltstone.model import MAX_ID, SinkFile, StoredObject
 from siltstone.restore.restore import read_manifest
 from siltstone.run.commit import commit_of
 from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
 from tests.spark_offsets import OFFSETS
 
 STORED = StoredObject("s/00000001/000000000001/manifest.arrow", 7, "sha-256:" + "0" * 64)
+FILE = SinkFile("_sinks/s/op/00000001/000000000001/op.0-a.rows.parquet", 7, STORED.checksum, statistics='{"a": 1}')
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+def _definition(options: dict[str, str], kind: object = "ValueState", tables: object = None) -> dict[str, Any]:
+    shape = {"key": [["k", "int64"]], "subkey": [], "value": [["n", "int64"]]}
+    variables = {"totals": {"kind": kind, "tables": {"totals": shape} if tables is None else tables}}
+    return {"operators": {"op": {"key": shape["key"], "variables": variables}}, "options": options}
+
+
 STEPS = st.builds(
     Step,
-    st.integers(0, 2**63 - 1),
-    st.integers(-1, 2**63 - 1),
+    st.integers(1, MAX_ID),
+    st.integers(-1, MAX_ID),
     TEXT | st.sampled_from([OFFSETS, 'x"conf":y\nz\nw', '"conf":', '"conf":a"conf":b\n\n']),
     TEXT,
 )
 NUMBERS = st.integers(0, 2**63 - 1)
 DETAILS = st.builds(
     CommitDetails,
-    steps=st.lists(STEPS, max_size=5).map(tuple),
+    steps=st.lists(STEPS, max_size=5, unique_by=lambda step: step.step).map(
+        lambda steps: tuple(sorted(steps, key=lambda step: step.step))
+    ),
     edit=st.none() | st.builds(Edit, st.just("op"), st.just("table"), NUMBERS, NUMBERS, TEXT, st.none() | TEXT, TEXT),
     parallelism=st.none() | st.integers(1, 99),
-    definition=st.none() | st.dictionaries(TEXT, TEXT | st.integers() | st.none(), max_size=3),
+    definition=st.none() | st.builds(_definition, st.dictionaries(TEXT, TEXT, max_size=3)),
     dropped=st.lists(TEXT, max_size=3).map(tuple),
-    outputs=st.lists(st.builds(Output, TEXT, st.binary(), NUMBERS, st.just((STORED,))), max_size=3).map(tuple),
+    outputs=st.lists(
+        st.builds(Output, TEXT, st.binary(), NUMBERS, st.sampled_from([(), (STORED,), (FILE, FILE)])), max_size=3
+    ).map(tuple),
     repeats=st.booleans(),
     previous=st.none() | st.builds(PreviousCheckpoint, st.just(STORED), st.datetimes(timezones=st.just(UTC))),
-    outstanding=st.none() | st.lists(st.tuples(st.integers(1, 2**63 - 1), TEXT), max_size=3).map(tuple),
+    outstanding=st.none() | st.lists(st.tuples(st.integers(1, MAX_ID), TEXT), max_size=3).map(tuple),
 )
 
 
@@ -84,6 +99,13 @@ def test_damaged_details_are_refused(parts: list[bytes]) -> None:
         decode_details(parts, "m")
 
 
+def test_a_file_of_a_table_is_one_by_its_name_if_an_older_manifest_has_no_statistics_of_it() -> None:
+    values = json.loads(unpack_parts(encode_details(CommitDetails(outputs=[Output("o", b"", 1, (FILE,))]))))
+    del values["outputs"][0][3][0][3:]
+    [output] = decode_details(pack_parts(json.dumps(values)), "m").outputs
+    assert output.sink_files == [replace(FILE, statistics="{}")]
+
+
 def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> None:
     with pytest.raises(ValueError, match="unpacks to more than"):
         unpack_parts([pack("a" * (7 << 20))] * 40)
@@ -96,15 +118,29 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
         ("parallelism", True),
         ("repeats", 1),
         ("definition", []),
+        ("definition", {"operators": 7, "options": {}}),
+        ("definition", {"operators": {}}),
+        ("definition", {"operators": {}, "options": {"path": 7}}),
+        ("definition", {"operators": {}, "options": {}, "secret": [7]}),
+        ("definition", _definition({}, kind=7)),
+        ("definition", _definition({}, tables=[])),
         ("dropped", [1]),
         ("outputs", [["o", "!", 1, []]]),
         ("outputs", [["o", "", 1, [["../x", 1, "0" * 32]]]]),
         ("outputs", [["o", "", 1, [["x", 1, "sha-1:00"]]]]),
+        ("outputs", [["o", "", 1, [["x", 1, "0" * 32, "{}"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "[]"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "not JSON"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "{}"], ["x", 1, "0" * 32]]]]),
         ("previous", [["x", -1, "0" * 32], "2020-01-01"]),
         ("previous", [["x", 1, "0" * 32], "yesterday"]),
         ("outstanding", [[0, "o"]]),
         ("steps", [[1, 0, "", 1, "", "{}"]]),
         ("steps", [[1, -3, "", 0, "", "{}"]]),
+        ("steps", [[MAX_ID + 1, 1, "", 0, "", "{}"]]),
+        ("steps", [[1, 2**63 - 1, "", 0, "", "{}"]]),
+        ("steps", [[0, 1, "", 0, "", "{}"]]),
+        ("steps", [[1, 1, "", 0, "", "{}"], [1, 2, "", 0, "", "{}"]]),
         ("edit", {"operator": "../x"}),
     ],
 )

@@ -29,7 +29,7 @@ from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.format.output import OutputWriter, read_output
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import MAX_ID, Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.merge import Delta, newest_changes
 from siltstone.restore.plan_rules import Read
 from siltstone.restore.restore import MemoryState, apply_reads
@@ -37,6 +37,7 @@ from siltstone.restore.tables import open_changes
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader
 from siltstone.store.filesystem import FilesystemStore
+from tests.stored import bare_statistics
 
 ROWS_OF_1_GB = 1 << 26
 GROUPS = KeyGroupRange(0, 2)
@@ -60,6 +61,9 @@ def at_most(size: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
+SAID = bare_statistics("op", rows=1, parallelism=2)
+
+
 def _manifest(**changed: Any) -> Manifest:
     shape = {"key": [["k", "int64"]], "subkey": [], "value": [["s", "string"]]}
     handle = Handle(
@@ -76,7 +80,7 @@ def _manifest(**changed: Any) -> Manifest:
         objects=[StoredObject("s/1/a.segment", 9, "ab" * 16)],
         digests={"op": {"totals": np.zeros(2, np.uint64)}},
         forms={"op": Form.DELTA},
-        statistics={"rows_in": 1, "state_rows": 1, "parallelism": 2},
+        statistics=SAID,
     )
     return replace(plain, **changed)
 
@@ -136,7 +140,9 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(first={"op": 3}),
         _manifest(d={"op": 0.5}),
         _manifest(policy={"op": []}),
-        _manifest(statistics={"parallelism": 10**12}),
+        _manifest(chains={"op": {"totals": {"first": 1, "deltas": "1"}}}),
+        _manifest(step=MAX_ID + 1),
+        _manifest(checkpoint=MAX_ID + 1),
         _manifest(digests={"op": {"totals": np.zeros(3, np.uint64)}}),
         _manifest(digests={}),
         _manifest(operators={}),

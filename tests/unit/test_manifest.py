@@ -20,6 +20,7 @@ from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from tests.orphans import filesystem, new_run
+from tests.stored import bare_statistics
 from tests.sums import NAME, rows
 
 PREFIX = "flights/00000001/000000000007"
@@ -75,7 +76,7 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
         first={"aircraft": 3, "route": 7},
         policy={"aircraft": {"d": 4, "average": 0.1, "history": [1, None]}},
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
-        statistics={"rows_in": 2**40, "operators": {"aircraft": {"seconds": {"open": 1e-7}}}},
+        statistics=bare_statistics("aircraft", rows=2**40, parallelism=subtasks),
     )
 
 
@@ -94,7 +95,7 @@ def test_round_trip() -> None:
 
 
 def test_round_trip_of_the_least_and_the_most() -> None:
-    least = Manifest("s", 1, 1, 1, 1, {}, [], [], {}, {})
+    least = Manifest("s", 1, 1, 1, 1, {}, [], [], {}, {}, statistics=bare_statistics())
     assert _plain(decode_manifest(encode_manifest(least))) == _plain(least)
     most = _manifest(subtasks=3, max_parallelism=32768)
     assert _plain(decode_manifest(encode_manifest(most))) == _plain(most)
@@ -198,7 +199,9 @@ def test_a_packed_manifest_is_read_and_older_versions_know_it_as_newer() -> None
 
 
 def test_a_manifest_is_not_packed_where_a_reader_might_refuse_it_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = replace(_leaving_out(), statistics={"zeros": "0" * (JSON_FREE_BYTES + (1 << 20))})
+    manifest = replace(
+        _leaving_out(), statistics=bare_statistics("aircraft") | {"zeros": "0" * (JSON_FREE_BYTES + (1 << 20))}
+    )
     data = encode_manifest(manifest)
     assert _number(data) == 3 and _plain(decode_manifest(data)) == _plain(manifest)
     monkeypatch.setattr("siltstone.format.manifest.is_small", lambda batch: False)

@@ -1,9 +1,11 @@
 """Exports and imports of savepoints: killed at any moment, refused for good reasons, moved to other names."""
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from siltstone.catalog.commit_details import pack_parts, unpack_parts
+from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.outbox import Outbox
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
@@ -20,7 +24,7 @@ from siltstone.change.exported import encode_exported
 from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_savepoint, prove_export
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import CorruptObject, Fenced, UsageError, WrongWarehouse
-from siltstone.format.manifest import encode_manifest
+from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
@@ -34,6 +38,7 @@ from tests.region_run import RegionRun
 from tests.savepoint_cases import AT, SAVED, write_saved
 from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
 
+Changed = Callable[[dict[str, Any]], dict[str, Any]]
 FEW = settings(
     max_examples=12,
     deadline=None,
@@ -285,3 +290,88 @@ def test_a_manifest_that_names_other_objects_is_refused(saved: Path, tmp_path: P
     store.put(EXPORT, encode_exported(replace(proven.exported, manifest=manifest)))
     with pytest.raises(CorruptObject, match="it names an object"):
         prove_export(str(tmp_path / "forged"))
+
+
+def forge(
+    saved: Path, to: Path, details: Changed = dict, manifest: Callable[[Manifest], Any] = vars, last: Changed = dict
+) -> str:
+    """An export, altered and given the checksums that it needs, as anyone can make it; return its URL."""
+    shutil.copytree(saved / "export", to)
+    store, proven = open_store(str(to)), prove_export(str(saved / "export"))
+    store.delete([proven.exported.manifest.name, EXPORT])
+    said = json.loads(unpack_parts(proven.manifest.commit))
+    whole = replace(proven.manifest, commit=pack_parts(json.dumps(details(said))))
+    forged = Manifest(**{**vars(whole), **manifest(whole)})
+    stored = store.put(proven.exported.manifest.name, encode_manifest(forged))
+    exported = replace(proven.exported, manifest=stored, digest=forged.digest)
+    store.put(EXPORT, seal_values(last(dict(unseal(encode_exported(exported), "it")))))
+    return str(to)
+
+
+def _step(number: int, sources: str = "{}") -> dict[str, Any]:
+    return {"steps": [[number, 1, "", 0, "", sources]], "options": [""]}
+
+
+def _other(said: dict[str, Any], key: object) -> dict[str, Any]:
+    """The definition, with another key of the operator."""
+    [(name, operator)] = said["definition"]["operators"].items()
+    return {**said["definition"], "operators": {name: {**operator, "key": key}}}
+
+
+DETAILS: dict[str, Changed] = {
+    "a definition of no operators": lambda said: said | {"definition": {"operators": 7, "options": {}}},
+    "a definition without options": lambda said: said | {"definition": {"operators": {}}},
+    "no definition": lambda said: said | {"definition": None},
+    "a definition of other operators": lambda said: said | {"definition": {"operators": {}, "options": {}}},
+    "a definition with another key": lambda said: said | {"definition": _other(said, [["k", "string"]])},
+    "a definition without a key": lambda said: said | {"definition": _other(said, None)},
+    "a missing field": lambda said: {key: value for key, value in said.items() if key != "repeats"},
+    "a step as high as numbers go": lambda said: said | _step(2**63 - 1),
+    "a step above the newest": lambda said: said | _step(AT + 1),
+    "the beginning among the steps": lambda said: said | _step(0),
+    "a damaged log of a source": lambda said: said | _step(AT, '{"0": 7}'),
+    "a file without a path": lambda said: said | _step(AT, r'{"0": {"0": "v1\\n{\\"batchId\\":0}"}}'),
+}
+MANIFEST: dict[str, Callable[[Manifest], dict[str, Any]]] = {
+    "a step as high as numbers go": lambda m: {"step": 2**63 - 1},
+    "statistics without rows": lambda m: {"statistics": {}},
+    "a policy that counts by halves": lambda m: {"chains": {"by_key": {"totals": {"first": 1, "deltas": 0.5}}}},
+    "an object that it does not list": lambda m: {"objects": m.objects[1:]},
+    "another checksum of a whole object": lambda m: {
+        "objects": [replace(m.objects[0], checksum="sha-256:" + "0" * 64), *m.objects[1:]]
+    },
+}
+LAST: dict[str, Changed] = {
+    "a checkpoint as high as numbers go": lambda said: said | {"checkpoint": 2**63 - 1},
+    "an offset as high as numbers go": lambda said: said | {"sink_offset": 2**63 - 1},
+    "another kind of sink": lambda said: said | {"default_sink": "elsewhere"},
+    "a beginning that is a step": lambda said: said | {"beginning": _step(1)},
+    "a missing field": lambda said: {key: value for key, value in said.items() if key != "savepoint"},
+}
+FORGED = [
+    *(pytest.param({"details": change}, id=f"details: {what}") for what, change in DETAILS.items()),
+    *(pytest.param({"manifest": change}, id=f"manifest: {what}") for what, change in MANIFEST.items()),
+    *(pytest.param({"last": change}, id=f"last: {what}") for what, change in LAST.items()),
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_export_is_refused_and_leaves_no_stream(
+    saved: Path, place: OpenWarehouse, tmp_path: Path, forged: dict[str, Any]
+) -> None:
+    with pytest.raises(CorruptObject, match=r"(manifest\.arrow|_savepoint/export|sums/0)"):
+        import_savepoint(place, prove_export(forge(saved, tmp_path / "forged", **forged)))
+    assert place.catalog.streams.list() == [] and list(place.warehouse.store.list(NAME)) == []
+
+
+def test_an_export_brings_no_outputs_edits_or_parallelism(saved: Path, place: OpenWarehouse, tmp_path: Path) -> None:
+    """A delivered output's objects are deleted, so a forged one could name any object of the warehouse."""
+    output = ["by_key", "", 1, [["other/00000001/000000000001/x.base.parquet", 9, "0" * 32]]]
+    url = forge(
+        saved, tmp_path / "forged", lambda said: said | {"outputs": [output], "parallelism": 7, "dropped": ["x"]}
+    )
+    import_savepoint(place, prove_export(url))
+    catalog = place.catalog
+    assert catalog.outbox.list(NAME) == [] and catalog.streams.get(NAME).parallelism is None
+    assert [record.dropped for record in catalog.definitions.list(NAME)] == [()]
+    assert RegionRun(place, STREAM, POLICY).step(rows(5)) and not failures(place, NAME)

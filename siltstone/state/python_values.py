@@ -1,0 +1,110 @@
+"""Python values for columns, one at a time, as Arrow gives them back: for code that handles one key at a time.
+
+Arrow takes several Python values for one: a naive time for UTC, 0.1 for the nearest float32, a datetime for a date.
+Once cast, equal values compare equal, and a value is what a later step reads.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from functools import cache
+from numbers import Real
+from typing import Any
+
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError, summarize
+from siltstone.state.types import is_nested
+
+NAN = "NaN"
+"""what every NaN compares as"""
+
+
+def check_columns(values: Mapping[str, Any], names: list[str], what: str) -> dict[str, Any]:
+    """Return `values` in the order of these columns.
+
+    Raises:
+        UsageError: the columns are others.
+    """
+    if values.keys() != set(names):
+        raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
+    return {name: values[name] for name in names}
+
+
+def cast_row(values: Mapping[str, Any], schema: pa.Schema, what: str) -> dict[str, Any]:
+    """Return `values` as a row of these columns, each value as Arrow gives it back; nothing is shared.
+
+    Raises:
+        UsageError: the columns are others.
+        BadRow: a value does not fit its column.
+    """
+    row = check_columns(values, schema.names, what)
+    return {field.name: cast_value(row[field.name], field, what) for field in schema}
+
+
+def cast_value(value: Any, field: pa.Field, what: str) -> Any:
+    """Return a value as Arrow gives it back from a column.
+
+    Raises:
+        BadRow: it does not fit the column, or only with a part cut off.
+    """
+    kind = field.type
+    if value is None or _find_unchanged(kind)(value):
+        return value
+    try:
+        if is_nested(kind):
+            _check_fields(value, kind)
+        cast = pa.scalar(value, kind).as_py()
+        if isinstance(value, Real) and _is_cut(value, cast, kind):
+            raise pa.ArrowInvalid(f"{value} would become {cast}")
+        return cast
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+        reason = f"{what}: a value does not fit its column ({field.name} {kind})"
+        raise BadRow(f"{reason}: {summarize(error)}", reason=reason) from None
+
+
+@cache
+def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
+    """Return a quick test for values that Arrow surely gives back as they are, from a column of this type."""
+    types = pa.types
+    if types.is_integer(kind):
+        bits, signed = kind.bit_width, types.is_signed_integer(kind)
+        numbers = range(-(1 << bits - 1), 1 << bits - 1) if signed else range(1 << bits)
+        return lambda value: type(value) is int and value in numbers
+    if types.is_string(kind):
+        return lambda value: type(value) is str and value.isascii()
+    if types.is_timestamp(kind):
+        zone = pa.scalar(0, kind).as_py().tzinfo
+        if zone is None or zone.utcoffset(None) is not None:  # else a clock may skip an hour
+            return lambda value: type(value) is datetime and value.tzinfo is zone
+    same = {pa.bool_(): bool, pa.float64(): float, pa.binary(): bytes, pa.date32(): date}.get(kind)
+    return lambda value: type(value) is same
+
+
+def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
+    """Whether Arrow made another integer of a number, or an infinite one of a finite one."""
+    if pa.types.is_integer(kind):
+        return cast != value
+    return pa.types.is_float32(kind) and math.isinf(cast) and not math.isinf(value)
+
+
+def _check_fields(value: Any, kind: pa.DataType) -> None:
+    """Refuse a struct with fields that are not declared, which Arrow leaves out."""
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        if unknown := sorted({*map(str, value)} - {field.name for field in kind}):
+            raise pa.ArrowInvalid(f"field {unknown[0]} is not declared")
+        for field in kind:
+            _check_fields(value.get(field.name), field.type)
+    elif pa.types.is_list(kind) and isinstance(value, list | tuple):
+        for each in value:
+            _check_fields(each, kind.value_type)
+
+
+def comparable(value: Any) -> Any:
+    """Return a map key's value such that equal map keys compare equal, and others do not.
+
+    Every NaN is the same. Times of one zone would compare by their clock, which shows an hour twice a year.
+    """
+    if isinstance(value, float) and math.isnan(value):
+        return NAN
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
