@@ -53,6 +53,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
             (1, 2),
             (2, 3),
             (3, 4),
+            (3, 5),
         ]
     return path
 
@@ -90,7 +91,7 @@ def test_a_replay_from_the_start_comes_to_every_recorded_digest(
         "checkpoint": 3,
         "from": 0,
         "why": "",
-        "steps": 4,
+        "steps": 5,
         "rows": FILES * 300,
         "digest": digests()[3],
         "proven": True,
@@ -102,7 +103,7 @@ def test_a_replay_from_the_start_comes_to_every_recorded_digest(
 
 def test_a_replay_from_a_checkpoint_at_another_parallelism(project: Path) -> None:
     [line] = plain(siltstone("replay", "uneven", "--from", 1, "--to", 3, "--parallelism", 3))
-    assert line.startswith("uneven: checkpoint 3 replayed from checkpoint 1: 2 steps, 1,200 rows, ")
+    assert line.startswith("uneven: checkpoint 3 replayed from checkpoint 1: 3 steps, 1,200 rows, ")
     assert line.endswith(f" s, as recorded at 2 checkpoints, digest {digests()[3]}")
 
 
