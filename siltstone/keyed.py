@@ -78,7 +78,7 @@ class KeyedProcessor(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Call `handle_input` for each key."""
-        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.variables().items()}
+        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.declared().items()}
         order = np.argsort(rows.key_index, kind="stable")
         records = rows.table.take(pa.array(order)).to_pylist()
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()

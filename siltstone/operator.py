@@ -56,7 +56,9 @@ __all__ = [
 SOURCE = "source"
 """the input of an operator that does not read another operator"""
 PREPARED = "prepared"
-"""the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
+"""the name of the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
+_PREPARED = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
+"""that variable"""
 
 
 class State:
@@ -66,7 +68,7 @@ class State:
         self._operator = operator.name
         self._opaque = []
         self._requested = False
-        for name, variable in operator.variables().items():
+        for name, variable in operator.declared().items():
             bound = variable.bind(name, state)
             setattr(self, name, bound)
             if variable.kind is Kind.OPAQUE:
@@ -121,7 +123,8 @@ class OperatorCheckpoint:
 
     Attributes:
         id: the checkpoint.
-        prepared: the bytes that its subtasks returned, in the order of their key groups; empty ones are left out.
+        prepared: the bytes that its subtasks returned for this checkpoint, or for the one before an edit or a rescale,
+            in the order of their key groups; empty ones are left out.
     """
 
     id: int
@@ -156,11 +159,13 @@ class StateHandler:
     def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
         """Return what is to be known after a reset and is in no variable, such as a position in another system.
 
-        Called in the task of each subtask, right after `drain`. The bytes are state: a checkpoint's digests, restores
-        and retention include them. At most 1 MiB; keep what is larger in variables.
+        Called in the task of each subtask, right after `drain`, in the same steps; a replay calls both as the run did.
+        The bytes are state: a checkpoint's digests, restores and retention include them. At most 1 MiB; keep what is
+        larger in variables.
 
         Returns:
-            Bytes that a reset brings back; empty for nothing. Equal state must give equal bytes.
+            Bytes that a reset brings back; empty for nothing. For the same checkpoint and key groups, equal state must
+            give equal bytes.
         """
         return b""
 
@@ -177,6 +182,7 @@ class StateHandler:
         Called in the task of each subtask, in the first step of a run and after each reset, before `process`.
         `checkpoint.prepared` is what was prepared for the subtask's key groups: after a change of parallelism, by
         several former subtasks or by none, since what one prepared goes to the one that has its first key group now.
+        The checkpoint of an edit or a rescale has what was prepared for the one before it.
         """
 
     def reset_to_initial_state(self) -> None:
@@ -275,11 +281,22 @@ class Operator(StateHandler):
         raise NotImplementedError(f"operator {self.name} does not define process")
 
     def variables(self) -> dict[str, Variable]:
-        """Return name -> declared variable, those of base classes first."""
+        """Return name -> variable: those declared, of base classes first, and last what it prepares, if it does.
+
+        Tables, opaque variables and the definition all follow from this list. An operator that stands in for another
+        one has the list of that one.
+        """
         attributes: dict[str, Any] = {}
         for scope in [*(vars(c) for c in reversed(type(self).__mro__)), vars(self)]:
             attributes.update(scope)
-        return {name: value for name, value in attributes.items() if isinstance(value, Variable)}
+        found = {name: value for name, value in attributes.items() if isinstance(value, Variable)}
+        if self.defines("prepare_for_nonblocking_checkpoint"):
+            found.setdefault(PREPARED, _PREPARED)
+        return found
+
+    def declared(self) -> dict[str, Variable]:
+        """Return name -> variable that `process` may use: all but what the operator prepares."""
+        return {name: variable for name, variable in self.variables().items() if variable is not _PREPARED}
 
     def defines(self, callback: str) -> bool:
         """Whether the operator has a callback of its own."""
@@ -294,9 +311,8 @@ class Operator(StateHandler):
         }
 
     def opaque(self) -> tuple[str, ...]:
-        """Return the names of the opaque variables, last that of what it prepares, if it does."""
-        declared = tuple(name for name, v in self.variables().items() if v.kind is Kind.OPAQUE)
-        return (*declared, PREPARED) if self.defines("prepare_for_nonblocking_checkpoint") else declared
+        """Return the names of the opaque variables."""
+        return tuple(name for name, variable in self.variables().items() if variable.kind is Kind.OPAQUE)
 
     def definition(self) -> dict[str, Any]:
         """Return what recorded state depends on, as JSON: the key, and each variable's kind and table schemas."""
@@ -307,11 +323,7 @@ class Operator(StateHandler):
             }
             for name, variable in self.variables().items()
         }
-        undeclared = set(self.opaque()) - variables.keys()
-        return {
-            "key": describe_key(self.key),
-            "variables": variables | {name: {"kind": OpaqueState.__name__, "tables": {}} for name in undeclared},
-        }
+        return {"key": describe_key(self.key), "variables": variables}
 
     def _check(self) -> None:
         check_name("operator", self.name)
@@ -335,9 +347,9 @@ class Operator(StateHandler):
                 raise UsageError(f"{what}: combined lacks {', '.join(lacks)}, a column of the key or of order_by")
             if type(self).combine is Operator.combine:
                 raise UsageError(f"{what} has combined columns, so it needs a method combine")
-        if not (self.variables() or self.opaque()):
+        if not self.variables():
             raise UsageError(f"{what} declares no variable, so it keeps no state")
-        for name in self.variables():
+        for name in self.declared():
             check_name("variable", name)
             if hasattr(State, name) or hasattr(Operator, name) or name == PREPARED:
                 raise UsageError(f"{what}: {name!r} cannot be the name of a variable")

@@ -38,7 +38,7 @@ def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operato
     if found is None:
         known = ", ".join(op.name for op in stream.operators)
         raise UsageError(f"stream {stream.name} has no operator {operator!r}: it has {known}")
-    variables = found.variables()
+    variables = found.declared()
     if variable not in variables:
         raise UsageError(f"operator {operator} has no variable {variable!r}: it has {', '.join(variables)}")
     if variables[variable].kind is Kind.OPAQUE:
@@ -199,7 +199,7 @@ class _EditedVariable(Variable):
 
 
 class EditOperator(Operator):
-    """Replaces an operator during one step. It has the same name, key and tables; its input rows are changes of one
+    """Replaces an operator during one step. It has the same name, key and variables; its input rows are changes of one
     variable, and it returns how many there were (`COUNTS`)."""
 
     def __init__(self, edited: Operator, variable: str) -> None:
@@ -210,6 +210,11 @@ class EditOperator(Operator):
         """Return the operator's variables, with the edited one replaced."""
         own: Mapping[str, Variable] = self._edited.variables()
         return {**own, self._variable: _EditedVariable(own[self._variable])}
+
+    def defines(self, callback: str) -> bool:
+        """Whether the operator has a callback that still comes: `checkpoint`, on the driver, with what it prepared
+        before the edit. None comes in a task."""
+        return callback == "checkpoint" and self._edited.defines(callback)
 
     def process(self, rows: Rows, state: State) -> pa.Table:
         """Apply the deletions, then the puts; each key is among the changes at most once."""

@@ -10,7 +10,7 @@ definition. A replay begins at the newest such checkpoint, if there is one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, StepRecord
 from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.change.compare_digests import Digests, list_differing
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
+from siltstone.operator import PREPARED
 from siltstone.restore.restore import read_manifest
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.run.task import RestorePoint
@@ -30,17 +32,18 @@ START = "start"
 NAMED_GROUPS = 5
 """most key groups that an error names"""
 
-Digests: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
-"""operator -> table or opaque variable -> uint64[max_parallelism]"""
-
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """The recorded digest of a checkpoint, and its parts; `digests` is None if the manifest is missing or damaged."""
+    """The recorded digest of a checkpoint, and its parts; `digests` is None if the manifest is missing or damaged.
+
+    `parallelism` is how many subtasks each operator had.
+    """
 
     checkpoint: int
     digest: str
     digests: Digests | None
+    parallelism: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class ReplayPlan:
     position: InputPosition
     steps: Sequence[StepRecord]
     compared: Sequence[Sequence[Recorded]]
+
+    @property
+    def recorded(self) -> Recorded:
+        """What is recorded of the checkpoint whose state is rebuilt."""
+        return self.compared[-1][-1]
 
 
 def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> tuple[int, int | None]:
@@ -171,9 +179,9 @@ def _read_recorded(warehouse: OpenWarehouse, stream: Stream, checkpoint: Checkpo
     try:
         manifest = read_manifest(warehouse.warehouse.store, checkpoint.manifest)
     except CorruptObject:  # the catalog's digest is enough to compare with
-        return Recorded(checkpoint.id, checkpoint.digest, None), True
+        return Recorded(checkpoint.id, checkpoint.digest, None, checkpoint.statistics["parallelism"]), True
     fits = manifest.operators == stream.definition()["operators"]
-    return Recorded(checkpoint.id, checkpoint.digest, manifest.digests), fits
+    return Recorded(checkpoint.id, checkpoint.digest, manifest.digests, checkpoint.statistics["parallelism"]), fits
 
 
 def restore_points(warehouse: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
@@ -194,15 +202,29 @@ def restore_points(warehouse: OpenWarehouse, stream: Stream, checkpoint: int) ->
     }
 
 
-def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
+def check_replayed(stream: str, recorded: Recorded, found: Digests, *, prepared: bool = True) -> None:
     """Compare the digests of a replay with the recorded ones.
+
+    Args:
+        prepared: whether to compare what operators prepared: other subtasks prepare something else.
 
     Raises:
         ProofFailed: they differ; the message names checkpoint, operators, tables and key groups.
+        UsageError: what was prepared cannot be left out, since the manifest is damaged.
     """
     where = f"checkpoint {recorded.checkpoint} of {stream}"
+    if recorded.digests is None and not prepared and any(PREPARED in of for of in found.values()):
+        raise UsageError(
+            f"the manifest of {where} is damaged, so it can be compared only as a whole: replay with the parallelism "
+            f"that it had (--parallelism {recorded.parallelism})"
+        )
+    differing = []
+    if recorded.digests is not None:
+        with_recorded = _with_prepared(found, recorded.digests)
+        compared = list_differing(recorded.digests, found if prepared else with_recorded)
+        differing = [_name_groups(name, groups) for name, groups in compared]
+        found = with_recorded  # the same parts may lie in other key groups
     digest = checkpoint_digest(found)
-    differing = list(_list_differing(recorded.digests, found)) if recorded.digests is not None else []
     if differing:
         raise ProofFailed(
             f"{where}: the logged input does not give the recorded state in {'; '.join(differing)}: the source's "
@@ -215,13 +237,12 @@ def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
         )
 
 
-def _list_differing(recorded: Digests, found: Digests) -> list[str]:
-    lines = []
-    for operator, variable in sorted({(op, name) for part in (recorded, found) for op in part for name in part[op]}):
-        one, other = (part.get(operator, {}).get(variable, np.uint64(0)) for part in (recorded, found))
-        groups = np.flatnonzero(np.not_equal(one, other))
-        if len(groups):
-            more = "" if len(groups) <= NAMED_GROUPS else f" and {len(groups) - NAMED_GROUPS} more"
-            named = ", ".join(map(str, groups[:NAMED_GROUPS]))
-            lines.append(f"{operator}.{variable}, key groups {named}{more}")
-    return lines
+def _with_prepared(found: Digests, recorded: Digests) -> Digests:
+    """Return digests with those that were recorded of what operators prepared."""
+    kept = {operator: {name: of[name] for name in of if name == PREPARED} for operator, of in recorded.items()}
+    return {operator: {**of, **kept.get(operator, {})} for operator, of in found.items()}
+
+
+def _name_groups(variable: str, groups: np.ndarray) -> str:
+    more = "" if len(groups) <= NAMED_GROUPS else f" and {len(groups) - NAMED_GROUPS} more"
+    return f"{variable}, key groups {', '.join(map(str, groups[:NAMED_GROUPS]))}{more}"

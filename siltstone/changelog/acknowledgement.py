@@ -38,7 +38,7 @@ class Acknowledgement:
         rows_out: rows that its operator returned.
         dead_letters: rows that its operator could not process.
         wants_checkpoint: whether its operator asked for a checkpoint.
-        prepared: what its operator prepared for the checkpoint, if the driver is to know it.
+        prepared: the parts of what its operator prepared that the checkpoint has, if the driver is to know them.
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
         seconds: phase -> seconds.
         table_rows: table -> its live rows.
@@ -61,7 +61,7 @@ class Acknowledgement:
     rows_out: int = 0
     dead_letters: int = 0
     wants_checkpoint: bool = False
-    prepared: bytes = b""
+    prepared: tuple[bytes, ...] = ()
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     table_rows: Mapping[str, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Acknowledgement:
         plain = asdict(self) | {
             "receipt": self.receipt,
             "inline": [base64.b64encode(segment).decode() for segment in self.inline],
-            "prepared": base64.b64encode(self.prepared).decode(),
+            "prepared": [base64.b64encode(part).decode() for part in self.prepared],
             "digests": {
                 name: base64.b64encode(np.ascontiguousarray(part, "<u8").tobytes()).decode()
                 for name, part in self.digests.items()
@@ -155,7 +155,7 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
         "handles": [_handle(handle) for handle in plain["handles"]],
         "objects": [_object(stored) for stored in plain["objects"]],
         "inline": [base64.b64decode(segment, validate=True) for segment in plain["inline"]],
-        "prepared": base64.b64decode(plain.get("prepared", ""), validate=True),
+        "prepared": tuple(base64.b64decode(part, validate=True) for part in plain.get("prepared", ())),
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },

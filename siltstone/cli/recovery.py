@@ -64,7 +64,7 @@ def replay(
     ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [as the checkpoint had]")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild state from the logged input, and compare digests at every checkpoint.

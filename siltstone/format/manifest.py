@@ -14,7 +14,7 @@ without its schema, compressed as a whole:
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -127,6 +127,30 @@ class Manifest:
         """The digest of the whole state at this checkpoint: 32 hex digits, independent of how it is stored."""
         return checkpoint_digest(self.digests)
 
+    @cached_property
+    def variables(self) -> dict[str, dict[str, Kind]]:
+        """Operator -> table or opaque variable -> its kind, as its definition has them: the list that all go by."""
+        return {
+            operator: {
+                name: Kind.INCREMENTAL if shape["tables"] else Kind.OPAQUE
+                for variable, shape in definition["variables"].items()
+                for name in shape["tables"] or (variable,)
+            }
+            for operator, definition in self.operators.items()
+        }
+
+    def find_mismatch(self) -> str | None:
+        """Say which part names other operators or variables than the definitions do; None if none does.
+
+        A proof and a deletion would go by one part, and a restore by another.
+        """
+        own = _names(self.variables)
+        forms = {operator: self.variables.get(operator, ()) for operator in self.forms}
+        for what, part in (("digests", self.digests), ("versions", self.versions or self.variables), ("forms", forms)):
+            for name in sorted(own ^ _names(part)):
+                return f"its {what} lack {name}" if name in own else f"its {what} have {name}, its definitions do not"
+        return None
+
     def of_operator(self, operator: str) -> Self:
         """Return the part that one operator's tasks need: its handles, their objects, and its entries.
 
@@ -139,14 +163,14 @@ class Manifest:
         return replace(self, handles=handles, objects=objects, commit=(), **own)
 
     def with_bases(self, materialized: Self) -> Self:
-        """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
+        """Return the manifest with a materialization's bases instead of its own handles of the same variables.
 
         It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
-        Opaque variables that it does not have stay: they were whole.
+        Variables that the materialization does not have stay, as in `LiveHandles`; the operator's indexes do not.
         """
         [operator] = materialized.operators
         anew = {h.variable for h in materialized.handles}
-        kept = [h for h in self.handles if h.operator != operator or (h.kind is Kind.OPAQUE and h.variable not in anew)]
+        kept = [h for h in self.handles if h.operator != operator or _stays(h, anew)]
         return replace(
             self,
             operators={**self.operators, **materialized.operators},
@@ -155,6 +179,15 @@ class Manifest:
             objects=[*self.objects, *materialized.objects],
             forms={**self.forms, operator: Form.BASE},
         )
+
+
+def _stays(handle: Handle, replaced: set[str]) -> bool:
+    return handle.kind is not Kind.INDEX and handle.variable not in replaced
+
+
+def _names(variables: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return the names of operators, and of their variables."""
+    return {*variables, *(f"{operator}.{name}" for operator, names in variables.items() for name in names)}
 
 
 _BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "chains", "versions")

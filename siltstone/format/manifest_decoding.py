@@ -1,8 +1,8 @@
 """Decode a manifest without trusting it: every name, number and length is checked here, once.
 
 Names become parts of object names and paths; numbers become sizes of arrays and byte ranges. Users of a manifest may
-rely on this: each operator has a form, each handle's variable is in its operator's definition and digests, key groups
-are within `max_parallelism`, and each digest has one number per key group.
+rely on this: definitions, digests, versions and forms name the same operators and variables, each handle's variable is
+among them, key groups are within `max_parallelism`, and each digest has one number per key group.
 """
 
 import base64
@@ -150,10 +150,8 @@ def _manifest(
         check_attempt(about["materialization"])
         if len(operators) != 1:
             raise ValueError("a materialization is of one operator")
-    if not operators.keys() <= forms.keys():
-        raise ValueError("an operator has no form")
     read = _digests(digests, forms, max_parallelism)
-    return Manifest(
+    found = Manifest(
         **{key: about[key] for key in ABOUT if key != "forms"},
         forms=forms,
         handles=list(_handles(handles, known, read, max_parallelism, path.checkpoint)),
@@ -163,6 +161,9 @@ def _manifest(
         versions=_versions(about.get("versions", {}), known, max_parallelism, path.checkpoint),
         commit=tuple(base64.b64decode(part, validate=True) for part in about.get("commit", ())),
     )
+    if mismatch := found.find_mismatch():
+        raise ValueError(mismatch)
+    return found
 
 
 def _by_operator(about: Mapping[str, Any], what: str) -> Mapping[str, Any]:

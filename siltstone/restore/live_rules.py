@@ -140,8 +140,7 @@ class LiveHandles:
     def _begin(self, manifest: Manifest, name: str) -> None:
         """Let a new checkpoint be the newest, without the variables that it no longer has."""
         self.own = frozenset([name, *(stored.name for stored in manifest.objects)])
-        kept = {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
-        kept |= {(handle.operator, handle.variable) for handle in manifest.handles}
+        kept = {(operator, variable) for operator, of in manifest.variables.items() for variable in of}
         for gone in self._variables.keys() - kept:
             for chain in self._variables.pop(gone).values():
                 self._release([name for live in chain for name in live.names])

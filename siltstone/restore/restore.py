@@ -66,23 +66,20 @@ def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
 
 def variables_of(manifest: Manifest, operator: str) -> dict[tuple[str, str], Kind]:
     """Return (operator, table or opaque variable) -> its kind, as recorded at a checkpoint."""
-    kinds = dict.fromkeys(schemas_of(manifest, operator), Kind.INCREMENTAL)
-    kinds |= dict.fromkeys(opaque_of(manifest, operator), Kind.OPAQUE)
-    return {(operator, name): kind for name, kind in kinds.items()}
+    return {(operator, name): kind for name, kind in manifest.variables[operator].items()}
 
 
 def versions_of(manifest: Manifest) -> Versions:
     """Return which checkpoint wrote each variable last; a manifest that does not say so is of one that wrote all."""
     return manifest.versions or {
-        operator: {name: [(0, manifest.checkpoint)] for _, name in variables_of(manifest, operator)}
-        for operator in manifest.operators
+        operator: {name: [(0, manifest.checkpoint)] for name in variables}
+        for operator, variables in manifest.variables.items()
     }
 
 
 def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
     """Return an operator's opaque variables (those without tables), as recorded at a checkpoint."""
-    variables = manifest.operators[operator]["variables"]
-    return tuple(name for name, shape in variables.items() if not shape["tables"])
+    return tuple(name for name, kind in manifest.variables[operator].items() if kind is Kind.OPAQUE)
 
 
 Block: TypeAlias = pa.Buffer | pa.NativeFile

@@ -66,7 +66,9 @@ def verify_plan(
     for checkpoint in sorted(wanted - set(manifests)):
         raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
     chains = []
-    for operator in sorted({h.operator for handles in manifests.values() for h in handles}):
+    operators = {h.operator for handles in manifests.values() for h in handles}
+    operators |= {operator for names in (variables or {}).values() for operator, _ in names}
+    for operator in sorted(operators):
         walk = {c: [h for h in state_handles(manifests[c]) if h.operator == operator] for c in sorted(manifests)}
         if variables is None:
             named = {c: {h.variable for h in handles} for c, handles in walk.items()}

@@ -41,9 +41,8 @@ def begin(task: StepTask, state: SubtaskState, bound: State) -> None:
         if operator.defines("reset_to_initial_state"):
             _call(operator, task.upload, operator.reset_to_initial_state)
     elif operator.defines("reset"):
-        stored, before = state.opaque.get(PREPARED, {}), digests_of(state)
-        parts = tuple(stored[group] for group in sorted(stored) if stored[group])
-        _call(operator, task.upload, operator.reset, OperatorCheckpoint(task.restore.checkpoint, parts), bound)
+        before, back = digests_of(state), OperatorCheckpoint(task.restore.checkpoint, _parts(state))
+        _call(operator, task.upload, operator.reset, back, bound)
         bound.flush()
         if any(not np.array_equal(before[name], each) for name, each in digests_of(state).items()):
             raise UsageError(f"operator {operator.name}: reset changed state: leave that to process")
@@ -55,16 +54,18 @@ def drains(task: StepTask) -> bool:
 
 
 def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
-    """Drain the operator if the task says so, and have it prepare a checkpoint in which the step ends; return the rows.
+    """Drain the operator and have it prepare, if the task says so; return the rows that it drained.
 
     Raises:
         SiltstoneError, OperatorFailed: see `users_code.call_within`.
         UsageError: it prepared something else than it may.
     """
     operator = task.operator
-    output = _call(operator, task.upload, operator.drain, bound) if drains(task) else None
+    if not task.drains:
+        return None
+    output = _call(operator, task.upload, operator.drain, bound) if operator.defines("drain") else None
     prepare = operator.prepare_for_nonblocking_checkpoint
-    if task.checkpoint is not None and operator.defines(prepare.__name__):
+    if operator.defines(prepare.__name__):
         said = _call(operator, task.upload, prepare, task.interval, bound)
         if not isinstance(said, bytes) or len(said) > PREPARED_BYTES:
             what = f"{len(said):,} bytes" if isinstance(said, bytes) else type(said).__name__
@@ -77,11 +78,15 @@ def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
     return output
 
 
-def prepared(task: StepTask, state: SubtaskState) -> bytes:
-    """Return what a subtask has just prepared, if its operator's `checkpoint` wants it on the driver."""
-    if task.checkpoint is None or not task.operator.defines("checkpoint"):
-        return b""
-    return state.opaque.get(PREPARED, {}).get(state.groups.start, b"")
+def prepared(task: StepTask, state: SubtaskState) -> tuple[bytes, ...]:
+    """Return what a checkpoint has of what was prepared, if the operator's `checkpoint` wants it on the driver."""
+    return _parts(state) if task.checkpoint is not None and task.operator.defines("checkpoint") else ()
+
+
+def _parts(state: SubtaskState) -> tuple[bytes, ...]:
+    """Return what was prepared for a subtask's key groups, in their order."""
+    stored = state.opaque.get(PREPARED, {})
+    return tuple(stored[group] for group in sorted(stored) if stored[group])
 
 
 def checkpoint(
@@ -104,7 +109,7 @@ def checkpoint(
     for operator in operators:
         if operator.blocking == blocking and operator.defines("checkpoint"):
             parts = sorted(received.get(operator.name, ()), key=lambda a: a.subtask)
-            said = OperatorCheckpoint(id, tuple(a.prepared for a in parts if a.prepared))
+            said = OperatorCheckpoint(id, tuple(part for a in parts for part in a.prepared))
             _call(operator, upload, operator.checkpoint, said)
 
 

@@ -9,6 +9,7 @@ from siltstone.catalog.commits import CheckpointCommit
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import uploader_of
+from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
 from siltstone.store.open import Warehouse
@@ -90,11 +91,17 @@ def completed_of(
 def store_manifest(
     warehouse: Warehouse, options: UploadOptions, name: str, manifest: Manifest, uploads: UploadStatistics
 ) -> tuple[StoredObject, UploadStatistics]:
-    """Store a manifest; return it, and the uploads with its own, which it cannot hold itself.
+    """Store a checkpoint's manifest; return it, and the uploads with its own, which it cannot hold itself.
 
     Raises:
+        StateError: its parts name different variables, so that it could be proven and not restored.
         Unreachable: the store failed until the upload was given up; nothing refers to what was stored.
     """
+    if mismatch := manifest.find_mismatch():
+        raise StateError(
+            f"checkpoint {manifest.checkpoint} of {manifest.stream} is not committed: {mismatch}; this is an error in "
+            "Siltstone, please report it"
+        )
     uploader = uploader_of(warehouse.store_url, options)
     stored = uploader.put(name, encode_manifest(manifest))
     return stored, uploads.merge(uploader.metrics.take())

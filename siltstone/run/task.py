@@ -84,7 +84,7 @@ class StepTask:
         tracking: whether state tracks what the step changes, to log it; a base needs no tracking.
         log: the steps since the newest complete checkpoint, if their changes were logged.
         checkpoint: set if the step ends in the checkpoint.
-        drains: whether the operator drains at its end.
+        drains: whether the operator drains at its end, and prepares the checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
         table: whether that sink is a table, whose files the staged rows become.
         hands_on: whether another operator reads the output.

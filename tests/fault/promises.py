@@ -39,7 +39,7 @@ def broken(
 
     Args:
         unpublished: streams whose newest run did not end well, so that the newest rows may not be in sight yet.
-        proven: also restore and prove every checkpoint.
+        proven: also restore and prove every checkpoint, together and each alone.
         memory: what the check before left, of objects that are written once; added to. None proves everything.
         sinks: where streams have their sinks, if not in the warehouse.
     """
@@ -72,7 +72,7 @@ def _broken(
     found += Sinks(reference, place, stream, birth, of, to_come, published).broken(sink)
     if proven and newest:
         new = {id: key for id, key in _chains(place, name).items() if key not in memory.proven}
-        wrong = failures(place, name, [*new]) if new else []
+        wrong = [f for some in ([*new], *([id] for id in new)) for f in failures(place, name, some)] if new else []
         found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in wrong]
         memory.proven.update(new.values() if not wrong else ())
         found += _oracle(reference, place, newest, found)

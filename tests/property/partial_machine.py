@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from siltstone.catalog.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -30,6 +31,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint, set_savepoint
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
+from siltstone.state.schema import DELETED
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import materialization_of
 from tests.places import place_at
@@ -45,13 +47,13 @@ POLICIES = [
 ]
 ACTIONS = (
     *("steps", "steps", "steps", "steps", "materialize", "materialize", "materialize", "again", "truncate", "delete"),
-    *("savepoint", "drop", "fork", "sweep", "damage", "rebuild", "restart", "restart", "crash"),
+    *("savepoint", "drop", "fork", "sweep", "damage", "rebuild", "restart", "restart", "crash", "change", "change"),
 )
 TABLES = ("busy", "often", "rare")
 
 
 class Several(Operator):
-    """Three tables and an opaque variable, of which each micro-batch changes those that its rows name."""
+    """Three tables, an opaque variable and what it prepares. Each micro-batch changes those that its rows name."""
 
     name = "several"
     key = pa.schema([("k", pa.int64())])
@@ -71,6 +73,10 @@ class Several(Operator):
         if changed >> len(TABLES) & 1:
             for group in set(rows.key_groups.tolist()):
                 state.calls[group] += 1
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Name the checkpoint, most of the time."""
+        return b"position %d" % checkpoint if checkpoint % 5 else b""
 
 
 class History:
@@ -134,6 +140,19 @@ class History:
         if chance.random() < 0.7:
             run.complete_pending()
         self.note(stream)
+
+    def change(self, stream: str) -> None:
+        """Edit a table of one operator, or rescale, as another process does: a run in progress is fenced."""
+        self.restart(stream)
+        run = self.run_of(stream)
+        if self.chance.random() < 0.7:
+            self._number += 1
+            keys = self.chance.sample(range(40), 3)
+            changes = pa.table({"k": keys, "n": [self._number] * 3, DELETED: [True, False, False]})
+            run.edit(self.chance.choice(["several", "beside"]), self.chance.choice(TABLES), changes)
+        else:
+            run.step_without_rows(StepKind.CHANGE)
+        self.restart(stream)
 
     def note(self, stream: str) -> None:
         """Remember new checkpoints, as the run that made them knew them."""
@@ -243,7 +262,8 @@ class History:
                 missing = {o.name for o in catalog.chains.list_objects(stream, id)} - stored
                 assert not missing, f"checkpoint {id} of {stream} needs {missing}"
                 assert restored_digest(self.place, stream, id, self.chance.choice([1, 3])) == expected[id]
-            assert not visible or not failures(self.place, stream, visible)
+            for some in (visible, self.chance.sample(visible, min(len(visible), 1))):
+                assert not some or not failures(self.place, stream, some)
 
     def end(self) -> None:
         """All but the newest goes, and nothing else stays."""

@@ -1,10 +1,11 @@
 """Laws of the plan of a proof: each checkpoint is judged as by a restore of it, whatever is proven with it.
 
-The histories are those of `test_live_laws`, whose catalog is then made to say of some objects that fewer checkpoints
-need them.
+The histories are those of `test_live_laws`. Then the catalog is made to say of some objects that fewer checkpoints need
+them, and manifests lose what they have of some variables.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -88,6 +89,16 @@ def shorten(draw: Any, history: History) -> None:
         connection.execute(update(t.object_).where(o.name == stored.name, o.until > until).values(until=until))
 
 
+def forget(draw: Any, history: History) -> None:
+    """Take all handles of a variable, or of an operator, out of one manifest or of all."""
+    operator, variable = draw(st.sampled_from([*VARIABLES, ("b", None)]))
+    some = draw(st.sampled_from([[*history.manifests], *([name] for name in history.manifests)]))
+    for name in some:
+        manifest = history.manifests[name]
+        kept = [h for h in manifest.handles if h.operator != operator or variable not in (None, h.variable)]
+        history.manifests[name] = replace(manifest, handles=kept)
+
+
 @settings(max_examples=few_examples(200))
 @given(st.data())
 def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> None:
@@ -95,6 +106,8 @@ def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> No
         draw_history(data.draw, history)
         for _ in range(data.draw(st.integers(0, 3))):
             shorten(data.draw, history)
+        for _ in range(data.draw(st.integers(0, 1))):
+            forget(data.draw, history)
         wanted = data.draw(st.sets(st.integers(1, history.newest), min_size=1))
         alone = {c: reads_alone(history, c) for c in sorted(wanted)}
         plan = plan_chains(history.catalog.chains.list_many(STREAM, sorted(wanted)), history.manifests)

@@ -13,9 +13,6 @@ from siltstone.store.paths import CheckpointPath
 from tests.simulation.processes import MemoryStore, SimulatedStore
 from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, effect_of, restored
 
-_RESTORED = 8
-"""of how many chains that come to be one is restored at once"""
-
 
 @dataclass(frozen=True)
 class _Seen:
@@ -200,7 +197,7 @@ class Oracle:
         assert found == self.contents(stream, id), f"checkpoint {id} of {stream} is not what it was"
 
     def _objects_of(self, stream: str, id: int) -> frozenset[str]:
-        """All that a restore of a checkpoint reads. Its digests are compared; of some, the rows as well."""
+        """All that a restore of a checkpoint alone reads. Its rows are compared each time that this becomes another."""
         query = (
             "SELECT name FROM object WHERE stream = ? AND checkpoint <= ? AND until >= ? "
             "AND name LIKE '%.arrow' AND kind <> 'snapshot' ORDER BY name"
@@ -219,6 +216,6 @@ class Oracle:
             assert digests_of(self.contents(stream, id)) == recorded, f"checkpoint {id} of {stream}"
             reads = [read for task in unit_tasks(manifests, id, 1, None)[0] for read in task.unit.reads]
             self._needed[key] = frozenset([*names, *(read.handle.object for read in reads)])
-            if len(self._needed) % _RESTORED == 0 and not self.damaged:
+            if not self.damaged:
                 self.restore(stream, id)
         return self._needed[key]

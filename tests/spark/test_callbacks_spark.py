@@ -8,8 +8,8 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
-from siltstone.operator import OperatorCheckpoint, Rows, State
-from siltstone.spark.operations import RunRequest, run
+from siltstone.operator import OperatorCheckpoint, OperatorContext, Rows, State
+from siltstone.spark.operations import RunRequest, replay, rescale, run
 from tests.spark_runs import at, check_proven
 from tests.spark_streams import COUNTS, STEPS, Counts, keyed, source_of
 
@@ -68,6 +68,40 @@ def test_a_checkpoint_that_an_operator_asks_for_follows_its_step(tmp_path: Path,
             [5, 6],
             [7, 8],
         ]
+    check_proven(settings, "counts")
+
+
+class Draining(Counts):
+    """Hands on what it has counted only when it drains, and prepares a name of it."""
+
+    output = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        """Every key of a checkpoint has its subtask's number."""
+        self.context = context
+
+    def drain(self, state: State) -> pa.Table:
+        """One row, which changes with each checkpoint."""
+        assert self.context.checkpoint is not None
+        return pa.table({"key": [self.context.subtask], "value": [self.context.checkpoint]})
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+        """Name the checkpoint and the subtask."""
+        return b"%d:%d" % (checkpoint, self.context.subtask)
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Several subtasks may have prepared it, or none."""
+        assert len(checkpoint.prepared) <= 2
+
+
+def test_a_stream_that_prepares_and_drains_is_rescaled_and_replayed(tmp_path: Path) -> None:
+    """Issue 32, `prepared_rescale.py`. The second checkpoint ends with a step without rows."""
+    stream = replace(COUNTS, source=SIX, operators=[Draining(), Counts(name="reader", reads="counts")])
+    settings = at(tmp_path / "w", checkpoint_steps=2)
+    assert run(settings, stream, RunRequest(batches=3)).checkpoints == [1, 2]
+    rescaled = rescale(settings, stream, 4)
+    found = replay(settings, stream)
+    assert (found.compared, found.digest) == (3, rescaled.digest)
     check_proven(settings, "counts")
 
 

@@ -27,6 +27,7 @@ def _full() -> Acknowledgement:
         inline=[b"", bytes(range(256))],
         uploads={"requests": 3, "seconds": [1.5, None]},
         rows_in=12,
+        prepared=(b"", b"position"),
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1))),
         seconds={"open": 0.25, "process": 1e-7},
         table_rows={"totals": 2**40},

@@ -1,22 +1,33 @@
 """What an operator does where the region drains, is checkpointed and is reset (`StateHandler`)."""
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from siltstone.catalog.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.compare_digests import Digests, check_same_digests
+from siltstone.change.export_savepoint import export_savepoint
+from siltstone.change.fork import fork
+from siltstone.change.import_savepoint import import_savepoint, prove_export
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.keyed import KeyedProcessor
 from siltstone.operator import Operator, OperatorCheckpoint, Rows, State, ValueState
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.subtask import run_subtask_again
 from siltstone.run.users_code import OperatorFailed
 from siltstone.stream import Stream
-from tests.proofs import failures
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun, acknowledgement_of, run_tasks, shuffled
 from tests.sums import NAME, POLICY, Sums, rows, stream_of
 
@@ -100,6 +111,82 @@ def test_what_was_prepared_follows_its_key_groups_when_the_parallelism_changes(p
         told = [tuple(part[:4] for part in of.prepared) for what, _, of in HEARD if what == "reset"]
         assert told == ([] if held == [()] else held)
     assert not failures(place, NAME)
+
+
+def heard(what: str) -> list[tuple[int, tuple[bytes, ...]]]:
+    """The checkpoints that one callback was told of, and what was prepared for them."""
+    return [(of.id, of.prepared) for callback, _, of in HEARD if callback == what]
+
+
+def digests(place: OpenWarehouse, checkpoint: int) -> Digests:
+    manifest = place.catalog.checkpoints.get(NAME, checkpoint).manifest
+    return read_manifest(place.warehouse.store, manifest).digests
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("d_max", [0, 3])
+def test_an_edit_keeps_what_was_prepared(place: OpenWarehouse, backend: str, d_max: int) -> None:
+    """Issue 32, `edit_prepared.py` and `edit_bricks.py`: the edit's operator did not know of it."""
+    policy = policy_by_name("marginal-cost", PolicyOptions(d_max=d_max))
+    stream = stream_of(Outside(name="by_key"), Outside(name="beside"))
+
+    def opened() -> RegionRun:
+        HEARD.clear()
+        return RegionRun(place, stream, policy, parallelism=2, backend=backend)
+
+    opened().step(rows(1))
+    [(_, parts), _] = heard("checkpoint")
+    edit = opened()
+    edit.edit("by_key", "totals", pa.table({"k": [1], "n": [1000]}))
+    assert heard("checkpoint") == [(2, parts)] * 2 and "prepare" not in {what for what, *_ in HEARD}
+    edit.region.close("done")
+    assert [[*of] for of in digests(place, 2).values()] == [["totals", "prepared"]] * 2
+    for kept in (True, False):
+        if not kept:
+            shutil.rmtree(place.warehouse.local.work(NAME, 1).parent, ignore_errors=True)
+        for id in place.catalog.checkpoints.list(NAME):
+            assert not failures(place, NAME, [id.id]) and restored_digest(place, NAME, id.id) == id.digest
+        going_on = opened()
+        going_on.step(rows(2))
+        going_on.region.close("done")
+        if kept:
+            assert heard("reset") == [(2, parts[:1]), (2, parts[1:])] * 2
+    assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_a_rescale_keeps_what_was_prepared(place: OpenWarehouse, parallelism: int) -> None:
+    """Issue 32, `prepared_rescale.py`: it prepared anew, in other subtasks, and found other digests."""
+    run(place, parallelism=2).step(rows(1))
+    [(_, parts)] = heard("checkpoint")
+    HEARD.clear()
+    rescale = run(place, parallelism=parallelism)
+    rescale.step_without_rows(StepKind.CHANGE)
+    check_same_digests(*(digests(place, checkpoint) for checkpoint in (1, 2)))
+    assert heard("checkpoint") == [(2, parts)] and not {"prepare", "drain"} & {what for what, *_ in HEARD}
+    rescale.region.close("done")
+    HEARD.clear()
+    run(place, parallelism=parallelism).step(rows(2))
+    held = [parts] if parallelism == 1 else [parts[:1], (), parts[1:], ()]
+    assert heard("reset") == [(2, each) for each in held]
+    assert not failures(place, NAME)
+
+
+def test_a_fork_and_an_import_begin_with_what_was_prepared(place: OpenWarehouse, tmp_path: Path) -> None:
+    steps = run(place, parallelism=2)
+    for n in (1, 2):
+        steps.step(rows(n))
+    steps.region.close("done")
+    parts = tuple(heard("checkpoint")[-1][1])
+    fork(place, NAME, "forked")
+    set_savepoint(place.catalog, NAME, "whole", at="2")
+    materialize(place, NAME, "by_key", 2, id="m", parallelism=2, run=in_order)
+    export_savepoint(place, NAME, "whole", str(tmp_path / "exported"))
+    import_savepoint(place, prove_export(str(tmp_path / "exported")), "imported")
+    for name, checkpoint in (("forked", 2), ("imported", 1)):
+        HEARD.clear()
+        RegionRun(place, replace(stream_of(Outside(name="by_key")), name=name), POLICY).step(rows(3))
+        assert heard("reset") == [(checkpoint, parts)] and not failures(place, name)
 
 
 @pytest.mark.parametrize("blocking", [False, True])

@@ -1,6 +1,5 @@
 """Edits of state without Spark: what is refused before anything changes, and what a step of changes does."""
 
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -9,18 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.edits import Edit
+from siltstone.catalog.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable
-from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.change.edit import COUNTS, cast_changes, check_columns, find_editable
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
-from siltstone.run.processing import ACKNOWLEDGEMENT, HASH
-from siltstone.run.subtask import run_subtask
-from siltstone.run.task import StepTask
-from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
@@ -174,38 +168,11 @@ def test_values_are_cast_where_nothing_is_lost(kind: pa.DataType, given: pa.Arra
 # What an edit does
 
 
-def subtasks(task: StepTask, parts: dict[int, pa.Table]) -> tuple[pa.Table, list[Acknowledgement]]:
-    """One step of one operator, each subtask with its rows, if it has any."""
-    said, output = [], []
-    for subtask in range(task.parallelism):
-        batches = parts[subtask].to_batches() if subtask in parts else []
-        for batch in run_subtask(task, subtask, "test", iter(batches)):
-            table = pa.Table.from_batches([batch])
-            output.append(table.filter(table.column(ACKNOWLEDGEMENT).is_null()))
-            said += [Acknowledgement.from_bytes(b) for b in table.column(ACKNOWLEDGEMENT).drop_null().to_pylist()]
-    for acknowledgement in said:
-        acknowledgement.raise_failure()
-    return pa.concat_tables(output).drop_columns([ACKNOWLEDGEMENT]), said
-
-
 def edit(place: OpenWarehouse, variable: str, changes: pa.Table, parallelism: int = 2) -> tuple[dict[str, int], int]:
     """Take the stream over and edit; what was counted, and the new checkpoint."""
-    region = RegionRun(place, STREAM, POLICY, parallelism).region
-    tasks, counts = region.begin_step(ends=True), {}
-    for operator in STREAM.operators:
-        task, parts = tasks[operator.name], {}
-        if operator.name == "meters":
-            task = replace(task, operator=EditOperator(operator, variable), staged_with=None, hands_on=True)
-            hashes = xxhash64(normalise_keys(changes.select(["meter"])).columns)
-            owner = key_groups(hashes, 16) * np.int64(parallelism) // 16
-            hashed = changes.append_column(HASH, pa.array(hashes.view(np.int64)))
-            parts = {int(s): hashed.filter(pa.array(owner == s)) for s in np.unique(owner)}
-        output, said = subtasks(task, parts)
-        if operator.name == "meters":
-            counts = {name: sum(output.column(name).to_pylist()) for name in COUNTS.names}
-        region.acknowledge(operator.name, said)
-    completed = region.complete(edit=Edit("meters", variable, 1, 1, "a test", None, "a test"))
-    return counts, completed.id
+    run = RegionRun(place, STREAM, POLICY, parallelism)
+    completed = run.edit("meters", variable, changes)
+    return {name: sum(run.outputs["meters"].column(name).to_pylist()) for name in COUNTS.names}, completed.id
 
 
 def state_of(place: OpenWarehouse, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
@@ -249,7 +216,7 @@ def test_rows_are_put_and_deleted_and_nothing_else_changes(place: OpenWarehouse,
     assert restored_digest(place, "plant", 2, 5) == place.catalog.checkpoints.latest("plant").digest
     [recorded] = place.catalog.edits.list("plant")
     assert (recorded.checkpoint, recorded.epoch, recorded.variable) == (2, 2, "totals")
-    assert place.catalog.input_log.list("plant", 9) == place.catalog.input_log.list("plant", 1)
+    assert [step.kind for step in place.catalog.input_log.list("plant", 9)] == [StepKind.BATCH, StepKind.CHANGE]
 
 
 @pytest.mark.slow

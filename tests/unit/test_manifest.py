@@ -1,7 +1,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,12 +12,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.decoding import JSON_FREE_BYTES
-from siltstone.errors import CorruptObject, NewerFormat
+from siltstone.errors import CorruptObject, NewerFormat, StateError
 from siltstone.format.arrow import read_batches
 from siltstone.format.manifest import FORMAT, SCHEMA, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.run.commit import store_manifest
 from siltstone.state.digest import checkpoint_digest
 from tests.orphans import filesystem, new_run
 from tests.stored import bare_statistics
@@ -45,7 +48,10 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
         epoch=1,
         step=9,
         max_parallelism=max_parallelism,
-        operators={"aircraft": {"key": KEY, "variables": dict(map(_variable, names, kinds))}},
+        operators={
+            "aircraft": {"key": KEY, "variables": dict(map(_variable, names, kinds))},
+            "route": {"key": KEY, "variables": {}},
+        },
         handles=[
             Handle(
                 "aircraft",
@@ -82,7 +88,8 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
 
 def _plain(manifest: Manifest) -> dict[str, object]:
     digests = {o: {v: g.tolist() for v, g in part.items()} for o, part in manifest.digests.items()}
-    return {**vars(manifest), "digests": digests, "digest": manifest.digest}
+    plain = {field.name: getattr(manifest, field.name) for field in fields(manifest)}
+    return {**plain, "digests": digests, "digest": manifest.digest}
 
 
 def test_round_trip() -> None:
@@ -99,6 +106,36 @@ def test_round_trip_of_the_least_and_the_most() -> None:
     assert _plain(decode_manifest(encode_manifest(least))) == _plain(least)
     most = _manifest(subtasks=3, max_parallelism=32768)
     assert _plain(decode_manifest(encode_manifest(most))) == _plain(most)
+
+
+def _without_route(part: str) -> dict[str, object]:
+    return {part: {"aircraft": getattr(_manifest(1, 2), part)["aircraft"]}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"digests": {"aircraft": {}, "route": {}}}, "its digests lack aircraft.table0"),
+        (_without_route("digests"), ""),  # digests of no variable are not stored
+        (_without_route("forms"), "its digests lack route"),  # which are read by the forms
+        (_without_route("operators"), "its digests have route, its definitions do not"),
+        ({"versions": {"aircraft": {"table0": [(0, 6)]}, "route": {}}}, "its versions lack aircraft.table1"),
+    ],
+)
+def test_parts_that_name_different_variables_are_not_read_and_not_committed(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    """Issue 32, `edit_bricks.py`: such a checkpoint was proven, and could not be restored."""
+    manifest = replace(_manifest(subtasks=1, tables=2), handles=[], **changed)
+    if said:
+        with pytest.raises(CorruptObject, match=f"flights/7 cannot be read as a manifest: {said}"):
+            decode_manifest(encode_manifest(manifest), "flights/7")
+    with (
+        filesystem(tmp_path) as place,
+        pytest.raises(StateError, match="checkpoint 7 of flights is not committed: its"),
+    ):
+        store_manifest(place.warehouse, UploadOptions(), "m", manifest, UploadStatistics())
+    assert not list(place.warehouse.store.list("m"))
 
 
 def test_the_part_of_one_operator_is_all_that_its_tasks_need() -> None:
@@ -168,7 +205,8 @@ def test_a_nested_column_takes_the_format_that_older_versions_refuse() -> None:
     def format_of(*value: list[str]) -> int:
         table = {"key": KEY, "subkey": [], "value": list(value)}
         operators = {"aircraft": {"key": KEY, "variables": {"v": {"kind": "ValueState", "tables": {"v": table}}}}}
-        data = encode_manifest(replace(_manifest(), operators=operators, handles=[], digests={}))
+        digests, forms = {"aircraft": {"v": np.zeros(128, np.uint64)}}, {"aircraft": Form.DELTA}
+        data = encode_manifest(replace(_manifest(), operators=operators, handles=[], digests=digests, forms=forms))
         assert decode_manifest(data).operators == operators
         return _number(data)
 
@@ -179,7 +217,7 @@ def test_a_nested_column_takes_the_format_that_older_versions_refuse() -> None:
 def _leaving_out(**shape: int) -> Manifest:
     """A manifest of a checkpoint before which some tables were written last."""
     manifest = _manifest(**shape)
-    versions = {"aircraft": {name: [(0, 6)] for name in manifest.digests["aircraft"]}}
+    versions = {"aircraft": {name: [(0, 6)] for name in manifest.digests["aircraft"]}, "route": {}}
     return replace(manifest, versions=versions)
 
 

@@ -10,8 +10,8 @@ import pytest
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.compare_digests import Digests, check_same_digests
 from siltstone.change.replay import (
-    Digests,
     Recorded,
     ReplayPlan,
     check_replayed,
@@ -23,7 +23,7 @@ from siltstone.errors import ProofFailed, SchemaConflict, UnknownCheckpoint, Usa
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.region import Completed
-from siltstone.state.digest import checkpoint_digest
+from siltstone.state.digest import checkpoint_digest, opaque_digest
 from siltstone.stream import Stream
 from tests.region_run import RegionRun
 from tests.spark_streams import COUNTS, STEPS, Grown
@@ -177,6 +177,29 @@ def test_a_difference_names_checkpoint_operator_table_and_key_groups() -> None:
         ProofFailed, match=r"checkpoint 7 of s: the logged input gives digest \w+, not the recorded 00ff"
     ):
         check_replayed("s", Recorded(7, "00ff", found), found)
+
+
+def prepared(*groups: int) -> Digests:
+    return {"counts": {"totals": np.ones(4, np.uint64), "prepared": np.array(groups, np.uint64)}}
+
+
+def test_what_was_prepared_is_compared_wherever_it_lies() -> None:
+    nothing = opaque_digest(b"")
+    recorded, moved, other = prepared(7, nothing, 9, 0), prepared(0, 9, 0, 7), prepared(7, 7, 9, 0)
+    check_same_digests(recorded, moved)
+    one = Recorded(2, checkpoint_digest(recorded), recorded, 2)
+    check_replayed("s", one, moved)
+    for differing in (other, prepared(7, 0, 0, 0)):
+        with pytest.raises(ProofFailed, match=r"counts\.prepared: the digests of \d key groups"):
+            check_same_digests(recorded, differing)
+        with pytest.raises(ProofFailed, match=r"checkpoint 2 of s: .* in counts\.prepared, key groups"):
+            check_replayed("s", one, differing)
+        check_replayed("s", one, differing, prepared=False)
+    with pytest.raises(ProofFailed, match=r"in counts\.totals, key groups"):
+        check_replayed("s", one, {"counts": {**recorded["counts"], "totals": np.zeros(4, np.uint64)}}, prepared=False)
+    with pytest.raises(UsageError, match=r"checkpoint 2 of s is damaged.*--parallelism 2"):
+        check_replayed("s", replace(one, digests=None), moved, prepared=False)
+    check_replayed("s", replace(one, digests=None), recorded)
 
 
 def test_what_was_pruned_of_the_input_log_is_not_replayed(place: OpenWarehouse) -> None:

@@ -19,17 +19,16 @@ from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
-from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identities
+from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import Placement, placement_of
 from siltstone.spark.queries import paths_in_urls
-from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
 from siltstone.spark.step import run_step
-from siltstone.state.digest import checkpoint_digest
 from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
@@ -94,7 +93,8 @@ def replay(
         with hold_lease(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
             plan = plan_replay(place, stream, last, first)
             spark = spark_session(settings.master, settings.spark, steps=True)
-            parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
+            # Subtasks drain and prepare, each for its own key groups.
+            parallelism = settings.parallelism or plan.recorded.parallelism
             check_run(stream, {}, parallelism)
             options = recorded_options(stream, place.catalog.streams.get(stream.name).definition)
             rows = open_source(spark, stream, place.warehouse, options)
@@ -134,6 +134,8 @@ class _Replay:
         self._points = points
         self._placement: Placement | None = None
         self._version = max(point.step for point in points.values())
+        self._compares_prepared = True
+        """whether the state has what the run's subtasks prepared: restored, or of subtasks with the same key groups"""
 
     @property
     def rows(self) -> int:
@@ -151,11 +153,13 @@ class _Replay:
         self._compare(0)
         self._log.prepare(plan.position)
         for done, (step, ends) in enumerate(with_ends(plan.steps), 1):
-            self._step(spark, source, step, ends=ends)
+            drains = ends and step.kind is not StepKind.CHANGE
+            self._step(spark, source, step, ends=ends, drains=drains)
+            if drains:
+                self._compares_prepared = any(one.parallelism == self.parallelism for one in plan.compared[done])
             compared = self._compare(done)
             self.on_step(f"step {done} of {len(plan.steps)}, {self.rows:,} rows{compared}")
         seconds = round(time.perf_counter() - start, 3)
-        digest = checkpoint_digest(self._gathered.digests(self.stream.max_parallelism))
         return ReplayResult(
             plan.stream,
             plan.to,
@@ -164,13 +168,13 @@ class _Replay:
             len(plan.steps),
             self.rows,
             seconds,
-            digest,
+            plan.recorded.digest,
             True,
             self.compared,
         )
 
-    def _step(self, spark: SparkSession, source: DataFrame, step: StepRecord, *, ends: bool) -> None:
-        work = partial(self._run, spark, drains=ends and step.kind is not StepKind.CHANGE)
+    def _step(self, spark: SparkSession, source: DataFrame, step: StepRecord, *, ends: bool, drains: bool) -> None:
+        work = partial(self._run, spark, checkpoint=step.checkpoint, ends=ends, drains=drains)
         where = f"step {step.step} of {self.plan.stream}, part of checkpoint {step.checkpoint},"
         try:
             if step.batch_id is None:
@@ -184,8 +188,8 @@ class _Replay:
         except Exception as error:
             raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
 
-    def _run(self, spark: SparkSession, rows: DataFrame | None, *, drains: bool = False) -> None:
-        done = run_step(spark, rows, self._tasks(drains=drains), self._placement)
+    def _run(self, spark: SparkSession, rows: DataFrame | None, **as_logged: Any) -> None:
+        done = run_step(spark, rows, self._tasks(**as_logged), self._placement)
         for name, received in done.received.items():
             self._gathered.add(name, received)
         done.unpersist()
@@ -197,11 +201,13 @@ class _Replay:
         """Compare with what was recorded after this number of steps; return text that names the checkpoints."""
         recorded = self.plan.compared[steps]
         for one in recorded:
-            check_replayed(self.plan.stream, one, self._gathered.digests(self.stream.max_parallelism))
+            found = self._gathered.digests(self.stream.max_parallelism)
+            check_replayed(self.plan.stream, one, found, prepared=self._compares_prepared)
         self.compared += len(recorded)
         return "".join(f", as checkpoint {one.checkpoint}" for one in recorded)
 
-    def _tasks(self, *, drains: bool) -> dict[str, StepTask]:
+    def _tasks(self, checkpoint: int = 0, *, ends: bool = False, drains: bool = False) -> dict[str, StepTask]:
+        """Return the tasks of the next step, in the interval of a checkpoint, of which they store nothing."""
         found = self._gathered.digests(self.stream.max_parallelism)
         accepted = {op.name: (op, found[op.name]) for op in self.stream.operators if op.name in found}
         groups = self.stream.max_parallelism
@@ -220,7 +226,9 @@ class _Replay:
                 backend=self.settings.backend,
                 tracking=False,
                 restore=self._points[op.name],
-                checkpoint=None,
+                checkpoint=CheckpointOrder({}) if ends else None,
+                stores=False,
+                interval=checkpoint,
                 upload=self.settings.upload,
                 hands_on=self.stream.has_reader(op.name),
                 drains=drains,

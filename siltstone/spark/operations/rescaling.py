@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.rescale import check_same_digests
+from siltstone.change.compare_digests import check_same_digests
 from siltstone.restore.restore import read_manifest
 from siltstone.result import Result
 from siltstone.settings import Settings
