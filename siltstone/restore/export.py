@@ -40,7 +40,7 @@ from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.directories import below
-from siltstone.store.private import make_private_directory, open_private
+from siltstone.store.private import make_private_directory, open_private, private_mode
 
 UNIT_BYTES = 64 << 20
 """maximum stored bytes that one unit reads, unless a key group has more; they take several times that in memory"""
@@ -231,7 +231,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
         raise UsageError(f"cannot restore to {path}: make the directory {path.parent} first")
     staged = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        make_private_directory(staged, exist_ok=False)
+        staged.mkdir(private_mode(of_directory=True))
     except OSError as error:
         raise Unreachable(f"cannot restore to {path}: {error.strerror}; check permissions and free space") from error
     try:

@@ -26,7 +26,7 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.checksums import verify
 from siltstone.store.files import link_or_copy
 from siltstone.store.paths import is_files_index
-from siltstone.store.private import make_private_directory, write_private_file
+from siltstone.store.private import private_mode, write_private_file
 from siltstone.store.scratch import SCRATCH, hold_directory, remove_abandoned
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class OpenFiles:
         try:
             remove_abandoned(self._reader.scratch, SCRATCH)
             self.directory = self._stack.enter_context(hold_directory(self._reader.scratch, SCRATCH)) / "files"
-            make_private_directory(self.directory)
+            self.directory.mkdir(private_mode(of_directory=True))
             with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch-files") as pool:
                 list(pool.map(self._fetch, self.objects.items()))
             write_manifest(self.directory, *self.index.manifest)

@@ -54,7 +54,7 @@ from siltstone.store.keyvalue.rocksdb_database import (
     translate_errors,
 )
 from siltstone.store.paths import TEMPORARY, check_object_name
-from siltstone.store.private import make_private_directory, open_private
+from siltstone.store.private import make_private_directory, open_private, private_mode
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.url import options_of, redacted, split
 
@@ -173,7 +173,7 @@ class RocksDBKeyValue:
                 if not there or not (folder / DATABASE / "CURRENT").exists():
                     return
                 if self._delete(folder / DATABASE, keys):
-                    make_private_directory(gone.parent)
+                    gone.parent.mkdir(private_mode(of_directory=True), exist_ok=True)
                     (folder / DATABASE).rename(gone)  # atomic: a half-removed database would be broken
                     make_durable(folder)
             shutil.rmtree(gone, ignore_errors=True)

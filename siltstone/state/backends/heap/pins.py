@@ -14,7 +14,7 @@ from typing import Any
 
 from siltstone.state.backends.heap.header import render
 from siltstone.state.backends.pins import all_pins, held_pins, remove_pin
-from siltstone.store.private import make_private_directory, write_private_file
+from siltstone.store.private import private_mode, write_private_file
 
 PARTS = ("rows", "offsets", "bytes")
 
@@ -26,9 +26,9 @@ def fill_pin(pin: Path, directory: Path, header: dict[str, Any], later: Iterable
         later: the steps after that version, in order, and their undo files.
     """
     for part in ("opaque", "tables", "undo"):
-        make_private_directory(pin / part)
+        (pin / part).mkdir(private_mode(of_directory=True))
     for name, table in header["tables"].items():
-        make_private_directory(pin / "tables" / name)
+        (pin / "tables" / name).mkdir(private_mode(of_directory=True))
         for part in PARTS:
             os.link(directory / "tables" / name / str(table["generation"]) / part, pin / "tables" / name / part)
     for variable, step in header["opaque_steps"].items():

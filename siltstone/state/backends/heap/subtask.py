@@ -32,7 +32,7 @@ from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.backends.pins import make_pin
 from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.schema import TableSchema
-from siltstone.store.private import make_private_directory, write_private_file
+from siltstone.store.private import make_private_directory, private_mode, write_private_file
 
 FORMAT = 2
 _MADE_FIRST = {"undo", "opaque", "header.new"}
@@ -230,7 +230,7 @@ class HeapState:
             empty = record_empty(self._shape["schemas"], Counts())
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
             self._replace(path, render(header))
-            make_private_directory(self.directory / "tables")
+            (self.directory / "tables").mkdir(private_mode(of_directory=True), exist_ok=True)
             return header
         except OSError as error:
             raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
