@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast test-lowest lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -10,6 +10,10 @@ EXTRAS_ui := demo,redis,rocksdb,dagster,java
 EXTRAS_screenshots := demo,redis,rocksdb,dagster,java,screenshots
 EXTRAS_dev := demo,redis,rocksdb,cassandra,report,dagster,postgres,connect,java,docs,dev
 EXTRAS_docs := docs
+
+# The lowest versions are in an environment of their own, with the tool that finds them.
+LOWEST := .venv-lowest
+UV := uv==0.13.9
 READY := .venv/.installed-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
@@ -63,6 +67,12 @@ test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all exam
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract
 
+test-lowest: $(LOWEST)/.installed ## the fast tests and the README's stream, with the lowest versions that pyproject.toml allows
+	@$(LOWEST)/bin/python -m scripts.check_lowest
+	@$(WITH_TMP) $(LOWEST)/bin/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract
+	@JAVA_HOME="$$($(LOWEST)/bin/python scripts/ensure_java.py)" && export JAVA_HOME && \
+		$(WITH_TMP) $(LOWEST)/bin/python -m pytest tests/user/test_readme.py
+
 lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -108,7 +118,7 @@ screenshots: $(READY)screenshots ## docs/pictures from a running page; needs Deb
 	@$(WITH_JAVA) $(BIN)/python -m scripts.screenshots
 
 clean: ## remove the environment, the fetched JDK and everything tools left behind; warehouses stay
-	rm -rf .venv .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf .venv $(LOWEST) .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is compiled on all
@@ -118,6 +128,13 @@ $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
 	@$(BIN)/python -m compileall -q -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >/dev/null || true
+	@touch $@
+
+$(LOWEST)/.installed: pyproject.toml
+	@echo "Installing into $(LOWEST) (some minutes the first time)"
+	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(EXTRAS_dev)]'
 	@touch $@
 
 $(READY)gateway: | $(BIN)/python

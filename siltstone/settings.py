@@ -121,6 +121,12 @@ class UiOptions(BaseModel):
     hosts: list[str] = Field(
         default=[], description="further names under which the page is reached, HOST or HOST:PORT, as behind a proxy"
     )
+    warehouses: list[str] = Field(
+        default=[], repr=False, description="further warehouses that a launch may name, exactly as it names them"
+    )
+    catalogs: list[str] = Field(
+        default=[], repr=False, description="further catalogs that a launch may name, exactly as it names them"
+    )
 
 
 class Settings(BaseSettings):

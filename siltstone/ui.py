@@ -13,9 +13,8 @@ from sqlalchemy import make_url
 from siltstone.catalog.engine import check_reachable
 from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
-from siltstone.store.files import replace_file
 from siltstone.store.open import Warehouse
-from siltstone.store.private import make_private_directory, private_mode
+from siltstone.store.private import make_private_directory, replace_file
 from siltstone.stream import installed_streams
 
 WORKSPACE = Path("workspace.yaml")
@@ -123,7 +122,7 @@ def _home(warehouse: Warehouse, storage: str | None) -> Path:
                 f"{configuration} was not written by siltstone ui, and may name code to run: if it is yours, move it "
                 f"to {THEIRS.absolute()}, else remove it"
             )
-        replace_file(configuration, (OURS + wanted).encode(), private_mode())
+        replace_file(configuration, (OURS + wanted).encode())
     except OSError as error:
         raise Unreachable(f"cannot write {home}: {error.strerror}; check permissions and free space") from error
     return home

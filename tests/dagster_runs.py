@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from siltstone.dagster import stream_definitions
 from siltstone.stream import Stream
@@ -64,15 +65,16 @@ class Wing:
     def _execute(
         self, job: dg.JobDefinition, config: Mapping[str, Mapping[str, Any]], **more: Any
     ) -> dg.ExecuteInProcessResult:
-        return job.execute_in_process(
-            run_config={
-                "ops": {f"{self.stream.name}__{step}": {"config": given} for step, given in config.items()},
-                "resources": {"warehouse": {"config": {"url": self.warehouse}}},
-            },
-            instance=self.instance,
-            raise_on_error=False,
-            **more,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SILTSTONE_WAREHOUSE", self.warehouse)
+            return job.execute_in_process(
+                run_config={
+                    "ops": {f"{self.stream.name}__{step}": {"config": given} for step, given in config.items()}
+                },
+                instance=self.instance,
+                raise_on_error=False,
+                **more,
+            )
 
 
 @dataclass(frozen=True)

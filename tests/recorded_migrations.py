@@ -40,9 +40,9 @@ def _make_tables(connection: Connection) -> None:
             if not statement.lstrip().startswith(READS):
                 made.append((statement, parameters or None))
 
-        event.listen(connection, "before_cursor_execute", record)
+        event.listen(connection.engine, "before_cursor_execute", record)
         try:
             _alembic(connection)
         finally:
-            event.remove(connection, "before_cursor_execute", record)
+            event.remove(connection.engine, "before_cursor_execute", record)
         _recorded[key] = made

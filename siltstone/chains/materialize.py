@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 
@@ -143,8 +144,8 @@ def _is_foreign(handle: Handle, path: CheckpointPath) -> bool:
     return writer is not None and writer.stream != path.stream
 
 
-def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
-    """Merge every table of one unit and write it as a base.
+def materialize_unit(store: Store, task: MaterializeTask, scratch: Path | None = None) -> MaterializedPart:
+    """Merge every table of one unit and write it as a base. `scratch`: see `BlockReader`.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged, or the merged rows do not match the recorded digest.
@@ -153,7 +154,7 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     unit, manifest = task.unit, task.manifests[task.path.checkpoint]
     recorded_schemas = schemas_of(manifest, unit.operator)
     schemas = {name: recorded_schemas[name] for name in unit.tables}
-    reader = BlockReader(store, objects_of(task.manifests))
+    reader = BlockReader(store, objects_of(task.manifests), scratch)
     part, uploader = MaterializedPart([], [], 0), uploader_of(store.url, task.upload)
     rows = 0
     reads, others = split_reads(unit.reads)
@@ -240,7 +241,7 @@ def materialize(
             up; nothing changed.
     """
     start = time.perf_counter()
-    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
@@ -249,7 +250,7 @@ def materialize(
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id, upload, rebuild=rebuild)
-            parts = run(lambda task: materialize_unit(store, task), tasks)
+            parts = run(lambda task: materialize_unit(store, task, local.scratch()), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
             stored = _store_manifest(store, tasks[0].path.materialization(operator, id), manifest, upload, uploaded)

@@ -11,12 +11,10 @@ come back: it is then refused, as one that was restored from an old backup is. T
 object is only ever referred to by the epoch in its name, by a lease, or under a new id, and all these are gone.
 """
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from siltstone.catalog.backup import bring_back
 from siltstone.catalog.engine import parse_url, redacted_url
@@ -35,6 +33,7 @@ from siltstone.store.catalog_paths import ALL_EXTRACTS, stream_of_extract
 from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import ALL_EPOCHS, stream_of_mark, stream_prefix
+from siltstone.store.scratch import SCRATCH, hold_directory
 
 _LOG = get_logger(__name__)
 OUTCOME = "rebuilt"
@@ -108,8 +107,8 @@ def rebuild_catalog(warehouse: Warehouse, url: str, tell: Callable[[str], None] 
             f"the store at {warehouse.label} has no identity, so it holds no warehouse whose catalog could be rebuilt: "
             "check --warehouse"
         )
-    with tempfile.TemporaryDirectory(prefix="siltstone-rebuild-") as directory:
-        draft, clock = Path(directory) / "catalog.db", Clock()
+    with hold_directory(warehouse.local.scratch(), SCRATCH) as directory:
+        draft, clock = directory / "catalog.db", Clock()
         with open_catalog(f"sqlite:///{draft}", now=clock) as catalog:
             rebuilt, left_out = rebuild_streams(OpenWarehouse(warehouse, catalog), identity, clock, tell)
         tell("writing the catalog")

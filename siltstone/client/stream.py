@@ -237,7 +237,8 @@ class StreamClient(StreamStorage):
                 manifests = read_manifests(
                     store, warehouse.catalog.chains.list_manifests(self.name, checkpoint), self.name
                 )
-                return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES)
+                scratch = warehouse.warehouse.local.scratch()
+                return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES, scratch)
 
     def report(self, picture: Path) -> Report:
         """Draw the chain into a .png, .svg or .pdf file: bytes by form, what a restore reads, D, measured

@@ -11,4 +11,7 @@ def all_streams() -> dg.Definitions:
     """Make the definitions of every stream. A module that did not load becomes an asset with its error."""
     project = load_project()
     parts = [stream_definitions(stream, settings=project.settings) for stream in project.streams]
-    return dg.Definitions.merge(dg.Definitions(assets=project.broken_assets()), *parts)
+    io_manager = dg.fs_io_manager.configured({})  # a launch cannot name its directory
+    return dg.Definitions.merge(
+        dg.Definitions(assets=project.broken_assets(), resources={"io_manager": io_manager}), *parts
+    )

@@ -14,6 +14,7 @@ from pydantic import Field
 from siltstone.client import Client
 from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT
 from siltstone.dagster.failures import report_errors
+from siltstone.dagster.fields import Flag, Number
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.result import Result
@@ -73,27 +74,27 @@ def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the retu
 class SweepConfig(dg.Config):
     """Options of a sweep."""
 
-    dry_run: bool = Field(default=False, description="only report what would be deleted")
-    limit: int | None = Field(default=None, description="most objects to delete; default no limit")
-    incomplete: bool = Field(default=False, description="search only entries of checkpoints that did not complete")
+    dry_run: Flag = Field(default=False, description="only report what would be deleted")
+    limit: Number | None = Field(default=None, description="most objects to delete; default no limit")
+    incomplete: Flag = Field(default=False, description="search only entries of checkpoints that did not complete")
 
 
 class TruncateConfig(dg.Config):
     """Options of a truncation. Its rules are those of [retention] in siltstone.toml or those of the stream."""
 
-    dry_run: bool = Field(default=False, description="only report what would be deleted")
+    dry_run: Flag = Field(default=False, description="only report what would be deleted")
 
 
 class OptimizeConfig(dg.Config):
     """Options of an optimization."""
 
-    dry_run: bool = Field(default=False, description="only count what would be deleted")
+    dry_run: Flag = Field(default=False, description="only count what would be deleted")
 
 
 class RecoverConfig(dg.Config):
     """Options of a recovery."""
 
-    dry_run: bool = Field(default=False, description="only report what would be given up")
+    dry_run: Flag = Field(default=False, description="only report what would be given up")
 
 
 def op_jobs(stream: Stream) -> list[dg.JobDefinition]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from siltstone.errors import UsageError
 from siltstone.extras import require_extra
 from siltstone.report.data import ReportData
-from siltstone.store.files import replace_file
+from siltstone.store.private import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,6 +5,7 @@ A snapshot is a copy of the working state, made without the changelog (`run.snap
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -101,13 +102,16 @@ def compare_tasks(units: Sequence[UnitTask], objects: Sequence[StoredObject]) ->
     return tasks
 
 
-def compare(store: Store, task: CompareTask) -> list[TableComparison]:
+def compare(store: Store, task: CompareTask, scratch: Path | None = None) -> list[TableComparison]:
     """Compare the restored and the live rows of every table and opaque variable of one unit.
+
+    Args:
+        scratch: see `BlockReader`.
 
     Raises:
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
     """
-    target = rebuild(store, task.unit)
+    target = rebuild(store, task.unit, scratch)
     operator, groups = task.unit.unit.operator, target.groups
     found = []
     for name, table in target.tables.items():

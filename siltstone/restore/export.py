@@ -40,6 +40,7 @@ from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.directories import below
+from siltstone.store.private import make_private_directory, open_private, private_mode
 
 UNIT_BYTES = 64 << 20
 """maximum stored bytes that one unit reads, unless a key group has more; they take several times that in memory"""
@@ -158,21 +159,21 @@ def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
     return checkpoint_digest(assemble_digests(found, max_parallelism))
 
 
-def rebuild(store: Store, task: UnitTask) -> MemoryState:
-    """Rebuild a unit's state in memory and prove it.
+def rebuild(store: Store, task: UnitTask, scratch: Path | None = None) -> MemoryState:
+    """Rebuild a unit's state in memory and prove it; `scratch`: see `BlockReader`.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
     target = MemoryState.empty(_schemas(task), unit.key_groups, manifest.max_parallelism)
-    apply_reads(target, _reads(task), BlockReader(store, objects_of(task.manifests)))
+    apply_reads(target, _reads(task), BlockReader(store, objects_of(task.manifests), scratch))
     _prove(task, digests_of(target))
     return target
 
 
-def restore_unit(store: Store, task: UnitTask) -> UnitResult:
-    """Rebuild one unit and write its rows in batches; prove them after the last one.
+def restore_unit(store: Store, task: UnitTask, scratch: Path | None = None) -> UnitResult:
+    """Rebuild one unit and write its rows in batches; prove them after the last one. `scratch`: see `BlockReader`.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
@@ -181,7 +182,7 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
     start = time.perf_counter()
     unit, max_parallelism = task.unit, task.manifests[task.checkpoint].max_parallelism
     groups, schemas = unit.key_groups, _schemas(task)
-    reader = BlockReader(store, objects_of(task.manifests))
+    reader = BlockReader(store, objects_of(task.manifests), scratch)
     reads, others = split_reads(_reads(task))
     state = MemoryState.empty({}, groups, max_parallelism)
     apply_reads(state, others, reader)
@@ -230,7 +231,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
         raise UsageError(f"cannot restore to {path}: make the directory {path.parent} first")
     staged = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        staged.mkdir()
+        staged.mkdir(private_mode(of_directory=True))
     except OSError as error:
         raise Unreachable(f"cannot restore to {path}: {error.strerror}; check permissions and free space") from error
     try:
@@ -260,14 +261,14 @@ def write_state(target: MemoryState, directory: Path) -> None:
 def _write_table(
     directory: Path, name: str, schema: TableSchema, groups: KeyGroupRange, batches: Iterator[Batch]
 ) -> int:
-    with _part(directory, name, groups) as path, path.open("wb") as out:
+    with _part(directory, name, groups) as path, open(path, "wb", opener=open_private) as out:
         return write_base(out, schema, batches, key_groups=False)
 
 
 def _write_opaque(directory: Path, target: MemoryState) -> None:
     for variable, values in target.opaque.items():
-        with _part(directory, variable, target.groups) as path:
-            pq.write_table(opaque_rows(values), path)
+        with _part(directory, variable, target.groups) as path, open(path, "wb", opener=open_private) as out:
+            pq.write_table(opaque_rows(values), out)
 
 
 @contextmanager
@@ -279,7 +280,7 @@ def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
     """
     try:
         path = below(directory, name)
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_directory(path)
         yield below(path, f"part-{groups.start:05d}.parquet")
     except OSError as error:
         raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

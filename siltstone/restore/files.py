@@ -5,7 +5,6 @@ too. The digests of the rows are then compared as always. RocksDB decodes the fi
 warehouse, whose catalog leads to their checksums, never from an exported savepoint (docs/threat-model.md).
 """
 
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,6 +26,8 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.checksums import verify
 from siltstone.store.files import link_or_copy
 from siltstone.store.paths import is_files_index
+from siltstone.store.private import private_mode, write_private_file
+from siltstone.store.scratch import SCRATCH, hold_directory, remove_abandoned
 
 if TYPE_CHECKING:
     from siltstone.state.backends.rocksdb.files import RowFiles
@@ -58,12 +59,11 @@ class FileSets:
     """Files of several subtasks and checkpoints, each opened once, until the `with` block ends.
 
     Args:
-        scratch: where they lie meanwhile; None for the system's directory of temporary files.
         local: files that are on this machine already.
     """
 
-    def __init__(self, reader: BlockReader, scratch: Path | None = None, local: LocalFiles | None = None) -> None:
-        self._reader, self._scratch, self._local = reader, scratch, local
+    def __init__(self, reader: BlockReader, local: LocalFiles | None = None) -> None:
+        self._reader, self._local = reader, local
         self._stack = ExitStack()
         self._open: dict[str, OpenFiles] = {}
 
@@ -88,9 +88,7 @@ class FileSets:
         if index is None:
             raise CorruptObject(f"files of {handles[0].operator}, such as {handles[0].object}, have no index")
         if index.object not in self._open:
-            self._open[index.object] = self._stack.enter_context(
-                OpenFiles(self._reader, index, handles, self._scratch, self._local)
-            )
+            self._open[index.object] = self._stack.enter_context(OpenFiles(self._reader, index, handles, self._local))
         return self._open[index.object]
 
 
@@ -107,21 +105,20 @@ class OpenFiles:
         reader: BlockReader,
         index: Handle,
         handles: Sequence[Handle],
-        scratch: Path | None,
         local: LocalFiles | None,
     ) -> None:
         self.handle, self.index = index, _read_index(reader, index)
         self.objects = _match(self.index, index, handles)
-        self._reader, self._scratch, self._local = reader, scratch, local
+        self._reader, self._local = reader, local
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         from siltstone.state.backends.rocksdb.files import write_manifest
 
         try:
-            made = tempfile.TemporaryDirectory(prefix="siltstone-files-", dir=self._scratch, ignore_cleanup_errors=True)
-            self.directory = Path(self._stack.enter_context(made)) / "files"
-            self.directory.mkdir()
+            remove_abandoned(self._reader.scratch, SCRATCH)
+            self.directory = self._stack.enter_context(hold_directory(self._reader.scratch, SCRATCH)) / "files"
+            self.directory.mkdir(private_mode(of_directory=True))
             with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch-files") as pool:
                 list(pool.map(self._fetch, self.objects.items()))
             write_manifest(self.directory, *self.index.manifest)
@@ -147,7 +144,7 @@ class OpenFiles:
             link_or_copy(here, self.directory / name)
             return
         self._reader.count(wanted.bytes)
-        (self.directory / name).write_bytes(memoryview(self._reader.store.read(wanted)))
+        write_private_file(self.directory / name, memoryview(self._reader.store.read(wanted)))
 
     def rows(self, name: str, schema: TableSchema, groups: KeyGroupRange) -> Iterator[Batch]:
         """Yield a table's rows of some key groups, in bounded batches by key group.

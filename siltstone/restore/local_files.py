@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from siltstone.model import StoredObject
-from siltstone.store.files import link_or_copy, replace_file
+from siltstone.store.files import link_or_copy
+from siltstone.store.private import private_mode, replace_file
 
 STORED = "stored.json"
 
@@ -51,7 +52,7 @@ class LocalFiles:
     def begin(self, id: str, kept: Collection[str]) -> Path:
         """Return the directory of a new set, not made yet, and remove all sets but those of `kept` indexes."""
         kept_names = {each.directory.name for each in self.sets if each.index.name in kept}
-        self._directory.mkdir(exist_ok=True)
+        self._directory.mkdir(private_mode(of_directory=True), exist_ok=True)
         for path in self._directory.iterdir():
             if path.name not in kept_names:
                 shutil.rmtree(path, ignore_errors=True)

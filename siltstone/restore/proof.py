@@ -50,8 +50,9 @@ def prove_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[in
         UnknownCheckpoint: one of them does not exist, or no longer.
         Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
     """
-    store, plan = warehouse.warehouse.store, plan_checkpoints(warehouse, stream, wanted)
-    proofs = run(lambda task: prove(store, task), plan.tasks)
+    store, local = warehouse.warehouse.store, warehouse.warehouse.local
+    plan = plan_checkpoints(warehouse, stream, wanted)
+    proofs = run(lambda task: prove(store, task, scratch=local.scratch()), plan.tasks)
     checked = run(lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for proof in proofs for f in proof.failures), *(f for fs in checked for f in fs)]
     asked = set(wanted)

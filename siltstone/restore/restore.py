@@ -299,7 +299,7 @@ def load_state(
     Args:
         stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.
         stream: see `read_manifest`.
-        scratch: see `Changes`.
+        scratch: see `Changes` and `BlockReader`.
         local: files that are on this machine already.
 
     Returns:
@@ -309,7 +309,7 @@ def load_state(
         CorruptObject, ProofFailed: the chain is damaged.
     """
     manifests = read_manifests(store, stored, stream)
-    reader = BlockReader(store, objects_of(manifests))
+    reader = BlockReader(store, objects_of(manifests), scratch)
     reads = list[Read]()
     if manifests:
         target = manifests[max(manifests)]
@@ -322,7 +322,7 @@ def load_state(
         variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups, variables)
         reads = unit_reads(plan.units[0], manifests) if plan.units else []
-        if _adopt_files(state, reads, reader, target.digests[operator], scratch, local):
+        if _adopt_files(state, reads, reader, target.digests[operator], local):
             reads = [read for read in reads if read.handle.form is not Form.FILES]
     state.begin(step, tracking=False)
     if manifests:
@@ -340,14 +340,13 @@ def _adopt_files(
     reads: Sequence[Read],
     reader: BlockReader,
     digests: Mapping[str, np.ndarray],
-    scratch: Path | None,
     local: LocalFiles | None,
 ) -> bool:
     """Let empty state have the files that are all of its tables, and nothing else; return whether there are such."""
     tables, sets = [r for r in reads if r.handle.kind is Kind.INCREMENTAL], [*file_sets(reads).values()]
     if len(sets) != 1 or len(sets[0]) < len(tables) or not isinstance(state, RowFilesState):
         return False
-    with FileSets(reader, scratch, local) as opened:
+    with FileSets(reader, local) as opened:
         files = opened.open([read.handle for read in tables])
         schemas = {name: table.schema for name, table in state.tables.items()}
         if not is_all_of(files.index, schemas, state.groups, state.max_parallelism):

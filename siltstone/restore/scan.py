@@ -7,6 +7,7 @@ columns are read, the digests of the key groups are compared, too (a restore equ
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -161,15 +162,15 @@ def plan_scan(
     return tasks
 
 
-def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
-    """Yield the rows of one task, in bounded batches with its columns.
+def scan(store: Store, task: ScanTask, scratch: Path | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of one task, in bounded batches with its columns. `scratch`: see `BlockReader`.
 
     The digests are compared after the last batch: for a proof, read all batches.
 
     Raises:
         CorruptObject, ProofFailed: what was stored is damaged.
     """
-    reader = BlockReader(store, task.objects)
+    reader = BlockReader(store, task.objects, scratch)
     if task.shape.schema is None:
         yield _opaque_rows(reader, task).select(task.columns)
         return

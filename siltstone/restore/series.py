@@ -29,6 +29,7 @@ from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
 from siltstone.store.directories import below
+from siltstone.store.private import write_private_file
 
 NOTE = "_restored.json"
 """the file that describes a label; Spark and Arrow ignore files whose names begin with an underscore"""
@@ -60,8 +61,11 @@ class SeriesPart:
     restore_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
-def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
+def restore_chain(store: Store, task: ProofTask, directory: Path, scratch: Path | None = None) -> SeriesPart:
     """Walk one chain and write the state of every checkpoint that the task proves below `directory/<checkpoint>`.
+
+    Args:
+        scratch: see `BlockReader`.
 
     Raises:
         Unreachable: the directory cannot be written.
@@ -74,7 +78,7 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
         part.digests[checkpoint] = digests_of(state)
         part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
 
-    proof = prove(store, task, write)
+    proof = prove(store, task, write, scratch)
     part.failures.extend(proof.failures)
     return replace(part, restore_s=proof.restore_s, restore_bytes=proof.restore_bytes)
 
@@ -152,7 +156,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _publish(root: Path, restored: Path, label: RestoredLabel) -> None:
-    (restored / NOTE).write_text(json.dumps(asdict(label)) + "\n")
+    write_private_file(restored / NOTE, (json.dumps(asdict(label)) + "\n").encode())
     final = root / label.label
     if final.exists():  # of another checkpoint, or damaged; its replacement is proven and ready
         os.rename(final, restored.with_name(f"{restored.name}-replaced"))

@@ -1,6 +1,7 @@
 """Read one table of a checkpoint into this process, as Arrow."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -21,6 +22,7 @@ def read_table(
     variable: str,
     columns: Sequence[str] | None = None,
     limit_bytes: int = LIMIT_BYTES,
+    scratch: Path | None = None,
 ) -> ds.Dataset:
     """Read one table of the newest of these manifests; if all columns are read, every digest is compared.
 
@@ -30,6 +32,7 @@ def read_table(
             `key_group` and `value` (binary).
         columns: only these; None for all.
         limit_bytes: maximum bytes of memory for the rows.
+        scratch: see `BlockReader`.
 
     Raises:
         UsageError: the operator, variable or column does not exist, or the rows take more than `limit_bytes`.
@@ -40,7 +43,7 @@ def read_table(
     found: list[pa.Table] = []
     size_bytes = 0
     for task in plan_scan(manifests, shape, Selection(tuple(schema.names), None, None), None):
-        for rows in scan(store, task):
+        for rows in scan(store, task, scratch):
             found.append(rows)
             size_bytes += rows.nbytes
             if size_bytes > limit_bytes:

@@ -44,7 +44,7 @@ def merged_tables(
     Raises:
         CorruptObject: a block is missing, cut or altered.
     """
-    with FileSets(reader, scratch, local) as files:
+    with FileSets(reader, local) as files:
         yield from _merged(reads, schemas, reader, files, groups, max_parallelism, scratch)
 
 

@@ -8,6 +8,7 @@ that the stream updated change by change (promise 1).
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.index import IndexEntry
@@ -81,11 +82,17 @@ class ChainProof:
     restore_bytes: dict[int, int]
 
 
-def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], None] = lambda *_: None) -> ChainProof:
+def prove(
+    store: Store,
+    task: ProofTask,
+    visit: Callable[[int, MemoryState], None] = lambda *_: None,
+    scratch: Path | None = None,
+) -> ChainProof:
     """Walk one chain.
 
     Args:
         visit: called with each proven checkpoint and its state, which is valid only during the call.
+        scratch: see `BlockReader`.
     """
     restore_s: dict[int, float] = {}
     restore_bytes: dict[int, int] = {}
@@ -95,7 +102,7 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     schemas = {k: v for step in chain.steps for k, v in schemas_of(manifests[step.checkpoint], chain.operator).items()}
     target = MemoryState.empty({}, chain.key_groups, last.max_parallelism)
     failures: list[Failure] = []
-    reader = BlockReader(store, objects_of(manifests))
+    reader = BlockReader(store, objects_of(manifests), scratch)
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
     blocks = reader.blocks(Wanted(h) for handles in tables for h in handles if h.form is not Form.FILES)
     costs, opaque = ReadCosts(chain.key_groups), _OpaqueValues()

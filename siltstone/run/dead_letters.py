@@ -35,6 +35,7 @@ from siltstone.run.row_json import json_rows
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import misfits, null_mask
+from siltstone.store.private import open_private
 
 LETTERS = pa.schema(
     {
@@ -59,7 +60,7 @@ class _Spilled:
         first = next(left, None)
         if first is None:
             return
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+        with open(path, "wb", opener=open_private) as file, pa.ipc.new_file(file, first.schema) as writer:
             for batch in chain([first], left):
                 writer.write_batch(batch)
                 self._count += 1

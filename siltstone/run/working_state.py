@@ -25,7 +25,8 @@ from siltstone.run.task import StepTask, identity
 from siltstone.state.backend import LOCAL_SETS, SubtaskState
 from siltstone.state.backends.named import backend
 from siltstone.store.local_paths import LocalLayout
-from siltstone.store.private import make_private_directory
+from siltstone.store.private import make_private_directory, open_private
+from siltstone.store.scratch import SCRATCH, remove_abandoned
 
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
@@ -209,13 +210,14 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
 
 
 def remove_older_epochs(local: LocalLayout, stream: str, oldest: int) -> None:
-    """Remove the working files, on this machine, of a stream's epochs before `oldest`.
+    """Remove the working files, on this machine, of a stream's epochs before `oldest`, and of processes that ended.
 
     No run goes on from them. A process of such an epoch that still runs has been fenced, and loses nothing that counts.
     """
     for directory in local.work(stream, oldest).parent.glob("*"):
         if directory.name.isdigit() and int(directory.name) < oldest:
             shutil.rmtree(directory, ignore_errors=True)
+    remove_abandoned(local.scratch(), SCRATCH)
 
 
 @contextmanager
@@ -223,7 +225,7 @@ def locked(directory: Path, wait_s: float) -> Iterator[None]:
     """Lock `directory` against other processes of this machine; the lock file stays if the directory is removed."""
     path = directory.with_name(directory.name + ".lock")
     make_private_directory(path.parent)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    handle = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + wait_s
         while True:

@@ -32,6 +32,7 @@ from siltstone.sinks.delta_calls import delta_call, first_line
 from siltstone.store.base import Store
 from siltstone.store.files import make_durable
 from siltstone.store.paths import CheckpointPath, sink_table
+from siltstone.store.private import make_private_directory
 from siltstone.store.table_place import TablePlace, table_place
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class SinkTable:
 
         place = self.place()
         if (root := urlsplit(place.url)).scheme == "file":
-            Path(unquote(root.path)).mkdir(parents=True, exist_ok=True)
+            make_private_directory(Path(unquote(root.path)))
         try:
             with delta_call(self.label):
                 described = f"the output of {self.sink} of the stream {self.stream}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from siltstone.store.files import make_durable
+from siltstone.store.private import make_private_directory, private_mode
 
 if TYPE_CHECKING:  # definitions of streams are also loaded in processes without Spark
     from pyspark.sql import DataFrame
@@ -37,10 +38,12 @@ class ParquetSink:
         if not published.exists():
             staged = self._staged / f"{checkpoint:012d}-{uuid.uuid4().hex}"
             made = [path for path in (self._root, *self._root.parents) if not path.exists()]
+            make_private_directory(self._staged)
             try:
                 rows.coalesce(1).write.mode("overwrite").parquet(
                     f"file://{staged}"
                 )  # not escaped, because Hadoop does not unescape it
+                staged.chmod(private_mode(of_directory=True))
                 for file in [*staged.iterdir(), staged, self._staged]:
                     make_durable(file)
                 os.rename(staged, published)

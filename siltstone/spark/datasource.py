@@ -149,7 +149,8 @@ class StateReader(DataSourceReader):
             CorruptObject, ProofFailed: stored state is damaged.
         """
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        for rows in scan(self._source.warehouse.store, partition.value):
+        warehouse = self._source.warehouse
+        for rows in scan(warehouse.store, partition.value, warehouse.local.scratch()):
             yield from rows.cast(schema).to_batches()
 
 

@@ -37,6 +37,7 @@ from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
 from siltstone.store.directories import below
+from siltstone.store.private import make_private_directory, write_private_file
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session sets it explicitly"""
@@ -270,8 +271,8 @@ def _unlink_after(directory: Path, newest: int) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    make_private_directory(path.parent)
+    write_private_file(path, text.encode())
 
 
 def _has_offsets(beginning: Step) -> bool:

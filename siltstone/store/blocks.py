@@ -6,11 +6,13 @@ Source: the buffered restore of US 9471438, in which data come in chunks, each f
 offset has passed it.
 """
 
+import tempfile
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -43,10 +45,13 @@ class BlockReader:
 
     Args:
         objects: the objects that may be read, as recorded in the manifests.
+        scratch: the directory for objects that have to be files while they are read; None for the system's directory
+            of temporary files.
     """
 
-    def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
+    def __init__(self, store: Store, objects: Iterable[StoredObject], scratch: Path | None = None) -> None:
         self.store = self._store = store
+        self.scratch = scratch or Path(tempfile.gettempdir())
         self._objects = {stored.name: stored for stored in objects}
         self._fetched: list[int] = []
 

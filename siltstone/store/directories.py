@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import UsageError
+from siltstone.store.private import private_mode
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -76,5 +77,5 @@ def _open_directory(part: str, above: int, *, make: bool) -> int:
         if not make:
             raise
     with suppress(FileExistsError):
-        os.mkdir(part, dir_fd=above)
+        os.mkdir(part, private_mode(of_directory=True), dir_fd=above)
     return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)

@@ -33,20 +33,3 @@ def draft_beside(path: Path) -> Iterator[Path]:
         yield draft
     finally:
         draft.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, content: bytes | memoryview, mode: int = 0o666) -> None:
-    """Write a file under another name beside `path` and rename it, so that no reader sees half of it.
-
-    A link at `path` is replaced, not followed. Nothing is synced.
-
-    Args:
-        mode: permissions, less those that the process's umask takes away.
-
-    Raises:
-        OSError: it cannot be written; an existing file stays.
-    """
-    with draft_beside(path) as draft:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
-        os.replace(draft, path)

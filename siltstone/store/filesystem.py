@@ -24,6 +24,7 @@ from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
 from siltstone.store.directories import below, open_directories
 from siltstone.store.files import make_durable
 from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix, is_object_name
+from siltstone.store.private import make_private_directory, private_mode
 
 _PIECE_BYTES = 1 << 20
 _ON_THEIR_WAY_BYTES = 8 << 20
@@ -134,7 +135,7 @@ class FilesystemStore:
                 directory = held.enter_context(open_directories(self.root, [TEMPORARY], make=True))[-1]
                 temporary = f"{os.getpid()}-{uuid.uuid4().hex}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK
-                descriptor = os.open(temporary, flags, 0o666, dir_fd=directory)
+                descriptor = os.open(temporary, flags, private_mode(), dir_fd=directory)
             try:
                 writer = FileWriter(descriptor, label, self.checksums)
                 yield writer
@@ -322,7 +323,7 @@ class FilesystemStore:
             directory = directory.parent
         for path in reversed(missing):
             try:
-                path.mkdir(exist_ok=True)
+                make_private_directory(path)
             except FileExistsError:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
             make_durable(path.parent)

@@ -1,5 +1,6 @@
 """Every path on this machine, built in this file and nowhere else; `store.paths` draws them with the object names."""
 
+import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +54,13 @@ class LocalLayout:
     def restored_series(self, stream: str) -> Path:
         """Return the directory to which many checkpoints are restored, each under a label."""
         return below(self.root, "restored", check_name("stream", stream), "series")
+
+    def scratch(self) -> Path:
+        """Return the directory of files that processes need only while they read.
+
+        A machine that has no warehouse directory, as an executor may, has the system's directory of temporary files.
+        """
+        return self.root / "work" / ".scratch" if self.root.is_dir() else Path(tempfile.gettempdir())
 
     @property
     def dagster(self) -> Path:

@@ -27,6 +27,7 @@
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
     |- catalog-<time>-r<revision>.backup        a backup of a catalog, which is a SQLite catalog, too
+    |- work/.scratch/                           files that a process reads; removed once it has ended
     |- work/<stream>/<epoch:08d>/               may vanish at any time
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs

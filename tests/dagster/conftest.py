@@ -11,7 +11,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A warehouse, which is that of the settings, as runs may use no other one."""
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", str(tmp_path / "warehouse"))
     return str(tmp_path / "warehouse")
 
 

@@ -9,16 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
+from dagster._config import ConfigTypeKind
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_shared.serdes import serialize_value
 from pyspark import cloudpickle
 from rich.console import Console
 
+from orchestration.definitions import definitions as project_definitions
 from siltstone import demo, log, ui
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.dagster import stream_definitions
+from siltstone.dagster.all_streams import all_streams
 from siltstone.dagster.assets.run import events_asset
 from siltstone.dagster.resources import WebhookNotifier
 from siltstone.dagster.resources.notifier import Alert
@@ -182,3 +186,39 @@ def test_a_planted_secret_is_found_nowhere(
     ]
     for found in everything:
         assert PLANTED not in (found if isinstance(found, str) else found.decode("latin-1")), found[:2000]
+
+
+def launches(kind: Any, given: Any) -> Iterator[Any]:
+    """The run configurations of a type that hold `given` in one field, each in another one."""
+    if hasattr(kind, "fields"):
+        for name, each in kind.fields.items():
+            yield from ({name: inner} for inner in launches(each.config_type, given))
+    elif hasattr(kind, "key_type"):
+        yield from ({"any": inner} for inner in launches(kind.inner_type, given))
+    elif kind.kind is ConfigTypeKind.ARRAY:
+        yield from ([inner] for inner in launches(kind.inner_type, given))
+    elif kind.kind is ConfigTypeKind.NONEABLE:
+        yield from launches(kind.inner_type, given)
+    else:
+        yield given
+
+
+@pytest.mark.parametrize("definitions", [project_definitions, all_streams])
+def test_no_field_of_a_launch_reads_the_environment(
+    definitions: Callable[[], dg.Definitions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
+    monkeypatch.setenv("COUNT", "4711")
+    fields: set[str] = set()
+    for job in definitions().get_repository_def().get_all_jobs():
+        for variable in ("AWS_SECRET_ACCESS_KEY", "COUNT"):
+            for launch in launches(job.run_config_schema.run_config_schema_type, {"env": variable}):
+                fields.add(str(launch))
+                try:
+                    said = str(dg.validate_run_config(job, launch))
+                except dg.DagsterInvalidConfigError as error:
+                    said = str(error)
+                assert PLANTED not in said and "4711" not in said and "env variable" not in said, launch
+    for name in ("url", "catalog", "master", "conf", "options", "policy", "batches", "at", "operators", "limit", "due"):
+        assert any(f"'{name}'" in field for field in fields), f"{name} was not tried"

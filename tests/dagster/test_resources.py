@@ -26,12 +26,13 @@ def resolved(**config: Any) -> WarehouseResource:
     return seen[0]
 
 
-def test_urls_may_come_from_variables_that_are_read_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_CATALOG", "postgresql://user:secret@db/siltstone")
+def test_a_launch_may_name_the_places_of_the_settings_and_those_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILTSTONE_MASTER", "spark://one:7077")
-    warehouse = resolved(url="/data", catalog=dg.EnvVar("MY_CATALOG"))
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", "/data")
+    monkeypatch.setenv("SILTSTONE_UI__CATALOGS", '["postgresql://db/other"]')
+    warehouse = resolved(url="/data", catalog="postgresql://db/other")
     settings = warehouse.settings(SparkResource(master="spark://one:7077", conf={"spark.executor.memory": "2g"}))
-    assert (settings.warehouse, settings.catalog) == ("/data", "postgresql://user:secret@db/siltstone")
+    assert (settings.warehouse, settings.catalog) == ("/data", "postgresql://db/other")
     assert (settings.master, settings.spark) == ("spark://one:7077", {"spark.executor.memory": "2g"})
 
 
@@ -39,7 +40,7 @@ def test_what_is_not_given_is_as_the_engine_has_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SILTSTONE_WAREHOUSE", "/from/the/environment")
     settings = WarehouseResource().settings(SparkResource(), parallelism=None)
     assert (settings.warehouse, settings.catalog, settings.master) == ("/from/the/environment", None, "local[*]")
-    assert WarehouseResource(url="/given").settings(SparkResource(), parallelism=3).parallelism == 3
+    assert WarehouseResource().settings(SparkResource(), parallelism=3).parallelism == 3
     with pytest.raises(UsageError, match="option policy"):
         WarehouseResource().settings(SparkResource(), policy=7)
 
@@ -58,6 +59,24 @@ def test_what_is_not_given_is_as_the_engine_has_it(monkeypatch: pytest.MonkeyPat
 def test_a_launch_cannot_bring_spark_settings_that_run_code(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"a run cannot set '?{name}"):
         WarehouseResource().settings(SparkResource(conf={name: value}))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "/elsewhere"},
+        {"url": "s3://bucket/state?endpoint=http://listener:9000"},
+        {"url": "redis://listener/0?password_variable=AWS_SECRET_ACCESS_KEY"},
+        {"catalog": "postgresql://me:pl4nted@listener/d"},
+        {"catalog": "sqlite:////tmp/any.db"},
+    ],
+    ids=lambda given: next(iter(given.values())).partition(":")[0],
+)
+def test_a_launch_cannot_name_another_place(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", "s3://bucket/state")
+    with pytest.raises(UsageError, match=r"a run cannot name this (warehouse|catalog): .* \[ui\] \1s") as caught:
+        WarehouseResource(**given).settings(SparkResource())
+    assert "pl4nted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("master", ["spark://elsewhere:7077", "sc://elsewhere", "local-cluster[1,1,1]", "k8s://x"])

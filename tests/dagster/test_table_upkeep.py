@@ -19,8 +19,8 @@ DEFINITIONS = stream_definitions(replace(STREAM, sinks={SINK: DeltaSink()}))
 class Daemon:
     """What Dagster's daemon does: evaluates the schedule, and runs the job that a tick asks for."""
 
-    def __init__(self, instance: dg.DagsterInstance, url: str) -> None:
-        self.instance, self.url = instance, url
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
         (schedule,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"{NAME}__optimize__schedule")
         assert isinstance(schedule, dg.ScheduleDefinition)
         assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
@@ -28,15 +28,14 @@ class Daemon:
 
     def tick(self) -> dict[str, Any] | str:
         """The metadata of the job's output, or why it was not run."""
-        resources = {"warehouse": WarehouseResource(url=self.url), "spark": SparkResource()}
+        resources = {"warehouse": WarehouseResource(), "spark": SparkResource()}
         with dg.build_schedule_context(instance=self.instance, resources=resources) as context:
             tick = self.schedule.evaluate_tick(context)
         if tick.skip_message:
             return tick.skip_message
         [request] = tick.run_requests or []
         job = DEFINITIONS.resolve_job_def(self.schedule.job_name)
-        config = {**request.run_config, "resources": {"warehouse": {"config": {"url": self.url}}}}
-        result = job.execute_in_process(config, instance=self.instance, tags=dict(request.tags))
+        result = job.execute_in_process(request.run_config, instance=self.instance, tags=dict(request.tags))
         assert result.success
         [output] = [e for e in result.all_events if e.is_successful_output]
         return plain(output.step_output_data.metadata)
@@ -49,9 +48,9 @@ def files_in_log(place: OpenWarehouse) -> int:
 
 
 def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
-    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
+    place: OpenWarehouse, instance: dg.DagsterInstance
 ) -> None:
-    daemon = Daemon(instance, url)
+    daemon = Daemon(instance)
     run = TableRun(place)
     assert daemon.tick() == f"{NAME} has no checkpoint yet"
     for n in range(1, 6):
@@ -84,9 +83,9 @@ def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
     assert rows_in(place) == inputs(range(1, 7)) and sink_table(place).delivered() == 6
 
 
-def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
+def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, instance: dg.DagsterInstance) -> None:
     run = TableRun(place)
     run.delivers = False
     run.region.outbox.tables = frozenset()
     run.step(batch(1))
-    assert Daemon(instance, url).tick() == f"no sink of {NAME} is a table"
+    assert Daemon(instance).tick() == f"no sink of {NAME} is a table"

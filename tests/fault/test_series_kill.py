@@ -16,6 +16,7 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.restore.series import RestoredLabel, read_label
 from siltstone.settings import Settings
 from siltstone.spark.operations import series
+from siltstone.store import scratch
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
 
@@ -50,7 +51,7 @@ def restore(
     patch.setattr(series, "spark_map", run)
     patch.setattr(series, "spark_session", lambda *_: None)
     patch.setattr(series, "AT_ONCE", 2)
-    patch.setattr(series, "NEW_S", 0.0)
+    patch.setattr(scratch, "NEW_S", 0.0)
     return series.restore_series(Settings(warehouse=warehouse), SMALL.name, LABELS, on_label)
 
 
@@ -114,13 +115,11 @@ def tables(label: Path) -> list[Path]:
 def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with OpenWarehouse.existing(warehouse) as place:
         root = place.warehouse.local.restored_series(SMALL.name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series, "NEW_S", 0.0)
-        with series.make_staging_directory(root) as other:
-            (other / "1").mkdir()
-            assert len(restore(warehouse, monkeypatch, lambda: None, lambda _: None).restored) == len(LABELS)
-            assert (other / "1").is_dir()
-        assert not other.exists()
+    with series.make_staging_directory(root) as other:
+        (other / "1").mkdir()
+        assert len(restore(warehouse, monkeypatch, lambda: None, lambda _: None).restored) == len(LABELS)
+        assert (other / "1").is_dir()
+    assert not other.exists()
 
 
 def test_damage_costs_only_the_checkpoints_behind_it(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:

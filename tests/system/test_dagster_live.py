@@ -218,6 +218,19 @@ def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: P
     assert f"{NAME}/restored_state" not in materializations(page, run)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"ops": {f"{NAME}__run": {"config": {"policy": {"env": "LIVE_PASSWORD"}}}}},
+        {"resources": {"warehouse": {"config": {"url": {"env": "LIVE_PASSWORD"}}}}},
+    ],
+)
+def test_a_launch_reads_no_variable_of_the_environment(page: Page, config: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError, match="RunConfigValidationInvalid") as caught:
+        page.launch(NAME, config)
+    assert PLANTED not in str(caught.value)
+
+
 def test_what_runs_were_given_in_secret_is_found_nowhere(page: Page, warehouse: Path) -> None:
     told = [json.dumps(page.ask(query)) for query in EVERYTHING]
     runs = page.runs({})

@@ -97,10 +97,10 @@ def test_nothing_temporary_stays_and_empty_directories_go(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == [".tmp", "t"]
 
 
-def test_objects_have_ordinary_permissions(tmp_path: Path) -> None:
+def test_objects_are_private_whatever_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o022)
     try:
         FilesystemStore(tmp_path).put("a", b"x")
     finally:
         os.umask(mask)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600

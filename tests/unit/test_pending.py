@@ -17,7 +17,7 @@ from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.sinks.delta import SinkTable
-from siltstone.store.files import replace_file
+from siltstone.store.private import replace_file
 from siltstone.stream import DEAD_LETTERS
 from tests.delta_run import TABLES, rows_in
 from tests.examples import stride

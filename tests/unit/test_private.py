@@ -6,17 +6,25 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.restore.export import staged_directory, write_state
+from siltstone.restore.restore import MemoryState
 from siltstone.run.working_state import locked
-from siltstone.store.files import replace_file
-from siltstone.store.private import VARIABLE, make_private_file, own_umask, private_mode
+from siltstone.store.private import VARIABLE, make_private_file, own_umask, replace_file
 from tests.command_line import siltstone
+from tests.delta_run import TableRun
+from tests.fault.small_stream import SMALL, purchases
+from tests.outbox_run import SINK, batch
+from tests.region_run import RegionRun
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +54,46 @@ def test_warehouse_catalog_and_working_state_are_private(
     # On a host that only runs tasks nobody made the warehouse's directory.
     with locked(tmp_path / "host" / "work" / "s" / "state" / "00000", 1.0):
         assert mode(tmp_path / "host" / "work" / "s" / "state") == directory
+
+
+@pytest.mark.parametrize(
+    ("scheme", "backend", "policy", "tables"),
+    [
+        ("file", "heap", "adjust-d", frozenset({SINK})),
+        ("file", "rocksdb", "files", frozenset()),
+        ("rocksdb", "heap", "adjust-d", frozenset()),
+    ],
+)
+def test_what_a_library_makes_in_a_directory_of_everybody_is_private(
+    tmp_path: Path, scheme: str, backend: str, policy: str, tables: frozenset[str]
+) -> None:
+    """Seen: all that a run of `st.open` made was readable for everybody, since only commands set the umask."""
+    root = tmp_path / "w"
+    root.mkdir(0o755)
+    with OpenWarehouse.writable(f"{scheme}://{root}") as place:
+        run = (
+            TableRun(place)
+            if tables
+            else RegionRun(place, SMALL, policy_by_name(policy, PolicyOptions()), backend=backend)
+        )
+        for n, rows in enumerate(islice(purchases(), 3), 1):
+            run.step(batch(n) if tables else rows)
+        run.region.close("done")
+    made = {path: mode(path) for path in root.rglob("*")}
+    private = {path for path, bits in made.items() if not bits & 0o077}
+    assert {path for path in made if path not in private and private.isdisjoint(path.parents)} == set()
+    theirs = {path for path in made if {"rocksdb", "files", ".db", "_delta_log"} & set(path.relative_to(root).parts)}
+    assert made.keys() - theirs <= private
+    assert len(made) > 20
+
+
+def test_a_restore_makes_private_files(tmp_path: Path) -> None:
+    with staged_directory(tmp_path / "out") as staged:
+        state = MemoryState.empty({}, KeyGroupRange(0, 4), 4)
+        state.opaque["counts"] = {0: b"1"}
+        write_state(state, staged / "op")
+    assert {mode(path) for path in (tmp_path / "out").rglob("*.parquet")} == {0o600}
+    assert {mode(path) for path in (tmp_path / "out", tmp_path / "out" / "op" / "counts")} == {0o700}
 
 
 def test_what_a_command_writes_elsewhere_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +135,7 @@ def test_a_replaced_file_has_the_mode_asked_for_and_leads_nowhere_else(tmp_path:
     other, path = tmp_path / "other", tmp_path / "made"
     other.write_bytes(b"another's")
     path.symlink_to(other)
-    replace_file(path, b"new", private_mode())
+    replace_file(path, b"new")
     assert (path.read_bytes(), mode(path), path.is_symlink()) == (b"new", 0o600, False)
     assert other.read_bytes() == b"another's" and sorted(tmp_path.iterdir()) == [path, other]
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
+from siltstone.dagster.fields import Flag
 from siltstone.dagster.metadata import Metadata
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -19,7 +20,7 @@ from siltstone.stream import Stream
 class FullSnapshotConfig(dg.Config):
     """What to do if the snapshot cannot be taken."""
 
-    if_possible: bool = Field(default=False, description="if the live state is not available, log that and succeed")
+    if_possible: Flag = Field(default=False, description="if the live state is not available, log that and succeed")
 
 
 def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:

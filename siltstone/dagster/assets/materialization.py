@@ -6,6 +6,7 @@ from pydantic import Field
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
+from siltstone.dagster.fields import Flag, Number, Text
 from siltstone.dagster.metadata import table
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -17,10 +18,10 @@ COLUMNS = {"operator": "string", "checkpoint": "int", "rows": "int", "bytes": "i
 class MaterializationConfig(dg.Config):
     """The chains to consolidate."""
 
-    at: str = Field(default="latest", description="checkpoint id, commit time, savepoint or latest")
-    operators: list[str] = Field(default=[], description="names of operators; default all")
-    due: bool = Field(default=False, description="only operators that are due by [materialization] in siltstone.toml")
-    parallelism: int | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
+    at: Text = Field(default="latest", description="checkpoint id, commit time, savepoint or latest")
+    operators: list[Text] = Field(default=[], description="names of operators; default all")
+    due: Flag = Field(default=False, description="only operators that are due by [materialization] in siltstone.toml")
+    parallelism: Number | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
 def materialization_asset(stream: Stream) -> dg.AssetsDefinition:

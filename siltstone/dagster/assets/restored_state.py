@@ -11,6 +11,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
+from siltstone.dagster.fields import Number
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
@@ -31,7 +32,7 @@ RESTORED_EQUALS_CHECKPOINT = "restored_equals_checkpoint"
 class RestoredStateConfig(dg.Config):
     """Options of a restore."""
 
-    parallelism: int | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
+    parallelism: Number | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
 @without_beta_warnings()

@@ -9,6 +9,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
+from siltstone.dagster.fields import Number, Text
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
 from siltstone.dagster.names import (
     BASE_CHECKPOINT,
@@ -37,10 +38,10 @@ BY_DAGSTER = "Dagster run "
 class RunConfig(dg.Config):
     """Options of a run. Those not given come from siltstone.toml and `SILTSTONE_*`."""
 
-    batches: int | None = Field(default=None, description="stop after this number of micro-batches; default no limit")
-    parallelism: int | None = Field(default=None, description="subtasks per operator; default as in the last run")
-    policy: str | None = Field(default=None, description="when to take a base: marginal-cost, adjust-d or files")
-    options: dict[str, str] = Field(default={}, description="source options of the stream")
+    batches: Number | None = Field(default=None, description="most micro-batches to process; default no limit")
+    parallelism: Number | None = Field(default=None, description="subtasks per operator; default as in the last run")
+    policy: Text | None = Field(default=None, description="when to take a base: marginal-cost, adjust-d or files")
+    options: dict[str, Text] = Field(default={}, description="source options of the stream")
 
 
 def is_dagster_run(who: str) -> bool:

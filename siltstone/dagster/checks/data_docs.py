@@ -9,6 +9,7 @@ from siltstone.dagster.checks.facts import Subject
 from siltstone.dagster.checks.suites import SUITES, Suite
 from siltstone.dagster.checks.validation import expectation_suite, quiet_context
 from siltstone.errors import Unreachable
+from siltstone.store.private import make_private_directory
 
 _SITE = "local_site"
 
@@ -25,7 +26,7 @@ def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] =
     import great_expectations as gx
 
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(directory)
     except OSError as error:
         raise Unreachable(f"cannot make {directory}: {error.strerror}; check permissions and free space") from error
     context = quiet_context(str(directory))

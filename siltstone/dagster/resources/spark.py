@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from siltstone.dagster.fields import Text
 from siltstone.errors import UsageError
 from siltstone.settings import CONFIGURATION, load_settings
 
@@ -41,11 +42,11 @@ class SparkResource(dg.ConfigurableResource):
     existed before the run.
     """
 
-    master: str | None = Field(
+    master: Text | None = Field(
         default=None,
         description="local, local[N], local[*], or the master of siltstone.toml (default)",
     )
-    conf: dict[str, str] = Field(
+    conf: dict[str, Text] = Field(
         default={}, description="Spark settings of memory, cores and times; set others in siltstone.toml"
     )
     _found_running: bool = PrivateAttr(default=False)

@@ -196,10 +196,12 @@ def _compare_deeply(
 def _compare_copy(
     settings: Settings, spark: SparkSession, warehouse: OpenWarehouse, snapshot: ReferenceCopyRecord
 ) -> list[TableComparison]:
-    store = warehouse.warehouse.store
+    store, local = warehouse.warehouse.store, warehouse.warehouse.local
     stored = warehouse.catalog.chains.list_manifests(snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)
     parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
-    compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
+    compared = spark_map(
+        spark, lambda task: compare(store, task, local.scratch()), compare_tasks(tasks, snapshot.objects)
+    )
     return [table for tables in compared for table in tables]

@@ -64,7 +64,7 @@ def restore(
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
-        catalog, store = warehouse.catalog, warehouse.warehouse.store
+        catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
         checkpoint = (
             catalog.checkpoints.as_of(stream, parse_time(as_of)) if as_of else catalog.checkpoints.resolve(stream, at)
         )
@@ -81,7 +81,7 @@ def restore(
             manifest = manifests[checkpoint]
             wanted = select_tables(manifest, only) if only else None
             tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
-            results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
+            results = spark_map(spark, lambda task: restore_unit(store, task, local.scratch()), tasks)
             digest = whole_digest(results, manifest.max_parallelism)
             recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
             if digest != recorded:

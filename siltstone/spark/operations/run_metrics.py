@@ -15,8 +15,8 @@ from siltstone.log import get_logger
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed
 from siltstone.settings import Settings, parse_address
-from siltstone.store.files import replace_file
 from siltstone.store.filesystem import translate_errors
+from siltstone.store.private import replace_file
 
 if TYPE_CHECKING:
     from threading import Thread

@@ -1,9 +1,6 @@
 """Restore many checkpoints, such as one for each day of a year."""
 
-import fcntl
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -28,14 +25,11 @@ from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.store.paths import check_label
+from siltstone.store.scratch import hold_directory, remove_abandoned
 
 AT_ONCE = 64
 """checkpoints that are restored before their labels appear; a chain that is split here is read twice"""
 STAGED = ".series-"
-LOCK = "lock"
-"""file that the process that writes the directory keeps locked"""
-NEW_S = 5.0
-"""age in seconds below which a directory counts as in use, because its owner may not have locked it yet"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ def restore_series(
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         catalog, root = warehouse.catalog, warehouse.warehouse.local.restored_series(stream)
         catalog.streams.get(stream)
-        _clear_abandoned(root)
+        remove_abandoned(root, STAGED)
         recorded = {id: catalog.checkpoints.get(stream, id).digest for id in set(labels.values())}
         there = {label: read_label(root, label) for label in labels}
         kept = [
@@ -110,10 +104,10 @@ def _restore(
     recorded: Mapping[int, str],
 ) -> tuple[dict[int, int], list[Failure]]:
     """Write some checkpoints below `staged`; return id -> rows of those that are proven, and the failures."""
-    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
     spark = spark_session(settings.master, settings.spark)
     plan = plan_checkpoints(warehouse, stream, ids)
-    parts = spark_map(spark, lambda task: restore_chain(store, task, staged), plan.tasks)
+    parts = spark_map(spark, lambda task: restore_chain(store, task, staged, local.scratch()), plan.tasks)
     checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for part in parts for f in part.failures), *(f for found in checked for f in found)]
     first = {failure.checkpoint: failure for failure in reversed(failures)}
@@ -139,39 +133,15 @@ def _restore(
 
 @contextmanager
 def make_staging_directory(root: Path) -> Iterator[Path]:
-    """Make a locked directory next to the labels, and remove it at the end of the block."""
-    path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
+    """Make a directory next to the labels, and remove it at the end of the block."""
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, path, ignore_errors=True)
         try:
-            path.mkdir(parents=True)
-            held = stack.enter_context((path / LOCK).open("w"))
-            fcntl.flock(held, fcntl.LOCK_EX)
+            path = stack.enter_context(hold_directory(root, STAGED))
         except OSError as error:
             raise Unreachable(
                 f"cannot write below {root}: {error.strerror}; check permissions and free space"
             ) from error
         yield path
-
-
-def _clear_abandoned(root: Path) -> None:
-    """Remove the directories that killed processes have left next to the labels."""
-    for left in root.glob(f"{STAGED}*"):
-        if _is_abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_abandoned(directory: Path) -> bool:
-    """Whether the process that wrote the directory has ended."""
-    lock = directory / LOCK
-    try:
-        if time.time() - (lock if lock.exists() else directory).stat().st_mtime < NEW_S:
-            return False
-        with lock.open("a") as free:
-            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, or removed meanwhile
-        return False
-    return True
 
 
 def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:

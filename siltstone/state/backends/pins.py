@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from siltstone.errors import StateError
+from siltstone.store.private import make_private_directory, open_private
 
 PINS, LOCK = "pins", "lock"
 _DROPPED = ".dropped"
@@ -29,8 +30,8 @@ def make_pin(directory: Path, version: int, fill: Callable[[Path], None]) -> tup
         fill: writes into the pin what keeps the version. If it fails, the pin is removed.
     """
     pin = directory / PINS / f"{version}-{secrets.token_hex(8)}"
-    pin.mkdir(parents=True)
-    lock = os.open(pin / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    make_private_directory(pin, exist_ok=False)
+    lock = open_private(pin / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fill(pin)

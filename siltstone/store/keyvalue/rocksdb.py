@@ -54,6 +54,7 @@ from siltstone.store.keyvalue.rocksdb_database import (
     translate_errors,
 )
 from siltstone.store.paths import TEMPORARY, check_object_name
+from siltstone.store.private import make_private_directory, open_private, private_mode
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.url import options_of, redacted, split
 
@@ -172,7 +173,7 @@ class RocksDBKeyValue:
                 if not there or not (folder / DATABASE / "CURRENT").exists():
                     return
                 if self._delete(folder / DATABASE, keys):
-                    gone.parent.mkdir(exist_ok=True)
+                    gone.parent.mkdir(private_mode(of_directory=True), exist_ok=True)
                     (folder / DATABASE).rename(gone)  # atomic: a half-removed database would be broken
                     make_durable(folder)
             shutil.rmtree(gone, ignore_errors=True)
@@ -298,8 +299,8 @@ class _StagedInFiles:
         self._name = join_name(entry, key)
         self._what = f"write {driver.databases.what(entry, key)}"
         with translate_errors(self._what):
-            self._folder.mkdir(parents=True)
-            with open(self._folder / _NAME, "x") as file:  # "x" follows no link
+            make_private_directory(self._folder, exist_ok=False)
+            with open(self._folder / _NAME, "x", opener=open_private) as file:  # "x" follows no link
                 file.write(self._name)
             self._chunks: SstFileWriter | None = self._table(_CHUNKS)
 

@@ -14,6 +14,7 @@ from siltstone.store.directories import below
 from siltstone.store.files import make_durable
 from siltstone.store.filesystem import translate_errors as translate_file_errors
 from siltstone.store.keyvalue.protocol import join_name
+from siltstone.store.private import make_private_directory
 
 DATABASE = ".db"
 
@@ -210,7 +211,7 @@ class Databases:
 
     def _make_directory(self, folder: Path) -> None:
         missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_directory(folder)
         for path in missing:
             if path == self.root or path in self.root.parents:
                 make_durable(path.parent)

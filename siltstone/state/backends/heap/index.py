@@ -17,6 +17,7 @@ import numpy as np
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.state.backends.heap.mapped_array import MappedArray
+from siltstone.store.private import write_private_file
 
 MAX_ROWS = 2**32 - 2
 SEGMENT_BITS = 13
@@ -161,7 +162,8 @@ class Index:
         # A process may die while it rewrites slots: what they held is kept until all of it is in place.
         draft = self._split.with_name("split.new")
         try:
-            draft.write_bytes(np.array([first, count, self.segments], np.int64).tobytes() + moving.tobytes())
+            head = np.array([first, count, self.segments], np.int64)
+            write_private_file(draft, head.tobytes() + moving.tobytes())
             os.replace(draft, self._split)
         except OSError as error:
             raise Unreachable(f"cannot write {draft}: {error.strerror}; free some space") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from siltstone.errors import StateError, Unreachable
+from siltstone.store.private import open_private
 
 _GRAIN_BYTES = 1 << 16
 _GROWTH = 1 / 16
@@ -144,7 +145,7 @@ def _populate(items: np.ndarray) -> None:
 
 
 def _grow_file(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         before = os.fstat(descriptor).st_size
         # Blocks are allocated now, because writing to a mapping on a full disk raises SIGBUS.

@@ -14,6 +14,7 @@ from typing import Any
 
 from siltstone.state.backends.heap.header import render
 from siltstone.state.backends.pins import all_pins, held_pins, remove_pin
+from siltstone.store.private import private_mode, write_private_file
 
 PARTS = ("rows", "offsets", "bytes")
 
@@ -25,16 +26,16 @@ def fill_pin(pin: Path, directory: Path, header: dict[str, Any], later: Iterable
         later: the steps after that version, in order, and their undo files.
     """
     for part in ("opaque", "tables", "undo"):
-        (pin / part).mkdir()
+        (pin / part).mkdir(private_mode(of_directory=True))
     for name, table in header["tables"].items():
-        (pin / "tables" / name).mkdir()
+        (pin / "tables" / name).mkdir(private_mode(of_directory=True))
         for part in PARTS:
             os.link(directory / "tables" / name / str(table["generation"]) / part, pin / "tables" / name / part)
     for variable, step in header["opaque_steps"].items():
         os.link(directory / "opaque" / f"{variable}.{step}", pin / "opaque" / variable)
     for step, path in later:
         _link_undo(pin, step, path)
-    (pin / "header").write_bytes(render(header))
+    write_private_file(pin / "header", render(header))
 
 
 def link_undo(directory: Path, step: int, path: Path) -> None:

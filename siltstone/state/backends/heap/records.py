@@ -14,6 +14,7 @@ from siltstone.state.backends.heap.index import Index, tags
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.columns import split_by_bytes
+from siltstone.store.private import make_private_directory
 
 BATCH_ROWS = 1 << 17
 _BATCH_BYTES = 1 << 26
@@ -25,7 +26,7 @@ class Records:
 
     def __init__(self, layout: Layout, home: Path | None, rows: int = 0, entries: int = 1) -> None:
         if home:
-            home.mkdir(parents=True, exist_ok=True)
+            make_private_directory(home)
         self.layout = layout
         self.rows = rows
         self.arena = Arena(home, entries)

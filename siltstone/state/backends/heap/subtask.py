@@ -32,6 +32,7 @@ from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.backends.pins import make_pin
 from siltstone.state.backends.recorded import record_empty, record_tables, recorded
 from siltstone.state.schema import TableSchema
+from siltstone.store.private import make_private_directory, private_mode, write_private_file
 
 FORMAT = 2
 _MADE_FIRST = {"undo", "opaque", "header.new"}
@@ -225,11 +226,11 @@ class HeapState:
             if self.directory.exists() and {*os.listdir(self.directory)} - _MADE_FIRST:
                 raise StateError(f"{path} is missing: {DISTRUST}")
             for part in ("undo", "opaque"):
-                (self.directory / part).mkdir(parents=True, exist_ok=True)
+                make_private_directory(self.directory / part)
             empty = record_empty(self._shape["schemas"], Counts())
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
             self._replace(path, render(header))
-            (self.directory / "tables").mkdir(exist_ok=True)
+            (self.directory / "tables").mkdir(private_mode(of_directory=True), exist_ok=True)
             return header
         except OSError as error:
             raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
@@ -254,7 +255,7 @@ class HeapState:
     def _replace(path: Path, data: bytes) -> None:
         draft = path.with_name(path.name + ".new")
         try:
-            draft.write_bytes(data)
+            write_private_file(draft, data)
             os.replace(draft, path)
         except OSError as error:
             raise Unreachable(f"cannot write {path}: {error.strerror}; free some space") from error

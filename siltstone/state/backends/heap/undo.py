@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from siltstone.errors import Unreachable
+from siltstone.store.private import open_private
 
 HEADER = 0xFFFFFFFF
 _FIELDS = struct.Struct("<QQQQQ")
@@ -45,7 +46,7 @@ class UndoWriter:
         self.path = path
         self._step = step
         self._tail = 0
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = open_private(path, os.O_RDWR | os.O_CREAT)
         self.append(HEADER, 0, np.zeros(0, np.uint32), np.frombuffer(header, np.uint8))
 
     def append(self, table: int, rows: int, ids: np.ndarray, records: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from siltstone.state.backends.rocksdb.header import open_tables
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
 from siltstone.store.files import link_or_copy, make_durable
+from siltstone.store.private import private_mode, write_private_file
 
 
 def manifest_of(directory: Path) -> Path:
@@ -29,8 +30,8 @@ def manifest_of(directory: Path) -> Path:
 
 def write_manifest(directory: Path, name: str, data: bytes) -> None:
     """Write the two files that make table files a database."""
-    (directory / name).write_bytes(data)
-    (directory / CURRENT).write_text(f"{name}\n")
+    write_private_file(directory / name, data)
+    write_private_file(directory / CURRENT, f"{name}\n".encode())
 
 
 def table_files(directory: Path) -> list[str]:
@@ -40,7 +41,7 @@ def table_files(directory: Path) -> list[str]:
 
 def copy_files(source: Path, target: Path) -> None:
     """Copy a directory of such files: RocksDB may go on from the copy. All of it is durable on return."""
-    target.mkdir()
+    target.mkdir(private_mode(of_directory=True))
     for name in table_files(source):
         link_or_copy(source / name, target / name)
     write_manifest(target, manifest_of(source).name, manifest_of(source).read_bytes())

@@ -43,6 +43,7 @@ from siltstone.state.backends.rocksdb.snapshot import RocksDBSnapshot
 from siltstone.state.backends.rocksdb.table import Counts
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.schema import TableSchema
+from siltstone.store.private import make_private_directory
 
 FORMAT = 2
 """2: rows have a column family of their own"""
@@ -322,7 +323,7 @@ def _make_home(directory: Path) -> Path:
     """
     home = directory / DATABASE
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_private_directory(home)
         others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, LOCAL_SETS})
     except OSError as error:
         raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
