@@ -4,7 +4,9 @@ An epoch is begun in the catalog first and then marked in the store, by its own 
 never has a higher epoch than the catalog, unless the catalog was restored from a backup: then it does not know what
 runs since the backup have written, which would look like orphans. If a process is killed between the two, its epoch has
 no mark and has done nothing. A mark is written once: of two catalogs that begin the same epoch (one of them a copy
-without its own identity), one is refused.
+without its own identity), one is refused. A process that was frozen before its mark may write it long after other
+epochs have marked theirs, and deleted this one. So the marks are listed once more after it, and a higher one refuses
+the epoch: the highest mark is never deleted.
 
 A backup may also hold the newest epoch, if it was taken during that run. It is noticed by the manifest of the
 checkpoint two above the catalog's newest, which is written only after the one in between was committed. If retention
@@ -24,6 +26,7 @@ so that a catalog that is lost and rebuilt does not take what an older epoch wro
 
 import re
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -208,13 +211,22 @@ class _Marks:
 
 
 def _marks(store: Store, stream: str) -> _Marks:
-    prefix = epoch_marks(stream)
-    names = [name for name, _ in store.list(prefix)]
-    epochs = {int(number): name for name in names if _EPOCH.fullmatch(number := name.removeprefix(prefix))}
+    names = [name for name, _ in store.list(epoch_marks(stream))]
+    epochs = _epochs_of(names, stream)
     forks = [fork for name in names if (fork := fork_of_mark(name))]
     extracts = {number: name for name, _ in store.list(extract_prefix(stream)) if (number := extract_number(name))}
     extract = max(extracts, default=(0, 0))
     return _Marks(list(epochs), forks, extract, {epoch: name for (epoch, _), name in extracts.items()} | epochs)
+
+
+def _marked_epochs(store: Store, stream: str) -> dict[int, str]:
+    """Map each marked writer epoch to its mark."""
+    return _epochs_of([name for name, _ in store.list(epoch_marks(stream))], stream)
+
+
+def _epochs_of(names: Iterable[str], stream: str) -> dict[int, str]:
+    prefix = epoch_marks(stream)
+    return {int(number): name for name in names if _EPOCH.fullmatch(number := name.removeprefix(prefix))}
 
 
 def _check_marks(warehouse: OpenWarehouse, marks: _Marks, known: int) -> None:
@@ -250,23 +262,38 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
 
 
 def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
-    """Mark an epoch in the store, and delete the older ones among `marked`."""
+    """Mark an epoch in the store, delete the older ones among `marked`, and check that no higher one is there.
+
+    Raises:
+        Fenced: a newer run of this catalog has taken the stream over meanwhile.
+        WrongWarehouse: another catalog has begun this epoch, or a higher one.
+        Unreachable: the store failed.
+    """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     try:
-        store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
-    except BaseException as error:
+        try:
+            store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
+        except ObjectExists as error:
+            raise _other_catalog(warehouse, stream, epoch) from error
+        try:
+            store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
+        except Unreachable as error:  # the next epoch deletes them
+            _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
+        newest = max(_marked_epochs(store, stream), default=0)
+        if newest > epoch:
+            catalog.runs.check_epoch(stream, epoch)
+            raise _other_catalog(warehouse, stream, newest)
+    except BaseException:
         with suppress(Unreachable):
             catalog.runs.end(stream, epoch, "failed")
-        if isinstance(error, ObjectExists):
-            raise WrongWarehouse(
-                f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog "
-                f"than {catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
-            ) from error
         raise
-    try:
-        store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
-    except Unreachable as error:  # the next epoch deletes them
-        _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
+
+
+def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWarehouse:
+    return WrongWarehouse(
+        f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog than "
+        f"{warehouse.catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
+    )
 
 
 def _extract(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:

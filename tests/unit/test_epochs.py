@@ -15,7 +15,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
-from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
+from siltstone.errors import Fenced, ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
@@ -256,6 +256,27 @@ def test_an_epoch_without_a_mark_does_nothing(
         assert marks(place) == ["00000004"] and not failures(place, NAME)
 
 
+def test_a_frozen_writer_that_marks_its_epoch_anew_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the catalog is frozen before its mark; meanwhile the epoch is marked by the other catalog, which then
+    begins the next one and deletes that mark. Seen: the copy wrote its mark, and nothing refused it."""
+    shutil.copy(root / "catalog.db", root / "copy.db")
+    put, begun = FilesystemStore.put, list[int]()
+
+    def frozen(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
+        if not begun and name == epoch_mark(NAME, 3):
+            begun.append(0)
+            with OpenWarehouse.writable(str(root)) as place:
+                begun.extend(begin_epoch(place, NAME, "the original") for _ in range(2))
+        return put(self, name, data)
+
+    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/copy.db") as copy:
+        with monkeypatch.context() as patch, pytest.raises(WrongWarehouse, match="epoch 4 .* by another catalog"):
+            patch.setattr(FilesystemStore, "put", frozen)
+            begin_epoch(copy, NAME, "the copy")
+        assert begun == [0, 3, 4] and copy.catalog.runs.list(NAME)[-1].outcome == "failed"
+        assert "00000004" in marks(copy)
+
+
 def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is frozen between its mark and the deletion of older ones, while others begin epochs."""
     delete, begun = FilesystemStore.delete, []
@@ -268,9 +289,9 @@ def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.Mon
         delete(self, names)
 
     with OpenWarehouse.writable(str(root)) as place:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(Fenced):
             patch.setattr(FilesystemStore, "delete", frozen)
-            assert begin_epoch(place, NAME, "late") == 3
+            begin_epoch(place, NAME, "late")
         assert marks(place) == ["00000004"]
         check_catalog(place, NAME)
 
