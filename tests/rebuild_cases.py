@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.objects import ObjectRecord
 from siltstone.catalog.open import open_catalog
@@ -18,6 +17,7 @@ from siltstone.change.rebuild import Rebuild, rebuild_catalog
 from siltstone.format.manifest import encode_manifest
 from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints, foresee
+from siltstone.run.take_over import take_over
 from siltstone.store.paths import CheckpointPath
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log
 from tests.proofs import in_order
@@ -149,7 +149,7 @@ def write_history(place: OpenWarehouse, heard: Heard) -> Outboxed:
     delete_checkpoints(place, NAME, [1, 2, 3, 5, 6])
     _steps(run, 13, 14)
     run.region.close("done")
-    epoch = begin_epoch(place, NAME, "a test")
+    epoch = take_over(place, NAME, "a test")
     catalog.rollbacks.roll_back(NAME, epoch, 12, "a test", "a test")
     write_extract(place, NAME)
     run = Outboxed(place, heard)

@@ -3,11 +3,11 @@
 from contextlib import suppress
 from unittest import mock
 
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import ObjectExists
+from siltstone.run.take_over import take_over
 from siltstone.store.open import Warehouse
 from tests.fault.commands import NAME
 from tests.fault.rounds import Round, Rounds
@@ -58,7 +58,7 @@ def _roll_back(place: OpenWarehouse) -> str:
     kept = ([0] + [each.id for each in place.catalog.checkpoints.list(NAME)])[-2]
     if not kept:
         return "(one checkpoint only, not rolled back)"
-    epoch = begin_epoch(place, NAME, "the campaign rolls back")
+    epoch = take_over(place, NAME, "the campaign rolls back")
     place.catalog.rollbacks.roll_back(NAME, epoch, kept, "planted", "the campaign")
     place.catalog.runs.end(NAME, epoch, "rolled back")
     write_extract(place, NAME)

@@ -40,6 +40,8 @@ OLD_WORK, SINK = (
     Within("sinks/parquet.py", "ParquetSink.deliver"),
 )
 _TAKE_OVER = [
+    Within("run/take_over.py", "take_over"),
+    Within("run/take_over.py", "_follow"),
     Within("catalog/epochs.py", "begin_epoch"),
     Within("catalog/epochs.py", "_mark"),
     Within("run/region.py", "ConsistentRegion.open"),

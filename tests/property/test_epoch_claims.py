@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog import epochs
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
 from siltstone.run.definition import definition_of
+from siltstone.run.take_over import take_over
 from siltstone.store.paths import epoch_mark, epoch_marks
 from tests.examples import examples
 from tests.simulation.processes import Clock, Database, MemoryStore, Process, SimulatedStore, SimulatedTransactions
@@ -49,7 +49,7 @@ class Copies:
             transactions = SimulatedTransactions(self.databases[which].engine, self.clock.now, process)
             store = Marking(self, process)
             warehouse = SimpleNamespace(store=store, store_url="", label="memory", prepare=lambda: None)
-            epoch = begin_epoch(OpenWarehouse(cast(Any, warehouse), Catalog(transactions)), NAME, "a test")
+            epoch = take_over(OpenWarehouse(cast(Any, warehouse), Catalog(transactions)), NAME, "a test")
             self.granted.append((epoch, store.marked_at))
 
         return Process("claim", NAME, work)

@@ -88,7 +88,7 @@ def shorten(draw: Any, history: History) -> None:
         connection.execute(update(t.object_).where(o.name == stored.name, o.until > until).values(until=until))
 
 
-@settings(max_examples=800)
+@settings(max_examples=few_examples(200))
 @given(st.data())
 def test_each_checkpoint_is_judged_as_a_restore_of_it_alone_would_be(data) -> None:
     with new_history() as history:

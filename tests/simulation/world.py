@@ -15,7 +15,6 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.transactions import Transactions
@@ -35,6 +34,7 @@ from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.run.definition import definition_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
+from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import beginnings
@@ -277,7 +277,7 @@ class World:
 
     def _rewind(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            epoch = begin_epoch(place, stream, "rewinds")
+            epoch = take_over(place, stream, "rewinds")
             last = place.catalog.checkpoints.last_id(stream)
             place.catalog.rollbacks.roll_back(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
             write_extract(place, stream)
