@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, update
 
 from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
@@ -123,12 +123,7 @@ class Rebuilding(CatalogPart):
                 return False
             _keep_proofs(_read_rows(connection, stream, t.checkpoint), drafted[t.checkpoint])
             for table in reversed(_REPLACED):
-                gone = table.c.stream == stream
-                if table is t.run:
-                    gone &= t.run.c.epoch.in_([row["epoch"] for row in drafted[t.run]])
-                elif table is t.materialization:
-                    gone &= t.materialization.c.manifest.is_not(None)
-                connection.execute(delete(table).where(gone))
+                connection.execute(delete(table).where(_is_replaced(table, stream, drafted[table])))
             [record] = drafted[t.stream]
             connection.execute(update(t.stream).where(t.stream.c.name == stream).values(record))
             for table in _REPLACED:
@@ -152,6 +147,17 @@ def _read_rows(connection: Connection, stream: str, table: Table) -> list[dict[s
     own = (table.c.name if table is t.stream else table.c.stream) == stream
     query = select(*(column.label(column.key) for column in table.c)).where(own)
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _is_replaced(table: Table, stream: str, drafted: Sequence[Mapping[str, Any]]) -> ColumnElement[bool]:
+    """Whether a row of a stream goes: all do, but for runs and materializations that no extract has."""
+    own = table.c.stream == stream
+    if table is t.run:
+        return own & t.run.c.epoch.in_([row["epoch"] for row in drafted])
+    if table is t.materialization:
+        m = t.materialization.c
+        return own & (m.manifest.is_not(None) | m.id.in_([row["id"] for row in drafted]))
+    return own
 
 
 def _keep_proofs(known: Iterable[Mapping[str, Any]], drafted: Iterable[dict[str, Any]]) -> None:

@@ -38,7 +38,7 @@ from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import beginnings
-from tests.simulation.loss import IDENTITY, lose
+from tests.simulation.loss import IDENTITY, fail_over, lose
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import (
     NOON,
@@ -90,7 +90,7 @@ class World:
         """A process at its first stop."""
 
         def run(process: Process) -> None:
-            catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process))
+            catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process, self.database))
             work(process, self.place(catalog, process), stream)
 
         process = Process(kind, stream, run)
@@ -118,6 +118,8 @@ class World:
             self._damage(a)
         elif action == "lose":
             lose(self, a, b)
+        elif action == "fail over":
+            fail_over(self, a, b)
         elif alive:
             process = alive[a % len(alive)]
             if action == "go":

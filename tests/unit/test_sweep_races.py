@@ -288,7 +288,8 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
     with monkeypatch.context() as patch, pytest.raises(Fenced):
         patch.setattr(pending, "store_manifest", too_late)
         run.step(rows(6))
-    check_whole(place)
+    check_whole(place, CheckpointPath(NAME, run.region.epoch, 6).manifest())
+    assert sweep(place, NAME).deleted == 1
     assert new_run(place).step(rows(6))
 
 
