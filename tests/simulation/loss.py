@@ -108,9 +108,10 @@ def fail_over(world: "World", a: int, b: int) -> None:
 
 
 def _settle(world: "World") -> None:
-    """Do again what may be lost and is then done later: releases of leases, and the ends of deletions."""
+    """Do again what may be lost and is then done later: releases of leases, ends of runs, and deletions."""
     world.database.raw.execute("DELETE FROM lease")
     for stream in world.oracle.streams():
+        world.catalog.runs.end(stream, world.oracle.epoch(stream), "done")
         with suppress(UnknownCheckpoint):
             delete_checkpoints(world.place(world.catalog), stream, ())
 
