@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from siltstone.catalog.commit_details import CommitDetails, decode_details, encode_details
-from siltstone.catalog.epochs import check_new_name
+from siltstone.catalog.epochs import begin_epoch, check_new_name
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.imports import Continuation
 from siltstone.catalog.source_entries import decode_sources
@@ -38,7 +38,6 @@ from siltstone.retention.leases import this_process
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.commit import commit_of
-from siltstone.run.take_over import take_over
 from siltstone.store.base import Store
 from siltstone.store.copying import copy_object
 from siltstone.store.open import open_store
@@ -117,7 +116,7 @@ def import_savepoint(warehouse: OpenWarehouse, proven: ProvenExport, new: str | 
     definition = proven.details.definition or {"operators": proven.manifest.operators, "options": {}}
     catalog.streams.register(stream, proven.manifest.max_parallelism, definition, NEW_STREAM.to_record())
     who = f"{this_process()} imports savepoint {exported.savepoint} of {exported.stream}"
-    epoch, outcome = take_over(warehouse, stream, who), "failed"
+    epoch, outcome = begin_epoch(warehouse, stream, who), "failed"
     try:
         size = _add(warehouse, proven, CheckpointPath(stream, epoch, FIRST))
         outcome = IMPORTED

@@ -13,11 +13,9 @@ from siltstone.errors import ObjectExists
 from siltstone.run.take_over import take_over
 from siltstone.store.open import Warehouse
 from tests.fault.commands import NAME
+from tests.fault.promises import LOST
 from tests.fault.rounds import Round, Rounds
 from tests.rebuild_cases import check_same, plant, what_it_knows
-
-LOST = 5
-"""maximum transactions that a standby lacks, about: a copy may be several ahead of the one before"""
 
 
 def lose(rounds: Rounds, round: Round, kind: str) -> None:
@@ -101,9 +99,9 @@ def _copy(rounds: Rounds, copies: deque[bytes]) -> None:
 
 
 def _promote(rounds: Rounds, data: bytes) -> None:
-    with closing(sqlite3.connect(rounds.site.catalog_path)) as live, closing(sqlite3.connect(":memory:")) as copy:
-        copy.deserialize(data)
-        copy.backup(live)
+    """Let a copy be the catalog; nobody has it open."""
+    rounds.site.lose_catalog()
+    rounds.site.catalog_path.write_bytes(data)
 
 
 def _roll_back(place: OpenWarehouse) -> str:

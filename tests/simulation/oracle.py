@@ -36,7 +36,7 @@ class _Followed:
     checkpoints: dict[int, _Seen] = field(default_factory=lambda: {0: _NOTHING})
     rewindings: int = 0
     epoch: int = 0
-    """the newest writer's, when it was last looked at: a checkpoint may be its, completed by who took the stream over"""
+    """the newest writer's, when it was last looked at; who takes the stream over may complete a checkpoint of its"""
     visible: frozenset[int] = frozenset()
     """checkpoints that could be restored, when it was last looked at"""
 
