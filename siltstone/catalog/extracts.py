@@ -173,9 +173,8 @@ class Extracts(CatalogPart):
             number = connection.scalar(raised.returning(s.extracts)) or 0
             if after >= (epoch, number):
                 raise WrongWarehouse(
-                    f"the catalog {self._transactions.url} has lost transactions: the store has what came later with "
-                    f"stream {stream}. Run the stream, which brings the catalog up to the store, and repeat what "
-                    "you did"
+                    f"the catalog has lost transactions: the store has what came later with stream {stream}. Run the "
+                    "stream, which brings the catalog up to the store, and repeat what you did"
                 )
             retained = _read_retained(connection, stream)
             newest = retained[-1].last if retained else 0

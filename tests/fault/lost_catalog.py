@@ -71,7 +71,8 @@ def fail_over(rounds: Rounds, round: Round, kind: str) -> None:
     while not victim.ended:
         _copy(rounds, copies)
     end = rounds.judge(round, victim, alone=True)
-    rounds.learn(kind, end.code == -9, None)
+    if by_line:
+        rounds.learn(kind, end.code == -9, None)
     round.kills[kind] += end.code == -9
     _copy(rounds, copies)
     lost = min(rounds.chance.randint(1, LOST), len(copies) - 1)
