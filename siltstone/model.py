@@ -125,6 +125,16 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkFile(StoredObject):
+    """A staged object that is a Parquet file of a sink's Delta table. Other staged objects are rows in Arrow's format.
+
+    `statistics` is what the table's log says of the file, as JSON.
+    """
+
+    statistics: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Handle:
     """Where the bytes of one variable of one subtask at one checkpoint are.
 

@@ -17,13 +17,13 @@ from datetime import datetime
 from typing import Any
 
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.outbox import Output
+from siltstone.catalog.outbox import Output, staged_object
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.steps import Step
 from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
-from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
+from siltstone.model import MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
-from siltstone.store.paths import check_object_name
+from siltstone.store.paths import check_object_name, is_table_file
 from siltstone.times import as_utc
 
 _PART_CHARACTERS = 4 << 20
@@ -70,7 +70,7 @@ def encode_details(details: CommitDetails) -> tuple[bytes, ...]:
         "definition": None if details.definition is None else dict(details.definition),
         "dropped": list(details.dropped),
         "outputs": [
-            [o.name, base64.b64encode(o.arrow_schema).decode(), o.rows, [_plain(each) for each in o.objects]]
+            [o.name, base64.b64encode(o.arrow_schema).decode(), o.rows, [_staged_to_json(each) for each in o.objects]]
             for o in details.outputs
         ],
         "repeats": details.repeats,
@@ -200,6 +200,19 @@ def _plain(stored: StoredObject) -> list[Any]:
     return [stored.name, stored.bytes, stored.checksum]
 
 
+def _staged_to_json(staged: StoredObject) -> list[Any]:
+    return [*_plain(staged), *([staged.statistics] if isinstance(staged, SinkFile) else ())]
+
+
+def _staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
+    stored = check_stored(name, size, checksum)
+    if statistics is not None:
+        check_object(parse_json(check_text(statistics, "statistics")), "statistics")
+        if not is_table_file(stored.name):
+            raise ValueError(f"{stored.name} has statistics, but is not a file of a table")
+    return staged_object(stored.name, stored.bytes, stored.checksum, None if statistics is None else str(statistics))
+
+
 def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:
     name, size, checksum = manifest
     return PreviousCheckpoint(check_stored(name, size, checksum), check_time(committed_at))
@@ -219,12 +232,15 @@ def _edit(values: Mapping[str, Any]) -> Edit:
 
 
 def _output(name: object, schema: object, rows: object, objects: Sequence[Sequence[object]]) -> Output:
-    return Output(
+    output = Output(
         name=check_text(name, "the name of an output"),
         arrow_schema=base64.b64decode(check_text(schema, "a schema"), validate=True),
         rows=check_integer(rows, 0, _MAX, "rows"),
-        objects=tuple(check_stored(*each) for each in objects),
+        objects=tuple(_staged(*each) for each in objects),
     )
+    if output.sink_files and len(output.sink_files) != len(output.objects):
+        raise ValueError(f"the output {output.name} has objects of two kinds")
+    return output
 
 
 def _outstanding(checkpoint: object, name: object) -> tuple[int, str]:

@@ -17,7 +17,7 @@ rows, which a sink that skips known ids would lose; so the offset grows by as ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
@@ -29,7 +29,8 @@ from siltstone.catalog.limits import in_batches
 from siltstone.catalog.objects import refuse_deleted
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError
-from siltstone.model import StoredObject
+from siltstone.model import SinkFile, StoredObject
+from siltstone.store.paths import is_table_file
 
 _O, _S = t.output.c, t.output_object.c
 
@@ -38,15 +39,20 @@ _O, _S = t.output.c, t.output_object.c
 class Output:
     """A checkpoint's rows for one sink: `rows` rows, staged in `objects`, in this order.
 
-    `name` is the operator whose output it is. `arrow_schema` is the rows' schema, in Arrow's serialization. If the
-    objects are files of the sink's table, `statistics` has, for each, what the table's log says of it (JSON).
+    `name` is the operator whose output it is. `arrow_schema` is the rows' schema, in Arrow's serialization. The objects
+    are of one kind: `SinkFile`, if the sink was a Delta table when they were staged, or rows in Arrow's format. Each
+    sink can be given either kind.
     """
 
     name: str
     arrow_schema: bytes
     rows: int
     objects: tuple[StoredObject, ...]
-    statistics: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def sink_files(self) -> Sequence[SinkFile]:
+        """The objects if they are files of the sink's Delta table, else nothing."""
+        return [each for each in self.objects if isinstance(each, SinkFile)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +122,17 @@ class Outbox(CatalogPart):
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
             staged: dict[tuple[int, str], list[StoredObject]] = {}
-            statistics: dict[tuple[int, str], list[str]] = {}
             for part in in_batches(row.checkpoint for row in found):
                 objects = select(t.output_object).where(_S.stream == stream, _S.checkpoint.in_(part))
                 for each in connection.execute(objects.order_by(_S.checkpoint, _S.output, _S.position)):
-                    stored = StoredObject(each.name, each.bytes, each.checksum)
-                    of = each.checkpoint, each.output
-                    staged.setdefault(of, []).append(stored)
-                    if each.statistics is not None:
-                        statistics.setdefault(of, []).append(each.statistics)
+                    stored = staged_object(each.name, each.bytes, each.checksum, each.statistics)
+                    staged.setdefault((each.checkpoint, each.output), []).append(stored)
             return [
                 OutputRecord(
                     name=row.name,
                     arrow_schema=row.arrow_schema,
                     rows=row.rows,
                     objects=tuple(staged.get((row.checkpoint, row.name), ())),
-                    statistics=tuple(statistics.get((row.checkpoint, row.name), ())),
                     stream=stream,
                     checkpoint=row.checkpoint,
                     sink_id=row.sink_id,
@@ -141,6 +142,18 @@ class Outbox(CatalogPart):
                 )
                 for row in found
             ]
+
+
+def staged_object(name: str, size: int, checksum: str, statistics: str | None) -> StoredObject:
+    """Return a staged object of the kind that its name says.
+
+    Args:
+        statistics: see `SinkFile`. None for a file of a table if its record lacks them, as those in manifests of
+            earlier versions of Siltstone do: then the table's log says nothing of the file, and readers never skip it.
+    """
+    if is_table_file(name):
+        return SinkFile(name, size, checksum, statistics="{}" if statistics is None else statistics)
+    return StoredObject(name, size, checksum)
 
 
 def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: int, outputs: Sequence[Output]) -> None:
@@ -176,7 +189,7 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     objects = [
         place
         | {"output": o.name, "name": each.name, "position": n, "bytes": each.bytes, "checksum": each.checksum}
-        | {"statistics": o.statistics[n] if o.statistics else None}
+        | {"statistics": each.statistics if isinstance(each, SinkFile) else None}
         for o in outputs
         for n, each in enumerate(o.objects)
     ]

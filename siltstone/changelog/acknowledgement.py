@@ -18,7 +18,7 @@ from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.state.digest import checkpoint_digest
 
 
@@ -166,9 +166,8 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _staged(plain: Mapping[str, Any]) -> Staged:
-    objects = tuple(StoredObject(**stored) for stored in plain["objects"])
-    inline = base64.b64decode(plain["inline"], validate=True)
-    return Staged(plain["rows"], objects, inline, tuple(plain.get("statistics", ())))
+    objects = tuple((SinkFile if "statistics" in each else StoredObject)(**each) for each in plain["objects"])
+    return Staged(plain["rows"], objects, base64.b64decode(plain["inline"], validate=True))
 
 
 def _handle(plain: Mapping[str, Any]) -> Handle:

@@ -32,15 +32,11 @@ class Puts(Protocol):
 
 @dataclass(frozen=True)
 class Staged:
-    """Staged rows: `rows` of them in `objects` or, if they are few, as an Arrow IPC stream in `inline`.
-
-    `statistics` has, for each object that is a table's file, what the table's log says of it; else it is empty.
-    """
+    """Staged rows: `rows` of them in `objects` or, if they are few, as an Arrow IPC stream in `inline`."""
 
     rows: int = 0
     objects: Sequence[StoredObject] = ()
     inline: bytes = b""
-    statistics: Sequence[str] = ()
 
 
 @dataclass

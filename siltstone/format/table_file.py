@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from siltstone.errors import UsageError
 from siltstone.format.output import OBJECT_BYTES, OutputWriter, Staged, encode_inline
+from siltstone.model import SinkFile
 
 ROW_GROUP_BYTES = 32 << 20
 """uncompressed bytes of a row group, about"""
@@ -110,7 +111,6 @@ class TableWriter(OutputWriter):
     _waiting: list[pa.RecordBatch] = field(default_factory=list)
     _waiting_bytes: int = 0
     _file: tuple[pa.BufferOutputStream, pq.ParquetWriter] | None = None
-    _statistics: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.schema = table_schema(self.schema, "staged rows")
@@ -141,7 +141,7 @@ class TableWriter(OutputWriter):
                 return Staged(self._rows, inline=inline)
         self._write_row_group()
         self._close_file()
-        return Staged(self._rows, tuple(self._objects), statistics=tuple(self._statistics))
+        return Staged(self._rows, tuple(self._objects))
 
     def _write_row_group(self) -> None:
         if not self._waiting:
@@ -161,8 +161,9 @@ class TableWriter(OutputWriter):
         (out, writer), self._file = self._file, None
         writer.close()
         data = out.getvalue()
-        self._objects.append(self.store.put(self.name(len(self._objects)), data))
-        self._statistics.append(file_statistics(pq.read_metadata(pa.BufferReader(data)), self.schema))
+        stored = self.store.put(self.name(len(self._objects)), data)
+        statistics = file_statistics(pq.read_metadata(pa.BufferReader(data)), self.schema)
+        self._objects.append(SinkFile(stored.name, stored.bytes, stored.checksum, statistics=statistics))
 
 
 def file_statistics(metadata: Any, schema: pa.Schema) -> str:

@@ -54,7 +54,6 @@ class _OutputOfCheckpoint:
     rows: int = 0
     objects: list[StoredObject] = field(default_factory=list)
     inline: list[bytes] = field(default_factory=list)
-    statistics: list[str] = field(default_factory=list)
 
 
 class Outbox:
@@ -125,7 +124,6 @@ class Outbox:
                 if staged.objects or sum(map(len, of.inline)) > INLINE_BYTES:
                     self._store_inline(checkpoint, name, of)  # before what comes later: rows stay in order
                 of.objects += staged.objects
-                of.statistics += staged.statistics
 
     def stage(self, checkpoint: int, *, had_input: bool) -> list[Output]:
         """Store all outputs of a checkpoint; return those that its commit will make outstanding.
@@ -147,7 +145,7 @@ class Outbox:
                 continue  # what was lost has to come again, even with no rows: later deliveries wait for it
             self._store_inline(checkpoint, name, of)
             schema = schemas[name].serialize().to_pybytes()
-            outputs.append(Output(name, schema, of.rows, tuple(of.objects), statistics=tuple(of.statistics)))
+            outputs.append(Output(name, schema, of.rows, tuple(of.objects)))
         return outputs
 
     def expect(self, checkpoint: int, outputs: Sequence[Output]) -> None:
@@ -237,9 +235,7 @@ class Outbox:
             path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), f"driver-{uuid.uuid4().hex}"
             uploader = uploader_of(self._place.warehouse.store_url, self._upload)
             staged = StagedOutput(uploader, path, name, name in self.tables, name, 0, attempt)
-            stored = staged.write_inline(of.inline).finish()
-            of.objects += stored.objects
-            of.statistics += stored.statistics
+            of.objects += staged.write_inline(of.inline).finish().objects
             of.inline = []
 
 
@@ -252,7 +248,7 @@ def check_output(store: Store, output: Output) -> None:
         CorruptObject: an object is missing, cut or altered, or has other rows than recorded.
         Unreachable: the store does not answer.
     """
-    if any(is_table_file(stored.name) for stored in output.objects):
+    if output.sink_files:
         for stored in output.objects:
             store.read(stored)
         return

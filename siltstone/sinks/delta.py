@@ -15,6 +15,7 @@ is null in new rows; one of another type is refused when the stream is opened.
 import os
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +27,7 @@ from siltstone.errors import StateError, UsageError
 from siltstone.format.output import read_output
 from siltstone.format.table_file import TableWriter, table_schema
 from siltstone.log import get_logger
+from siltstone.model import SinkFile
 from siltstone.sinks.delta_calls import delta_call, first_line
 from siltstone.store.base import Store
 from siltstone.store.files import make_durable
@@ -168,7 +170,7 @@ class SinkTable:
         from deltalake.exceptions import CommitFailedError
 
         schema = self._schema_of(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
-        files: list[tuple[str, int, str]] | None = None
+        files: Sequence[SinkFile] | None = None
         for _ in range(ATTEMPTS):
             table = self._follow() or self._create(schema)
             if self._delivered(table) >= output.sink_id:
@@ -288,14 +290,10 @@ class SinkTable:
                 )
         return [field for field in wanted if field.name not in there]
 
-    def _files(self, output: "OutputRecord") -> list[tuple[str, int, str]]:
-        """Return the files of an output, as (name, bytes, statistics); rows staged for another kind of sink are written
-        as a file now."""
-        if output.statistics:
-            staged = zip(output.objects, output.statistics, strict=True)
-            return [(stored.name, stored.bytes, statistics) for stored, statistics in staged]
-        if not output.objects:
-            return []
+    def _files(self, output: "OutputRecord") -> Sequence[SinkFile]:
+        """Return the files of an output; rows staged for another kind of sink are written as files now."""
+        if output.sink_files or not output.objects:
+            return output.sink_files
         path, attempt = CheckpointPath(output.stream, output.epoch, output.checkpoint), f"driver-{uuid.uuid4().hex}"
 
         def name(n: int) -> str:
@@ -305,19 +303,19 @@ class SinkTable:
         for stored in output.objects:
             for batch in read_output(self.store, stored, output.arrow_schema):
                 writer.add(batch)
-        done = writer.finish()
-        written = zip(done.objects, done.statistics, strict=True)
-        return [(stored.name, stored.bytes, statistics) for stored, statistics in written]
+        return [each for each in writer.finish().objects if isinstance(each, SinkFile)]
 
-    def _add(self, table: "DeltaTable", files: list[tuple[str, int, str]], id: int) -> None:
+    def _add(self, table: "DeltaTable", files: Sequence[SinkFile], id: int) -> None:
         """Commit files; the log refuses it if it has got an id of this application since `table` was opened."""
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
         now_ms = int(time.time() * 1000)
         actions: list[Any] = [
-            AddAction(name.removeprefix(self.prefix), size, {}, now_ms, data_change=True, stats=statistics)
-            for name, size, statistics in files
+            AddAction(
+                each.name.removeprefix(self.prefix), each.bytes, {}, now_ms, data_change=True, stats=each.statistics
+            )
+            for each in files
         ]
         properties = CommitProperties(
             custom_metadata={CHECKPOINT: id}, app_transactions=[Transaction(self.application, id, now_ms)]

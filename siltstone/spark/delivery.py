@@ -38,7 +38,7 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
         try:
             if isinstance(sink, SinkTable):
                 sink.deliver(output)
-            elif output.statistics:  # the sink was a table when these rows were staged, as its files
+            elif output.sink_files:  # the sink was a table when these rows were staged
                 SinkTable(open_store(store_url), output.stream, name).deliver(output)
             else:
                 deliver = getattr(sink, "deliver", sink)

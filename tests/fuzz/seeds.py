@@ -35,7 +35,7 @@ from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.state.nested import encode_nested
 from siltstone.state.schema import DELETED
@@ -51,6 +51,9 @@ _NESTED = [
     {"s": "text", "l": [None, {"d": Decimal(7), "b": [True, None, False]}, {"d": None, "b": None}], "w": []},
     {"s": None, "l": None, "w": [None] * 9 + [{f"f{i}": i for i in range(100)}]},
 ]
+SINK_FILE = SinkFile(
+    "_sinks/s/op/00000001/000000000002/op.0-a.rows.parquet", 9, "ab" * 16, statistics='{"numRecords": 3}'
+)
 STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
 
 
@@ -167,7 +170,7 @@ def _details() -> CommitDetails:
         parallelism=2,
         definition={"operators": {}, "options": {}},
         dropped=("op.old",),
-        outputs=(Output("op", b"schema", 3, (STORED,)),),
+        outputs=(Output("op", b"schema", 3, (STORED,)), Output("other", b"schema", 3, (SINK_FILE,))),
         previous=PreviousCheckpoint(StoredObject(name, 9, "ab" * 16), datetime(2020, 1, 1, tzinfo=UTC)),
         outstanding=((1, "op"),),
     )
@@ -224,7 +227,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         objects=[STORED],
         inline=[b"packed"],
         digests={"totals": np.arange(4).astype(np.uint64)},
-        outputs={"op": Staged(3, (STORED,), b"inline")},
+        outputs={"op": Staged(3, (STORED,), b"inline"), "other": Staged(3, (SINK_FILE,))},
     )
     line = '{"path":"file:///in/%d.parquet","timestamp":1372896000000,"batchId":%d}'
     files = json.dumps({"0": {"7": "\n".join(["v1", line % (1, 6), line % (2, 7)])}, "1": {"0": "v1\n9"}})

@@ -1,6 +1,7 @@
 """What a commit adds to the catalog besides objects is in its manifest, so that a lost catalog can be rebuilt."""
 
 import json
+from dataclasses import replace
 from datetime import UTC
 
 import pytest
@@ -21,13 +22,14 @@ from siltstone.catalog.packing import pack
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
-from siltstone.model import StoredObject
+from siltstone.model import SinkFile, StoredObject
 from siltstone.restore.restore import read_manifest
 from siltstone.run.commit import commit_of
 from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
 from tests.spark_offsets import OFFSETS
 
 STORED = StoredObject("s/00000001/000000000001/manifest.arrow", 7, "sha-256:" + "0" * 64)
+FILE = SinkFile("_sinks/s/op/00000001/000000000001/op.0-a.rows.parquet", 7, STORED.checksum, statistics='{"a": 1}')
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 STEPS = st.builds(
     Step,
@@ -44,7 +46,9 @@ DETAILS = st.builds(
     parallelism=st.none() | st.integers(1, 99),
     definition=st.none() | st.dictionaries(TEXT, TEXT | st.integers() | st.none(), max_size=3),
     dropped=st.lists(TEXT, max_size=3).map(tuple),
-    outputs=st.lists(st.builds(Output, TEXT, st.binary(), NUMBERS, st.just((STORED,))), max_size=3).map(tuple),
+    outputs=st.lists(
+        st.builds(Output, TEXT, st.binary(), NUMBERS, st.sampled_from([(), (STORED,), (FILE, FILE)])), max_size=3
+    ).map(tuple),
     repeats=st.booleans(),
     previous=st.none() | st.builds(PreviousCheckpoint, st.just(STORED), st.datetimes(timezones=st.just(UTC))),
     outstanding=st.none() | st.lists(st.tuples(st.integers(1, 2**63 - 1), TEXT), max_size=3).map(tuple),
@@ -84,6 +88,13 @@ def test_damaged_details_are_refused(parts: list[bytes]) -> None:
         decode_details(parts, "m")
 
 
+def test_a_file_of_a_table_is_one_by_its_name_if_an_older_manifest_has_no_statistics_of_it() -> None:
+    values = json.loads(unpack_parts(encode_details(CommitDetails(outputs=[Output("o", b"", 1, (FILE,))]))))
+    del values["outputs"][0][3][0][3:]
+    [output] = decode_details(pack_parts(json.dumps(values)), "m").outputs
+    assert output.sink_files == [replace(FILE, statistics="{}")]
+
+
 def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> None:
     with pytest.raises(ValueError, match="unpacks to more than"):
         unpack_parts([pack("a" * (7 << 20))] * 40)
@@ -100,6 +111,10 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
         ("outputs", [["o", "!", 1, []]]),
         ("outputs", [["o", "", 1, [["../x", 1, "0" * 32]]]]),
         ("outputs", [["o", "", 1, [["x", 1, "sha-1:00"]]]]),
+        ("outputs", [["o", "", 1, [["x", 1, "0" * 32, "{}"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "[]"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "not JSON"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "{}"], ["x", 1, "0" * 32]]]]),
         ("previous", [["x", -1, "0" * 32], "2020-01-01"]),
         ("previous", [["x", 1, "0" * 32], "yesterday"]),
         ("outstanding", [[0, "o"]]),
