@@ -13,7 +13,6 @@ from siltstone.errors import WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.orphan_rules import Reason
 from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.run.take_over import take_over
 from siltstone.store.paths import CheckpointPath
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
@@ -49,7 +48,6 @@ def test_a_backup_of_the_newest_run_is_noticed_although_later_checkpoints_are_de
     with OpenWarehouse.writable(str(root)) as place:
         before = dict(stream_objects(place.warehouse.store))
         for change in (
-            lambda: take_over(place, SMALL.name, "a test"),
             lambda: sweep(place, SMALL.name, SweepOptions(age_guard=timedelta(0))),
             lambda: delete_checkpoints(place, SMALL.name, ()),
             lambda: recover(place, SMALL.name, run=in_order),

@@ -21,6 +21,7 @@ from siltstone.run.take_over import take_over
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
+from tests.delta_run import TableRun, rows_in
 from tests.failover import Standby, losing_what_follows
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
@@ -325,3 +326,17 @@ def _counting(method: Callable[..., object], counted: list[str], name: str) -> C
         return method(self, *given)
 
     return call
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_table_gets_each_row_once(place: OpenWarehouse, delivered: bool) -> None:
+    """A commit was lost that a Delta table had got, or not yet."""
+    run = TableRun(place)
+    run.step(batch(1))
+    run.delivers = delivered
+    with losing_what_follows(place):
+        run.step(batch(2))
+    later = TableRun(place)
+    assert later.batches == 2 and rows_in(place) == inputs([1, 2])
+    later.step(batch(3))
+    assert rows_in(place) == inputs([1, 2, 3])
