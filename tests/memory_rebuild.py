@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change import rebuild_stream
-from siltstone.change.rebuild_stream import SettableClock, _Found, _Replay
 from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
+from siltstone.run import rebuild_stream
+from siltstone.run.rebuild_stream import Clock, Found, _Replay
 from siltstone.store.paths import CheckpointPath
 
 
@@ -33,9 +33,9 @@ class _Names:
 class _InMemory(_Replay):
     manifests: Mapping[str, Manifest]
 
-    def _read(self, path: CheckpointPath) -> _Found | None:
+    def _read(self, path: CheckpointPath) -> Found | None:
         manifest, stored = self.manifests.get(path.manifest()), StoredObject(path.manifest(), 1, "0" * 32)
-        return manifest and _Found(manifest, stored, pa.py_buffer(b""), None)
+        return manifest and Found(manifest, stored, pa.py_buffer(b""), None)
 
 
 def rebuild_from_memory(lost: Catalog, stream: str, manifests: Mapping[str, Manifest], catalog: Catalog) -> None:
@@ -43,7 +43,7 @@ def rebuild_from_memory(lost: Catalog, stream: str, manifests: Mapping[str, Mani
     names = {stored.name for stored in lost.objects.list(stream)}
     place = SimpleNamespace(catalog=catalog, warehouse=SimpleNamespace(store=_Names(names)))
     extract = lost.extracts.take(stream, None).extract
-    clock = cast(SettableClock, SimpleNamespace(at=datetime.now(UTC)))
+    clock = cast(Clock, SimpleNamespace(at=datetime.now(UTC)))
     replay = _InMemory(cast(OpenWarehouse, place), extract, clock, print)
     replay.manifests = {name: manifest for name, manifest in manifests.items() if name in names}
     with patch.object(rebuild_stream, "read_manifest", lambda _, stored, __: manifests[stored.name]):

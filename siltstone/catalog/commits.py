@@ -98,12 +98,15 @@ class Committed:
 class Commits(CatalogPart):
     """Commits of checkpoints."""
 
-    def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> Committed:
+    def add(self, stream: str, epoch: int, commit: CheckpointCommit, at: datetime | None = None) -> Committed:
         """Make a checkpoint exist in one transaction, guarded by the writer epoch (a fenced writer commits nothing:
         promise 5).
 
         Its time is the database's. If clocks jump, it may be earlier than that of the previous checkpoint; its highest
         event time never is. Its own steps replace those that the input log held for it (`catalog.rollbacks`).
+
+        Args:
+            at: when it was committed before, in a catalog that lost it (`run.take_over`).
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
@@ -117,7 +120,8 @@ class Commits(CatalogPart):
             last = newest.id if newest else 0
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
-            return add_checkpoint(connection, stream, epoch, commit, newest, self._transactions.time(connection))
+            now = self._transactions.time(connection) if at is None else at
+            return add_checkpoint(connection, stream, epoch, commit, newest, now)
 
 
 def add_checkpoint(

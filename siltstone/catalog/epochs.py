@@ -4,7 +4,9 @@ An epoch is begun in the catalog first and then marked in the store, by its own 
 never has a higher epoch than the catalog, unless the catalog was restored from a backup: then it does not know what
 runs since the backup have written, which would look like orphans. If a process is killed between the two, its epoch has
 no mark and has done nothing. A mark is written once: of two catalogs that begin the same epoch (one of them a copy
-without its own identity), one is refused.
+without its own identity), one is refused. A process that was frozen before its mark may write it long after other
+epochs have marked theirs, and deleted this one. So the marks are listed once more after it, and a higher one refuses
+the epoch: the highest mark is never deleted.
 
 A backup may also hold the newest epoch, if it was taken during that run. It is noticed by the manifest of the
 checkpoint two above the catalog's newest, which is written only after the one in between was committed. If retention
@@ -24,6 +26,7 @@ so that a catalog that is lost and rebuilt does not take what an older epoch wro
 
 import re
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,12 +57,15 @@ class Tenure:
     epoch: int | None = None
 
 
-def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | None = None) -> int:
-    """Take a stream over: begin its next writer epoch, in the catalog and in the store.
+def begin_epoch(
+    warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | None = None, marks: "Marks | None" = None
+) -> int:
+    """Begin the next writer epoch of a stream, in the catalog and in the store; `run.take_over` calls it.
 
     Args:
         who: this process's name for people.
         tenure: the hold of the run that takes it over; its `epoch` is set.
+        marks: read before the catalog was brought up to the store.
 
     Raises:
         Fenced: another run has the stream since the epoch of `tenure`.
@@ -67,11 +73,14 @@ def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure 
         WrongWarehouse: the catalog is older than the store, or another catalog writes to the same store.
         Unreachable: the store or the catalog failed; an epoch that was begun has done nothing.
     """
-    marks = _marks(warehouse.warehouse.store, stream)
-    _refuse_older(warehouse, stream, marks)
+    marks = marks or read_marks(warehouse.warehouse.store, stream)
+    check_marks(warehouse, marks, warehouse.catalog.streams.get(stream).epoch)
+    _refuse_unknown(warehouse, stream, marks)
     mark_fork(warehouse, stream)
     tenure = tenure or Tenure()
-    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch)
+    # An epoch with a mark and without an extract did nothing; a catalog that lost its beginning goes on above it.
+    above = max(marks.epochs, default=0)
+    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch, above=above)
     _mark(warehouse, stream, epoch, who, marks.epochs)
     _extract(warehouse, stream, epoch)
     log = _LOG.bind(stream=stream, epoch=epoch)
@@ -128,12 +137,12 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
             changed.
     """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
-    marks = _marks(store, stream)
+    marks = read_marks(store, stream)
     forks = _unknown_forks(catalog, stream, marks)
     if not forks and not _is_older(warehouse, stream, marks):
         return False
     known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-    _check_marks(warehouse, marks, known)
+    check_marks(warehouse, marks, known)
     newest, stored = max(known, marks.newest), 0
     for name, _ in store.list(stream_prefix(stream)):
         path = CheckpointPath.of(name)
@@ -163,8 +172,8 @@ def mark_rebuilt(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) 
         WrongWarehouse: a mark is too far above the rebuilt epochs to be of a run; nothing was changed.
         Unreachable: the store failed.
     """
-    marks, known = _marks(warehouse.warehouse.store, stream), warehouse.catalog.streams.get(stream).epoch
-    _check_marks(warehouse, marks, known)
+    marks, known = read_marks(warehouse.warehouse.store, stream), warehouse.catalog.streams.get(stream).epoch
+    check_marks(warehouse, marks, known)
     mark_fork(warehouse, stream)
     epoch = warehouse.catalog.runs.begin(stream, who, above=max(known, marks.newest))
     _mark(warehouse, stream, epoch, who, marks.epochs)
@@ -182,11 +191,11 @@ def check_catalog(warehouse: OpenWarehouse, stream: str) -> None:
         WrongWarehouse: it does not; nothing was changed.
     """
     # The store is read first: an epoch is begun in the catalog before it is marked.
-    _refuse_older(warehouse, stream, _marks(warehouse.warehouse.store, stream))
+    _refuse_older(warehouse, stream, read_marks(warehouse.warehouse.store, stream))
 
 
 @dataclass(frozen=True)
-class _Marks:
+class Marks:
     """What marks the progress of one stream in the store.
 
     Attributes:
@@ -207,18 +216,32 @@ class _Marks:
         return max(self.names, default=0)
 
 
-def _marks(store: Store, stream: str) -> _Marks:
-    prefix = epoch_marks(stream)
-    names = [name for name, _ in store.list(prefix)]
-    epochs = {int(number): name for name in names if _EPOCH.fullmatch(number := name.removeprefix(prefix))}
+def read_marks(store: Store, stream: str) -> Marks:
+    """List what marks the progress of a stream in the store."""
+    names = [name for name, _ in store.list(epoch_marks(stream))]
+    epochs = _epochs_of(names, stream)
     forks = [fork for name in names if (fork := fork_of_mark(name))]
     extracts = {number: name for name, _ in store.list(extract_prefix(stream)) if (number := extract_number(name))}
     extract = max(extracts, default=(0, 0))
-    return _Marks(list(epochs), forks, extract, {epoch: name for (epoch, _), name in extracts.items()} | epochs)
+    return Marks(list(epochs), forks, extract, {epoch: name for (epoch, _), name in extracts.items()} | epochs)
 
 
-def _check_marks(warehouse: OpenWarehouse, marks: _Marks, known: int) -> None:
-    """Refuse an epoch that is too far above the catalog's newest to be of a run."""
+def _marked_epochs(store: Store, stream: str) -> dict[int, str]:
+    """Map each marked writer epoch to its mark."""
+    return _epochs_of([name for name, _ in store.list(epoch_marks(stream))], stream)
+
+
+def _epochs_of(names: Iterable[str], stream: str) -> dict[int, str]:
+    prefix = epoch_marks(stream)
+    return {int(number): name for name in names if _EPOCH.fullmatch(number := name.removeprefix(prefix))}
+
+
+def check_marks(warehouse: OpenWarehouse, marks: Marks, known: int) -> None:
+    """Check that no epoch is too far above the catalog's newest, `known`, to be of a run.
+
+    Raises:
+        WrongWarehouse: one is; the message names the object.
+    """
     for epoch, name in marks.names.items():
         _refuse_implausible(warehouse, name, epoch - known)
 
@@ -236,7 +259,7 @@ def _refuse_implausible(warehouse: OpenWarehouse, name: str, ahead: int) -> None
         )
 
 
-def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
+def _unknown_forks(catalog: Catalog, stream: str, marks: Marks) -> list[str]:
     """Return the marked forks that the catalog does not know as forks of this stream; call it after reading marks."""
     unknown = []
     for fork in marks.forks:
@@ -250,23 +273,38 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
 
 
 def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
-    """Mark an epoch in the store, and delete the older ones among `marked`."""
+    """Mark an epoch in the store, delete the older ones among `marked`, and check that no higher one is there.
+
+    Raises:
+        Fenced: a newer run of this catalog has taken the stream over meanwhile.
+        WrongWarehouse: another catalog has begun this epoch, or a higher one.
+        Unreachable: the store failed.
+    """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     try:
-        store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
-    except BaseException as error:
+        try:
+            store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
+        except ObjectExists as error:
+            raise _other_catalog(warehouse, stream, epoch) from error
+        try:
+            store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
+        except Unreachable as error:  # the next epoch deletes them
+            _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
+        newest = max(_marked_epochs(store, stream), default=0)
+        if newest > epoch:
+            catalog.runs.check_epoch(stream, epoch)
+            raise _other_catalog(warehouse, stream, newest)
+    except BaseException:
         with suppress(Unreachable):
             catalog.runs.end(stream, epoch, "failed")
-        if isinstance(error, ObjectExists):
-            raise WrongWarehouse(
-                f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog "
-                f"than {catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
-            ) from error
         raise
-    try:
-        store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
-    except Unreachable as error:  # the next epoch deletes them
-        _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
+
+
+def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWarehouse:
+    return WrongWarehouse(
+        f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog than "
+        f"{warehouse.catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
+    )
 
 
 def _extract(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
@@ -278,7 +316,7 @@ def _extract(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
         raise
 
 
-def _is_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> bool:
+def _is_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
     """Whether the store, whose marks were read before, has runs of the stream that the catalog does not know."""
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     while True:
@@ -297,20 +335,44 @@ def _is_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> bool:
             return True  # otherwise a run made progress meanwhile
 
 
-def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> None:
-    catalog = warehouse.catalog
-    forks = _unknown_forks(catalog, stream, marks)
-    if not forks and not _is_older(warehouse, stream, marks):
-        return
-    known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-    _check_marks(warehouse, marks, known)  # such a mark would also make `recover --accept-loss` fail
-    if forks:
+def _refuse_unknown(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
+    """Refuse to take a stream over if the store has of it what the catalog does not know, and could not be told."""
+    record = warehouse.catalog.streams.get(stream)
+    _refuse_forks(warehouse, stream, marks)
+    ahead = marks.extract > (record.epoch, record.extracts)
+    # If it has never run, any object under its name belongs to another stream.
+    if ahead or (record.epoch == 0 and _first(warehouse.warehouse.store, stream_prefix(stream)) is not None):
+        raise _older(warehouse, stream, _newer_epochs(warehouse.catalog, stream))
+
+
+def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
+    """Refuse to delete anything by a catalog that is older than the store."""
+    known = warehouse.catalog.streams.get(stream).epoch
+    check_marks(warehouse, marks, known)  # such a mark would also make `recover --accept-loss` fail
+    _refuse_forks(warehouse, stream, marks)
+    if _is_older(warehouse, stream, marks):
+        why = _newer_epochs(warehouse.catalog, stream)
+        raise _older(warehouse, stream, why, "run the stream, which brings the catalog up to the store, ")
+
+
+def _refuse_forks(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
+    if forks := _unknown_forks(warehouse.catalog, stream, marks):
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
-    else:
-        why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store "
-        why += "has newer ones"
-    raise WrongWarehouse(
-        f"the catalog {catalog.url} is older than the store at {warehouse.warehouse.label}: {why}; was it restored "
-        "from a backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
-        f"{stream} --accept-loss`"
+        raise _older(warehouse, stream, why)
+
+
+def _newer_epochs(catalog: Catalog, stream: str) -> str:
+    known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
+    return (
+        f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store has "
+        "newer ones"
+    )
+
+
+def _older(warehouse: OpenWarehouse, stream: str, why: str, first: str = "") -> WrongWarehouse:
+    ways = f"{first}name the newer one with --catalog, rebuild one at a new place with `siltstone rebuild-catalog`, or "
+    ways += f"give up what it does not know with `siltstone recover {stream} --accept-loss`"
+    return WrongWarehouse(
+        f"the catalog {warehouse.catalog.url} is older than the store at {warehouse.warehouse.label}: {why}; was it "
+        f"restored from a backup, or has its database lost transactions? {ways[0].upper()}{ways[1:]}"
     )

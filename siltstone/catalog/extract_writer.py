@@ -41,14 +41,17 @@ def write_extract(warehouse: OpenWarehouse, stream: str) -> Extract:
 
     Raises:
         UnknownStream: the stream does not exist.
+        WrongWarehouse: the catalog has lost what an extract in the store says; none was written.
         Unreachable: the store or the catalog failed; the store may have no newer extract.
     """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     there, before = _read_before(store, stream)
-    taken = catalog.extracts.take(stream, before.steps_from if before else None)
+    taken = catalog.extracts.take(
+        stream, before.steps_from if before else None, (before.epoch, before.number) if before else (0, 0)
+    )
+    own = (taken.extract.epoch, taken.extract.number)
     beginning = None if taken.beginning is None else _store_beginning(store, stream, taken.beginning, there)
     extract = replace(taken.extract, beginning=beginning, parts=_store_parts(warehouse, taken, before))
-    own = (extract.epoch, extract.number)
     store.put(extract_name(stream, *own), encode_extract(extract))
     store.delete(_find_unneeded(there, own, [each for each in (before, extract) if each]))
     return extract

@@ -27,6 +27,7 @@ from siltstone.catalog import tables as t
 from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.steps import Step, StepRecord, to_step
 from siltstone.catalog.transactions import CatalogPart
+from siltstone.errors import WrongWarehouse
 from siltstone.model import StoredObject
 from siltstone.store.paths import CheckpointPath
 
@@ -154,20 +155,27 @@ class Taken:
 class Extracts(CatalogPart):
     """Extracts of streams, and steps for their parts."""
 
-    def take(self, stream: str, steps_from: int | None) -> Taken:
+    def take(self, stream: str, steps_from: int | None, after: tuple[int, int] = (0, 0)) -> Taken:
         """Read an extract of a stream, in one transaction that locks the stream and gives the extract its number.
 
         Args:
             steps_from: see `Extract`; None if there is no earlier extract, as manifests before it have no steps.
+            after: epoch and number of the store's newest extract, read before.
 
         Raises:
             UnknownStream: the stream does not exist.
+            WrongWarehouse: the extract `after` is not older than this catalog; nothing was changed.
         """
         with self._transactions.writing(f"the number of an extract of stream {stream}") as connection:
             epoch = fencing.lock(connection, stream)
             s = t.stream.c
             raised = update(t.stream).where(s.name == stream).values(extracts=s.extracts + 1)
             number = connection.scalar(raised.returning(s.extracts)) or 0
+            if after >= (epoch, number):
+                raise WrongWarehouse(
+                    f"the catalog has lost transactions: the store has what came later with stream {stream}. Run the "
+                    "stream, which brings the catalog up to the store, and repeat what you did"
+                )
             retained = _read_retained(connection, stream)
             newest = retained[-1].last if retained else 0
             steps_from = newest + 1 if steps_from is None else steps_from

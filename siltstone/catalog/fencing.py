@@ -7,7 +7,7 @@ compares the epoch, in the same transaction as the write: a new epoch either wai
 from sqlalchemy import Connection, select
 
 from siltstone.catalog.tables import stream
-from siltstone.errors import Fenced, UnknownStream
+from siltstone.errors import Fenced, UnknownStream, Unreachable
 
 
 def unknown_stream(connection: Connection, name: str) -> UnknownStream:
@@ -33,14 +33,20 @@ def hold(connection: Connection, name: str, epoch: int) -> None:
     """Lock the stream for the rest of the transaction, as its newest writer.
 
     Raises:
-        Fenced: `epoch` is not the newest.
+        Fenced: a newer one has begun.
+        Unreachable: the catalog does not know `epoch`: its database lost it in a failover.
         UnknownStream: the stream does not exist.
     """
     newest = lock(connection, name)
+    if epoch < 1:
+        raise Fenced(f"stream {name} has no writer epoch {epoch}: run it again")
     if epoch < newest:
         raise Fenced(
             f"writer epoch {epoch} of stream {name} was fenced by epoch {newest}: "
             "another run has taken over; stop this one"
         )
-    if epoch > newest or epoch < 1:
-        raise Fenced(f"writer epoch {epoch} of stream {name} was never begun (the newest is {newest}): run it again")
+    if epoch > newest:
+        raise Unreachable(
+            f"the catalog has lost writer epoch {epoch} of stream {name}, which it had acknowledged (the newest is "
+            f"{newest}): run the stream again, which brings it back from the store"
+        )

@@ -30,11 +30,14 @@ class Reidentified(Result):
     before: str | None
 
 
-def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> None:
+def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> str | None:
     """Check that the store is the catalog's; give a new warehouse an identity, and adopt one of version 0.1.
 
     Args:
         create: whether a warehouse without streams gets an identity; one with streams is always adopted.
+
+    Returns:
+        Their identity; None if they have none and get none.
 
     Raises:
         WrongWarehouse: they do not belong together; nothing was changed.
@@ -45,7 +48,7 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> N
     for _ in range(_LOOKS):
         found, action = _decide(warehouse, catalog)
         if action is Action.OPEN or (action is Action.CREATE and not create):
-            return
+            return found.recorded.identity
         if action is Action.ADOPT:
             _prove_newest(warehouse.store, catalog)
         if action is Action.SETTLE:

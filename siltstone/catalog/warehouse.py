@@ -1,6 +1,6 @@
 """Open a warehouse and its catalog together, after checking that they belong together (`catalog.identity`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -74,13 +74,13 @@ class OpenWarehouse:
         confirm_store(self.warehouse, self.catalog)
 
     def checked(self, *, create: bool) -> Self:
-        """Return this warehouse if it and its catalog belong together; close it if they do not."""
+        """Return this warehouse, with its identity, if it and its catalog belong together; close it if they do not."""
         try:
-            check_identity(self.warehouse, self.catalog, create=create)
+            identity = check_identity(self.warehouse, self.catalog, create=create)
         except BaseException:
             self.catalog.close()
             raise
-        return self
+        return replace(self, warehouse=replace(self.warehouse, identity=identity or ""))
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Rebuild a lost catalog from the store.
 
     1  read the identity of the warehouse; nothing may be at the catalog's URL yet
-    2  replay each stream into a draft, a SQLite catalog in a temporary directory (`change.rebuild_stream`)
+    2  replay each stream into a draft, a SQLite catalog in a temporary directory (`run.rebuild_stream`)
     3  begin a writer epoch of each stream there, and mark it in the store, with an extract of what was rebuilt
     4  bring the draft to the catalog's URL, in one transaction, or under its name once it is complete
 
@@ -13,8 +13,7 @@ object is only ever referred to by the epoch in its name, by a lease, or under a
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 from siltstone.catalog.backup import bring_back
 from siltstone.catalog.engine import parse_url, redacted_url
@@ -23,11 +22,11 @@ from siltstone.catalog.extract_writer import read_newest_extract, write_extract
 from siltstone.catalog.extracts import Extract
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.rebuild_stream import RebuiltStream, rebuild_stream
 from siltstone.errors import UsageError, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.result import Result
 from siltstone.retention.leases import this_process
+from siltstone.run.rebuild_stream import Clock, RebuiltStream, rebuild_stream
 from siltstone.store.base import Store
 from siltstone.store.catalog_paths import ALL_EXTRACTS, stream_of_extract
 from siltstone.store.identity import read_identity
@@ -66,21 +65,6 @@ class Rebuild(Result):
     left_out: tuple[LeftOut, ...]
     seconds: float
     unknown: tuple[str, ...] = UNKNOWN
-
-
-@dataclass
-class Clock:
-    """The time of the draft: that of what is being replayed. `now` returns the time of the rebuild itself."""
-
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    at: datetime = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.at = self.now()
-
-    def __call__(self) -> datetime:
-        """Return the time."""
-        return self.at
 
 
 def rebuild_catalog(warehouse: Warehouse, url: str, tell: Callable[[str], None] = lambda _: None) -> Rebuild:

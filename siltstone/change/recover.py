@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from siltstone.catalog.epochs import begin_epoch, check_catalog, go_on_from_backup
+from siltstone.catalog.epochs import check_catalog, go_on_from_backup
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rollbacks import RollbackLoss
@@ -44,6 +44,7 @@ from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.run.take_over import take_over
 
 _LOG = get_logger(__name__)
 OUTCOME = "recovered"
@@ -228,7 +229,7 @@ def _roll_back(
     Returns that epoch, the point, and what was lost.
     """
     catalog = warehouse.catalog
-    epoch = begin_epoch(warehouse, stream, f"{this_process()} recovers")
+    epoch = take_over(warehouse, stream, f"{this_process()} recovers")
     outcome = "failed"
     try:
         point = find_recovery_point(warehouse, stream, run, tell, rebuild=True)

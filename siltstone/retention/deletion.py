@@ -24,6 +24,7 @@ from siltstone.catalog.passes import Pass
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import Unreachable
 from siltstone.log import get_logger
 from siltstone.result import Result
 from siltstone.retention.deletion_rules import DeletionPlan, plan_deletion
@@ -121,7 +122,10 @@ def _remove(
     tombstones = [Tombstone(stored.name, stored.bytes, by.what) for stored in objects]
     tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
     # Before anything is gone, the store must say that it is going, for a catalog that is rebuilt from it.
-    write_extract(warehouse, stream)
+    extract = write_extract(warehouse, stream)
+    visible = {id for each in extract.retained if not each.marked for id in range(each.first, each.last + 1)}
+    if not visible.isdisjoint(goes):
+        raise Unreachable(f"the catalog {catalog.url} has lost what it recorded of the deletion: delete again")
     warehouse.warehouse.store.delete([each.name for each in tombstones])
     catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
     return tombstones

@@ -11,8 +11,9 @@ By name and catalog alone:
 By age as well, since a run may be writing them right now:
 
     ABANDONED  of the newest epoch, for the checkpoint it is writing, whose newest object is older than the age guard: a
-               run logs each step, and may take longer than that for a checkpoint. Those of later checkpoints (pending
-               ones, or else the catalog is behind) stay until there is a newer epoch
+               run logs each step, and may take longer than that for a checkpoint. Those of a checkpoint whose manifest
+               is stored stay until the next run takes it over, and those of later ones (pending ones, or else the
+               catalog is behind) until there is a newer epoch
 
 By the time of a rollback (`catalog.rollbacks`), so that people can still examine them:
 

@@ -201,13 +201,17 @@ class _Work:
         """Sweep objects under the prefixes."""
         sizes = dict(chain.from_iterable(self._store.list(prefix) for prefix in prefixes))
         view = self._catalog.references.view(self._stream, sizes if self._options.incomplete else None)
+        whole = {_checkpoint_prefix(name) for name in sizes if is_manifest(name)}
         ages: dict[str, datetime] = {}
         last_written: dict[str, datetime] = {}
 
         def reason(name: str, view: CatalogView) -> Reason | None:
             return judge(name, view, self._options.age_guard, last_written.get(_checkpoint_prefix(name)))
 
-        undecided = [name for name in sizes if reason(name, view) is Reason.WRITING]
+        # What has a manifest is whole however old it is: the next run takes it over, if the catalog lost it.
+        undecided = [
+            name for name in sizes if _checkpoint_prefix(name) not in whole and reason(name, view) is Reason.WRITING
+        ]
         for some in _batches(undecided):
             ages |= self._store.modified_at(some)
         for name, at in ages.items():

@@ -27,7 +27,7 @@ import numpy as np
 from siltstone.catalog.commit_details import PreviousCheckpoint
 from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.epochs import Tenure, begin_epoch
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepKind, StepRecord
@@ -36,7 +36,8 @@ from siltstone.chains.costs import StepReports
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import Changelog
-from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
+from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
+from siltstone.log import get_logger
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
@@ -50,10 +51,13 @@ from siltstone.run.outbox import Give, Outbox
 from siltstone.run.pending import PendingCheckpoint
 from siltstone.run.protocol_rules import Interval, Region, open_region
 from siltstone.run.references import RunReferences
+from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
+
+_LOG = get_logger(__name__)
 
 
 class ConsistentRegion:
@@ -129,7 +133,7 @@ class ConsistentRegion:
         definition = definition_of(stream, options.options)
         record = catalog.streams.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_follows(catalog, record, definition, options.drop)
-        epoch = begin_epoch(OpenWarehouse(warehouse, catalog), stream.name, who, tenure)
+        epoch = take_over(OpenWarehouse(warehouse, catalog), stream.name, who, tenure)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
@@ -259,7 +263,7 @@ class ConsistentRegion:
             try:
                 self.chains.follow()
             except UnknownCheckpoint:
-                self.check_fence()  # a newer writer has given it up: then that is why
+                self._check_known()
                 raise
             self._references.follow(self.chains.manifests)
         self._steps.append(step)
@@ -322,6 +326,21 @@ class ConsistentRegion:
         """Raise Fenced if a newer writer has taken over the stream."""
         self.catalog.runs.check_epoch(self.stream.name, self.epoch)
 
+    def _check_known(self) -> None:
+        """Check that the catalog has the newest checkpoint of this run.
+
+        Raises:
+            Fenced: a newer writer has given it up.
+            Unreachable: its database has failed over, and has lost it: taking the stream over again brings it back.
+        """
+        self.check_fence()
+        newest = self.catalog.checkpoints.last_id(self.stream.name)
+        if newest < self.completed:
+            raise Unreachable(
+                f"the catalog {self.catalog.url} has lost checkpoint {self.completed} of stream {self.stream.name}, "
+                f"which it had acknowledged; its newest is {newest}: run the stream again, which brings it back"
+            )
+
     def digests(self) -> dict[str, dict[str, np.ndarray]]:
         """Return operator -> table or opaque variable -> digests (uint64[max_parallelism]) after the newest step."""
         return self._gathered.digests(self.stream.max_parallelism)
@@ -368,7 +387,11 @@ class ConsistentRegion:
             raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
         add = self.catalog.commits.add
         self.outbox.expect(pending.id, made.outputs)
-        self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
+        try:
+            self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
+        except UsageError:
+            self._check_known()
+            raise
         self._pending.popleft()
         self._advance(pending, made, committed[0])
         return pending.completed()
@@ -389,13 +412,22 @@ class ConsistentRegion:
         return self._coordinator.fail(error)
 
     def close(self, outcome: str) -> None:
-        """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete."""
+        """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete.
+
+        If the catalog has lost a checkpoint of this run, it is left as after a crash: the next run brings it back.
+        """
         self._coordinator.end()
+        if self.catalog.checkpoints.last_id(self.stream.name) < self.completed:
+            _LOG.warning("the catalog does not have what this run completed", completed=self.completed)
+            return
         self._log.delete_replaced(self._store)
         self.outbox.clean()
         self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(self._place, self.stream.name, self.epoch)
-        try_write_extract(self._place, self.stream.name)
+        try:
+            try_write_extract(self._place, self.stream.name)
+        except WrongWarehouse as error:  # the next run says so, too, and does something about it
+            _LOG.warning("the catalog is older than the store", stream=self.stream.name, error=str(error))
 
     def _advance(self, pending: PendingCheckpoint, made: CheckpointCommit, committed: Committed) -> None:
         """The checkpoint exists."""

@@ -8,13 +8,15 @@ from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
 
 from siltstone.spark.session import use_session
+from siltstone.store.open import Warehouse
 
 
 class TaggedJobs:
     """The jobs of one epoch of a stream. In a session of Spark Connect, which runs no stream, it does nothing."""
 
-    def __init__(self, spark: SparkSession, stream: str, epoch: int) -> None:
-        self._spark, self._tag = spark, f"siltstone-{stream}-{epoch}"
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, stream: str, epoch: int) -> None:
+        # Other warehouses, whose runs share the Spark application, may have a stream of that name.
+        self._spark, self._tag = spark, f"siltstone-{warehouse.identity}-{stream}-{epoch}"
 
     @contextmanager
     def tagged(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from siltstone.log import get_logger
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement_rules import assign_subtasks
+from siltstone.store.open import Warehouse
 
 SUBTASK = "__subtask"
 """the column of a placement's frame that the rows of a step are joined on"""
@@ -29,12 +30,13 @@ REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
 _LOG = get_logger(__name__)
 _GENERATIONS = count()
 _DRIVER = "driver"
-_placements: dict[tuple[str, str], "Placement"] = {}
+_placements: dict[tuple[str, str, str], "Placement"] = {}
+"""(application, warehouse's identity, stream) -> its placement"""
 _lock = threading.Lock()
 
 
-def placement_of(spark: Any, stream: str, chosen: bool | None = None) -> "Placement | None":
-    """Return the placement of a stream's subtasks in this Spark application; None if there is none.
+def placement_of(spark: Any, warehouse: Warehouse, stream: str, chosen: bool | None = None) -> "Placement | None":
+    """Return the placement of the subtasks of a warehouse's stream in this Spark application; None if there is none.
 
     It outlives a run: the next one of the same application finds the working state where this one left it.
 
@@ -47,7 +49,7 @@ def placement_of(spark: Any, stream: str, chosen: bool | None = None) -> "Placem
     context: Any = spark.sparkContext
     if chosen is False or (chosen is None and is_local(context.master)):
         return None
-    key = (context.applicationId or "", stream)
+    key = (context.applicationId or "", warehouse.identity, stream)
     with _lock:
         if key not in _placements:
             _placements[key] = Placement(spark)
@@ -55,14 +57,14 @@ def placement_of(spark: Any, stream: str, chosen: bool | None = None) -> "Placem
     return placement if placement.is_possible else None
 
 
-def stays_in_place(spark: Any, stream: str, chosen: bool | None = None) -> bool:
+def stays_in_place(spark: Any, warehouse: Warehouse, stream: str, chosen: bool | None = None) -> bool:
     """Whether each subtask runs where its working state is as long as no executor is lost: on one machine, or placed.
 
     Args: see `placement_of`.
     """
     if isinstance(spark, SparkSession) and is_local(spark.sparkContext.master):
         return True
-    return placement_of(spark, stream, chosen) is not None
+    return placement_of(spark, warehouse, stream, chosen) is not None
 
 
 class Placement:

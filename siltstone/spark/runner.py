@@ -88,8 +88,8 @@ class StreamRunner:
         self._on_checkpoint = on_checkpoint
         self._progress = progress or RunProgress(region.stream.name)
         self._requests = requests or ConsistencyRequests()
-        self._placement = placement_of(spark, region.stream.name, placement)
-        self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
+        self._placement = placement_of(spark, region.warehouse, region.stream.name, placement)
+        self.jobs = TaggedJobs(spark, region.warehouse, region.stream.name, region.epoch)
         """the Spark jobs of this run's steps"""
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         stream = region.stream

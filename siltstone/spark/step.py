@@ -323,7 +323,7 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
 
 def _tag(task: StepTask) -> str:
     """Make the job tag by which a task knows that its job runs the step, and does not only read its output."""
-    return f"[{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
+    return f"[{task.warehouse.identity}/{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
 
 
 def columns_read(rows: DataFrame, operator: Operator) -> list[str]:

@@ -44,7 +44,7 @@ def worker_warehouse(warehouse: Warehouse, subtask: int) -> Warehouse:
     directories = [each for each in os.environ.get(LOCAL_DIRS, "").split(",") if each]
     base = Path(directories[subtask % len(directories)]) if directories else _own_temporary_directory()
     # Another warehouse, or a replay, may have a stream of the same name.
-    distinct = f"{warehouse.label} {warehouse.local.root}"
+    distinct = f"{warehouse.identity} {warehouse.label} {warehouse.local.root}"
     root = base / f"siltstone-{xxhash.xxh3_64_hexdigest(distinct.encode())}"
     return replace(warehouse, local=LocalLayout(root))
 

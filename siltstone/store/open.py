@@ -89,7 +89,8 @@ class Warehouse:
     """The locations of a warehouse: a small value that can be sent to another process.
 
     `url` may contain a password: show `label` instead. `local` is its directory on this machine: a local warehouse has
-    everything there, a remote one only what belongs to this machine, such as working state.
+    everything there, a remote one only what belongs to this machine, such as working state. `identity` tells it from
+    every other warehouse, whatever their URLs; it is empty until store and catalog were compared.
     """
 
     url: str = field(repr=False)
@@ -97,6 +98,7 @@ class Warehouse:
     store_url: str = field(repr=False)
     local: LocalLayout
     remote: bool = False
+    identity: str = ""
 
     @classmethod
     def at(cls, url: str) -> Self:

@@ -7,6 +7,7 @@ fault    its store lags, refuses, cuts connections, says wrong bytes; or its dis
 damage   an object is altered or gone, and the stream recovered, by a process that may be killed as well
 wrong    a process is given an empty or another store with this catalog, or this store with another catalog
 lose     the catalog is lost, and rebuilt from the store
+failover its newest transactions are lost, with a process that was killed or not, and the streams run
 """
 
 import re
@@ -24,7 +25,7 @@ from tests.fault.faults import Faults, damage, faults_of
 from tests.fault.forked import Victim
 from tests.fault.hosts import hosts
 from tests.fault.lines import Within
-from tests.fault.lost_catalog import lose
+from tests.fault.lost_catalog import fail_over, lose
 from tests.fault.outages import outage
 from tests.fault.rounds import PUBLISHING, Round, Rounds
 from tests.fault.warehouses import WAREHOUSES
@@ -40,6 +41,8 @@ OLD_WORK, SINK = (
     Within("sinks/parquet.py", "ParquetSink.deliver"),
 )
 _TAKE_OVER = [
+    Within("run/take_over.py", "take_over"),
+    Within("run/take_over.py", "_follow"),
     Within("catalog/epochs.py", "begin_epoch"),
     Within("catalog/epochs.py", "_mark"),
     Within("run/region.py", "ConsistentRegion.open"),
@@ -293,6 +296,7 @@ SHAPES: dict[str, Callable[[Rounds, Round, str], None]] = {
     "damage": damaged,
     "wrong": wrong,
     "lose": lose,
+    "failover": fail_over,
 }
 OFTEN = {"kill": 4, "two": 3, "hosts": 3, "zombie": 2, "takeover": 2, "outage": 2}
 WEIGHTS = {shape: OFTEN.get(shape, 1) for shape in SHAPES}
@@ -301,4 +305,6 @@ WEIGHTS = {shape: OFTEN.get(shape, 1) for shape in SHAPES}
 
 def can_play(rounds: Rounds, shape: str) -> bool:
     """Whether the warehouse is of a kind that can be hurt so."""
+    if shape == "failover":
+        return rounds.site.catalog == "sqlite"
     return shape != "hosts" or len(rounds.site.hosts) > 1

@@ -18,7 +18,7 @@ from tests.simulation.world import World
 ACTIONS = (
     *("run", "run", "run", "materialize", "materialize", "truncate", "delete", "sweep", "sweep", "read", "snapshot"),
     *("savepoint", "fork", "recover", "rewind", "damage", "go", "go", "go", "go", "go", "go", "go", "go"),
-    *("finish", "finish", "finish", "kill", "fail", "clock", "lose"),
+    *("finish", "finish", "finish", "kill", "fail", "clock", "lose", "fail over"),
 )
 STOPS = (1, 2, 3, 5, 8, 13, 30, 60, 200)
 Schedule = list[tuple[str, int, int]]

@@ -32,6 +32,8 @@ class _Followed:
 
     checkpoints: dict[int, _Seen] = field(default_factory=lambda: {0: _NOTHING})
     rewindings: int = 0
+    epoch: int = 0
+    """the newest writer's, when it was last looked at; who takes the stream over may complete a checkpoint of its"""
     visible: frozenset[int] = frozenset()
     """checkpoints that could be restored, when it was last looked at"""
 
@@ -146,7 +148,7 @@ class Oracle:
         streams = self.streams()
         self._streams = {stream: known for stream, known in self._streams.items() if stream in streams}
         for stream, known in self._streams.items():
-            known.rewindings = self.rewindings(stream)
+            known.rewindings, known.epoch = self.rewindings(stream), self.epoch(stream)
             epochs = dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream))
             assert known.visible <= epochs.keys(), f"{stream} had {known.visible}, and has {epochs.keys()}"
             for id in range(1, max(epochs, default=0) + 1):
@@ -166,10 +168,10 @@ class Oracle:
         last = max(known.checkpoints)
         found = "SELECT id, epoch FROM checkpoint WHERE stream = ? AND id > ? ORDER BY id"
         for id, epoch in self.rows(found, stream, last):
-            assert id == last + 1 and epoch == self.epoch(stream), f"checkpoint {id} of epoch {epoch} of {stream}"
+            assert id == last + 1 and known.epoch <= epoch, f"checkpoint {id} of epoch {epoch} of {stream}"
             known.checkpoints[id] = self._replayed(stream, id, epoch, known.checkpoints[last])
             last = id
-        known.visible = frozenset(self.visible(stream))
+        known.visible, known.epoch = frozenset(self.visible(stream)), self.epoch(stream)
         for id, epoch in self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream):
             assert known.checkpoints[id].epoch == epoch, f"checkpoint {id} of {stream} is another one now"
 

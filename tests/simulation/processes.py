@@ -8,8 +8,9 @@ after it did what it was asked to.
 
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, checksum_of
 
+FORGETS = 5
+"""maximum transactions that a failover loses"""
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
 
@@ -140,18 +143,30 @@ class Database:
         self.engine, self.raw, empty = self._made[name]
         self.load(empty)
 
+        self.before = deque[bytes](maxlen=FORGETS)
+        """what it held before each of its newest transactions, the newest last"""
+
     def load(self, data: bytes) -> None:
         """Hold what another one did when it was serialized."""
         self.raw.deserialize(data)
         self.raw.execute("PRAGMA foreign_keys = ON")
 
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Remember what it held before a transaction, if that succeeds."""
+        before = self.raw.serialize()
+        yield
+        self.before.append(before)
+
 
 class SimulatedTransactions(Transactions):
     """The catalog's transactions as one process sees them: it stops before every one."""
 
-    def __init__(self, engine: Engine, now: Callable[[], datetime], process: Process) -> None:
+    def __init__(
+        self, engine: Engine, now: Callable[[], datetime], process: Process, database: Database | None = None
+    ) -> None:
         super().__init__(engine, now, outage_s=0.0)
-        self._process = process
+        self._process, self._database = process, database
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -160,7 +175,8 @@ class SimulatedTransactions(Transactions):
 
     @contextmanager
     def writing(self, what: str) -> Iterator[Connection]:
-        with self._process.call(f"write {what}"), super().writing(what) as connection:
+        remembering = nullcontext() if self._database is None else self._database.remembering()
+        with self._process.call(f"write {what}"), remembering, super().writing(what) as connection:
             yield connection
 
 

@@ -15,7 +15,6 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.transactions import Transactions
@@ -35,10 +34,11 @@ from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.run.definition import definition_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
+from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import beginnings
-from tests.simulation.loss import IDENTITY, lose
+from tests.simulation.loss import IDENTITY, fail_over, lose
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import (
     NOON,
@@ -90,7 +90,7 @@ class World:
         """A process at its first stop."""
 
         def run(process: Process) -> None:
-            catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process))
+            catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process, self.database))
             work(process, self.place(catalog, process), stream)
 
         process = Process(kind, stream, run)
@@ -118,6 +118,8 @@ class World:
             self._damage(a)
         elif action == "lose":
             lose(self, a, b)
+        elif action == "fail over":
+            fail_over(self, a, b)
         elif alive:
             process = alive[a % len(alive)]
             if action == "go":
@@ -277,7 +279,7 @@ class World:
 
     def _rewind(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            epoch = begin_epoch(place, stream, "rewinds")
+            epoch = take_over(place, stream, "rewinds")
             last = place.catalog.checkpoints.last_id(stream)
             place.catalog.rollbacks.roll_back(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
             write_extract(place, stream)

@@ -10,10 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.operator import SOURCE
 from siltstone.run.region import ConsistentRegion
 from siltstone.spark import placement
+from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.operations import RunRequest, open_region, run
 from siltstone.spark.placement import Placement, placement_of
+from siltstone.spark.step import _tag as job_tag
 from siltstone.spark.step import run_step, step_frame
 from siltstone.stream import Stream
 from tests.fault.reference import small
@@ -78,10 +81,10 @@ def test_each_subtask_answers_if_spark_sees_that_there_are_no_rows(
     """Spark's optimizer then drops the shuffle, and with it the tasks. Seen: "no answer of subtasks [0, 1, 2]"."""
     region = opened(SMALL, place)
     rows = rows_of(spark, "accounts", some=True).where("false")
-    done = run_step(spark, rows, region.begin_step(), placement_of(spark, SMALL.name, chosen))
+    done = run_step(spark, rows, region.begin_step(), placement_of(spark, place.warehouse, SMALL.name, chosen))
     answered = {name: sorted(each.subtask for each in received) for name, received in done.received.items()}
-    assert answered == {name: [*range(SUBTASKS)] for name in ("accounts", "daily", "places")}
-    assert done.outputs["accounts"].count() == 0
+    assert answered == {name: [*range(SUBTASKS)] for name in (op.name for op in SMALL.operators)}
+    assert [*done.outputs] == [SOURCE], "nobody reads what has no rows"
     done.unpersist()
 
 
@@ -92,13 +95,31 @@ def test_placed_steps_come_to_the_same_state(spark: SparkSession, tmp_path: Path
 
 
 def test_a_session_whose_settings_are_fixed_is_warned_of_once(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(placement, "REDUCE_LOCALITY", "spark.shuffle.setting.that.this.session.lacks")
     with caplog.at_level(logging.WARNING, "siltstone"):
-        assert [placement_of(spark, "fixed", chosen=True) for _ in range(2)] == [None, None]
+        assert [placement_of(spark, place.warehouse, "fixed", chosen=True) for _ in range(2)] == [None, None]
     assert len(caplog.messages) == 1 and "start Spark with spark.shuffle.setting" in caplog.messages[0]
 
 
-def test_subtasks_are_not_placed_on_one_machine_unless_it_is_asked(spark: SparkSession) -> None:
-    assert placement_of(spark, "local") is None and placement_of(spark, "local", chosen=True) is not None
+def test_subtasks_are_not_placed_on_one_machine_unless_it_is_asked(spark: SparkSession, place: OpenWarehouse) -> None:
+    assert placement_of(spark, place.warehouse, "local") is None
+    assert placement_of(spark, place.warehouse, "local", chosen=True) is not None
+
+
+def test_equally_named_streams_of_two_warehouses_share_neither_jobs_nor_placement(
+    spark: SparkSession, place: OpenWarehouse, tmp_path: Path
+) -> None:
+    """Both were known by their names: a reset of one cancelled the jobs of the other, and took its placement."""
+    with OpenWarehouse.writable(str(tmp_path / "other")) as other:
+        placements, tags, steps = [], [], []
+        for each in (place, other):
+            placements.append(placement_of(spark, each.warehouse, SMALL.name, chosen=True))
+            region = opened(SMALL, each)
+            with TaggedJobs(spark, each.warehouse, SMALL.name, region.epoch).tagged():
+                tags.append(spark.sparkContext.getJobTags())
+            steps.append(job_tag(region.begin_step()["accounts"]))
+    assert len(set(placements)) == len(set(steps)) == 2
+    assert all(tags) and tags[0].isdisjoint(tags[1])
+    assert placement_of(spark, place.warehouse, SMALL.name, chosen=True) is placements[0]

@@ -111,7 +111,7 @@ def test_killed_around_the_commit_of_the_log_the_rows_are_there_once(
     assert rows_in(place) == inputs([1, 2, 3])
 
 
-def test_killed_before_the_commit_of_the_checkpoint_what_was_staged_is_no_reader_s(
+def test_killed_before_the_commit_what_was_staged_is_no_reader_s_until_the_next_run_commits_it(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = TableRun(place)
@@ -122,8 +122,9 @@ def test_killed_before_the_commit_of_the_checkpoint_what_was_staged_is_no_reader
             run.step(batch(2, 4))
     assert len(table_files(place)) == 2 and rows_in(place) == inputs([1])
     later = TableRun(place)
-    later.step(batch(2, 7))
-    assert rows_in(place) == sorted([*inputs([1]), *inputs([2], 7)])
+    assert later.batches == 2 and rows_in(place) == sorted([*inputs([1]), *inputs([2], 4)])
+    later.step(batch(3, 7))
+    assert rows_in(place) == sorted([*inputs([1]), *inputs([2], 4), *inputs([3], 7)])
 
 
 def test_staged_rows_that_were_altered_are_never_added(place: OpenWarehouse) -> None:

@@ -10,18 +10,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.epochs import begin_epoch, check_catalog
+from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
-from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
+from siltstone.errors import Fenced, ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.run.definition import definition_of
+from siltstone.run.take_over import take_over
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark
 from tests.fault.small_stream import SMALL, purchases
@@ -76,11 +77,11 @@ def restored(root: Path) -> Iterator[OpenWarehouse]:
 def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None:
     with OpenWarehouse.writable(str(root)) as place:
         assert marks(place) == ["00000002"]
-        assert [begin_epoch(place, NAME, "a test") for _ in range(3)] == [3, 4, 5]
+        assert [take_over(place, NAME, "a test") for _ in range(3)] == [3, 4, 5]
         assert marks(place) == ["00000005"]
         assert sweep(place, NAME).deleted == 0 and marks(place) == ["00000005"]
         with pytest.raises(UnknownStream):
-            begin_epoch(place, "nothing", "a test")
+            take_over(place, "nothing", "a test")
 
 
 def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
@@ -88,7 +89,6 @@ def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
     runs = catalog.runs.list(NAME)
     said = "writer epochs up to 1 and checkpoints up to 2, the store .*recover small --accept-loss"
     for refused in (
-        lambda: RegionRun(restored, SMALL, POLICY),
         lambda: recover(restored, NAME, run=in_order),
         lambda: recover(restored, NAME, run=in_order, dry_run=True),
         lambda: sweep(restored, NAME),
@@ -101,6 +101,14 @@ def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
             refused()
     assert sorted(restored.warehouse.store.list("")) == before
     assert catalog.runs.list(NAME) == runs and catalog.checkpoints.last_id(NAME) == 2
+
+
+def test_a_run_brings_a_catalog_from_a_backup_up_to_the_store(restored: OpenWarehouse) -> None:
+    run = RegionRun(restored, SMALL, POLICY)
+    assert (run.region.epoch, run.region.completed, run.batches) == (3, 4, 4)
+    run.region.close("done")
+    assert [each.outcome for each in restored.catalog.runs.list(NAME)] == ["done", "done", "done"]
+    assert not failures(restored, NAME) and sweep(restored, NAME, SweepOptions(age_guard=timedelta(0))).deleted == 0
 
 
 @pytest.mark.slow
@@ -146,9 +154,8 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
             3,
             ["00000003"],
         )
-        for refused in (lambda: RegionRun(place, SMALL, POLICY), lambda: sweep(place, NAME)):
-            with pytest.raises(WrongWarehouse, match="epochs up to 3 and checkpoints up to 5, the store has"):
-                refused()
+        with pytest.raises(WrongWarehouse, match="epochs up to 3 and checkpoints up to 5, the store has"):
+            sweep(place, NAME)
         assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 5
         [record] = place.catalog.rollbacks.list(NAME)
         assert (record.epoch, record.checkpoint, record.newest) == (4, 5, 8)
@@ -206,7 +213,7 @@ def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
     (root / "backup.db").rename(root / "catalog.db")
     with OpenWarehouse.writable(str(root)) as place:
         with pytest.raises(WrongWarehouse):
-            RegionRun(place, SMALL, POLICY)
+            check_catalog(place, NAME)
         assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 0
         run_on(place, 1, 2)
         assert not failures(place, NAME)
@@ -231,11 +238,10 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
             pytest.raises(WrongWarehouse, match="by another catalog"),
         ):
             patch.setattr(FilesystemStore, "put", begun_meanwhile)
-            begin_epoch(copy, NAME, "the copy")
+            take_over(copy, NAME, "the copy")
         assert copy.catalog.runs.list(NAME)[-1].outcome == "failed"
         check_catalog(copy, NAME)
-        with pytest.raises(WrongWarehouse, match="epochs up to 2 and"):
-            begin_epoch(place, NAME, "the original")
+        assert take_over(place, NAME, "the original") == 4, "above the mark of the other, which did nothing"
 
 
 @pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt(), ObjectExists("it is there")])
@@ -256,6 +262,27 @@ def test_an_epoch_without_a_mark_does_nothing(
         assert marks(place) == ["00000004"] and not failures(place, NAME)
 
 
+def test_a_frozen_writer_that_marks_its_epoch_anew_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the catalog is frozen before its mark; meanwhile the epoch is marked by the other catalog, which then
+    begins the next one and deletes that mark. Seen: the copy wrote its mark, and nothing refused it."""
+    shutil.copy(root / "catalog.db", root / "copy.db")
+    put, begun = FilesystemStore.put, list[int]()
+
+    def frozen(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
+        if not begun and name == epoch_mark(NAME, 3):
+            begun.append(0)
+            with OpenWarehouse.writable(str(root)) as place:
+                begun.extend(take_over(place, NAME, "the original") for _ in range(2))
+        return put(self, name, data)
+
+    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/copy.db") as copy:
+        with monkeypatch.context() as patch, pytest.raises(WrongWarehouse, match=r"epoch 4 .* by another catalog"):
+            patch.setattr(FilesystemStore, "put", frozen)
+            take_over(copy, NAME, "the copy")
+        assert begun == [0, 3, 4] and copy.catalog.runs.list(NAME)[-1].outcome == "failed"
+        assert "00000004" in marks(copy)
+
+
 def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is frozen between its mark and the deletion of older ones, while others begin epochs."""
     delete, begun = FilesystemStore.delete, []
@@ -264,13 +291,13 @@ def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.Mon
         if not begun:
             begun.append(1)
             with OpenWarehouse.existing(str(root)) as other:
-                begin_epoch(other, NAME, "another")
+                take_over(other, NAME, "another")
         delete(self, names)
 
     with OpenWarehouse.writable(str(root)) as place:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(Fenced):
             patch.setattr(FilesystemStore, "delete", frozen)
-            assert begin_epoch(place, NAME, "late") == 3
+            take_over(place, NAME, "late")
         assert marks(place) == ["00000004"]
         check_catalog(place, NAME)
 
@@ -330,7 +357,7 @@ def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_o
         with pytest.raises(WrongWarehouse, match=r"holds a stream what-if that the catalog .* does not know"):
             fork(place, NAME, FORK.name)
         for _ in range(2):
-            with pytest.raises(WrongWarehouse, match="it knows stream what-if with writer epochs up to 0"):
+            with pytest.raises(WrongWarehouse, match="holds another stream what-if, a fork of small: run the stream"):
                 RegionRun(place, FORK, POLICY)
         sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
         theirs = {name for name in names if name.startswith(f"{FORK.name}/")}
@@ -385,7 +412,7 @@ def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
 def test_a_fork_has_marks_of_its_own(root: Path) -> None:
     with OpenWarehouse.writable(str(root)) as place:
         fork(place, NAME, "fork")
-        assert begin_epoch(place, "fork", "a test") == 3
+        assert take_over(place, "fork", "a test") == 3
         assert marks(place) == ["00000002", "fork-fork"]
         check_catalog(place, NAME)
         check_catalog(place, "fork")

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.epochs import begin_epoch, check_catalog
+from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import WrongWarehouse
 from siltstone.model import MAX_EPOCH
+from siltstone.run.take_over import take_over
 from siltstone.store.paths import epoch_marks, fork_mark
 from tests.proofs import in_order
 from tests.tiny_stream import NAME, written
@@ -42,7 +43,7 @@ def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: 
     for path in planted:
         path.unlink()
     check_catalog(place, NAME)
-    assert begin_epoch(place, NAME, "a test") == before[0].epoch + 1
+    assert take_over(place, NAME, "a test") == before[0].epoch + 1
 
 
 def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(place: OpenWarehouse) -> None:
@@ -51,7 +52,7 @@ def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(
     planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
     before = place.catalog.streams.get(NAME)
     for command in (
-        lambda: begin_epoch(place, NAME, "a test"),  # a run
+        lambda: take_over(place, NAME, "a test"),  # a run
         lambda: recover(place, NAME, run=in_order),
         lambda: recover(place, NAME, run=in_order, dry_run=True),
         lambda: check_catalog(place, NAME),  # a sweep, a deletion, a diagnosis

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.recover import recover
@@ -49,7 +48,6 @@ def test_a_backup_of_the_newest_run_is_noticed_although_later_checkpoints_are_de
     with OpenWarehouse.writable(str(root)) as place:
         before = dict(stream_objects(place.warehouse.store))
         for change in (
-            lambda: begin_epoch(place, SMALL.name, "a test"),
             lambda: sweep(place, SMALL.name, SweepOptions(age_guard=timedelta(0))),
             lambda: delete_checkpoints(place, SMALL.name, ()),
             lambda: recover(place, SMALL.name, run=in_order),

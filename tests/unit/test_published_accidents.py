@@ -27,9 +27,11 @@ from siltstone.retention.leases import hold_lease
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
+from siltstone.run import pending
 from siltstone.settings import Settings
 from siltstone.spark.operations import holding, running
 from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import CheckpointPath
 from tests.clock import Clock
 from tests.orphans import check_whole, inject, new_run, stored, write
 from tests.places import place_at
@@ -57,7 +59,7 @@ def consolidate(place: OpenWarehouse, checkpoint: int, id: str = "m1") -> None:
     materialize(place, NAME, "by_key", checkpoint, id=id, parallelism=2, run=in_order)
 
 
-def before(patch: pytest.MonkeyPatch, kind: type, method: str, happens: Callable[[], None]) -> None:
+def before(patch: pytest.MonkeyPatch, kind: Any, method: str, happens: Callable[[], None]) -> None:
     """Let something happen once, just before the first call of a method."""
     called, waiting = getattr(kind, method), [happens]
 
@@ -109,14 +111,15 @@ def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
     """
     run, deleted = write(place), list[int]()
     with monkeypatch.context() as patch:
-        before(patch, Commits, "add", lambda: deleted.append(sweep(place, NAME, AT_ONCE).deleted))
+        before(patch, pending, "store_manifest", lambda: deleted.append(sweep(place, NAME, AT_ONCE).deleted))
         with pytest.raises(StateError, match="was deleted by"):
             run.step(rows(6))
     assert deleted[0] > 0
-    check_whole(place)
+    refused = CheckpointPath(NAME, run.region.epoch, 6).manifest()
+    check_whole(place, refused)
     completed = new_run(place).step(rows(6))
-    assert completed is not None and completed.id == 6
-    check_whole(place)
+    assert completed is not None and completed.id == 6, "its manifest is there, and refused again"
+    check_whole(place, refused)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from siltstone.catalog.epochs import Tenure, begin_epoch
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import (
     BadRow,
@@ -18,6 +18,7 @@ from siltstone.errors import (
     Unreachable,
 )
 from siltstone.retention.retention_rules import NEW_STREAM
+from siltstone.run.take_over import take_over
 from siltstone.run.users_code import OperatorFailed
 from siltstone.settings import RecoveryOptions
 from siltstone.spark.failures import may_pass
@@ -91,12 +92,12 @@ def test_what_was_fenced_or_asked_to_stop_is_not_reset() -> None:
 def test_a_reset_begins_its_epoch_only_directly_after_its_own(place: OpenWarehouse) -> None:
     place.catalog.streams.register("s", 8, {}, NEW_STREAM.to_record())
     tenure = Tenure()
-    assert [begin_epoch(place, "s", "this run", tenure) for _ in range(2)] == [1, 2] and tenure.epoch == 2
+    assert [take_over(place, "s", "this run", tenure) for _ in range(2)] == [1, 2] and tenure.epoch == 2
     with patch.object(type(place.warehouse.store), "put", side_effect=AWAY), pytest.raises(Unreachable):
-        begin_epoch(place, "s", "this run", tenure)
+        take_over(place, "s", "this run", tenure)
     assert tenure.epoch == 3, "begun in the catalog, if not marked in the store"
-    assert begin_epoch(place, "s", "this run", tenure) == 4
-    assert begin_epoch(place, "s", "another run") == 5
+    assert take_over(place, "s", "this run", tenure) == 4
+    assert take_over(place, "s", "another run") == 5
     with pytest.raises(Fenced, match="epoch 4 of stream s was fenced by epoch 5"):
-        begin_epoch(place, "s", "this run", tenure)
+        take_over(place, "s", "this run", tenure)
     assert place.catalog.streams.get("s").epoch == 5

@@ -21,6 +21,7 @@ from siltstone.errors import Fenced, StateError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.run import pending
 from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
@@ -277,17 +278,18 @@ def _swept_around(method: Callable[..., Any], sweeping: Callable[[], None]) -> C
 def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, commit = write(place), Commits.add
+    run, store = write(place), pending.store_manifest
 
-    def too_late(commits: Commits, *arguments: Any) -> None:
+    def too_late(*arguments: Any) -> Any:
         new_run(place)
-        assert sweep(place, NAME).deleted >= 2
-        commit(commits, *arguments)
+        assert sweep(place, NAME).deleted
+        return store(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(Fenced):
-        patch.setattr(Commits, "add", too_late)
+        patch.setattr(pending, "store_manifest", too_late)
         run.step(rows(6))
-    check_whole(place)
+    check_whole(place, CheckpointPath(NAME, run.region.epoch, 6).manifest())
+    assert sweep(place, NAME).deleted == 1
     assert new_run(place).step(rows(6))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.spark.worker_files import LOCAL_DIRS, worker_warehouse
@@ -29,7 +30,16 @@ def test_warehouses_and_replays_do_not_share_a_directory(tmp_path: Path, monkeyp
     warehouse = Warehouse.at(f"{STORE}&local=/one")
     replay = replace(warehouse, local=LocalLayout(Path("/scratch")))
     other = Warehouse.at(f"{STORE.replace('state', 'other')}&local=/one")
-    assert len({worker_warehouse(each, 0).local.root for each in (warehouse, replay, other)}) == 3
+    same_name = replace(Warehouse.at(f"{STORE.replace('127.0.0.1:1', '127.0.0.1:2')}&local=/one"), identity="2" * 32)
+    assert same_name.label == warehouse.label
+    assert len({worker_warehouse(each, 0).local.root for each in (warehouse, replay, other, same_name)}) == 4
+
+
+def test_an_open_warehouse_has_the_identity_that_its_catalog_and_store_have(tmp_path: Path) -> None:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        assert place.warehouse.identity == place.catalog.identity.read().identity
+    with OpenWarehouse.existing(str(tmp_path / "w")) as again:
+        assert again.warehouse == place.warehouse and len(again.warehouse.identity) == 32
 
 
 def test_without_disks_of_its_own_a_machine_takes_its_temporary_directory(

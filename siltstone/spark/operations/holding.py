@@ -94,7 +94,7 @@ def open_runner(
         who=request.who,
         drop=request.drop,
         tenure=epoch.tenure,
-        placed=stays_in_place(spark, stream.name, settings.placement),
+        placed=stays_in_place(spark, warehouse.warehouse, stream.name, settings.placement),
     )
     with bind_fields(stream=stream.name, epoch=region.epoch):
         yield from _run_epoch(region, settings, warehouse, spark, metrics, epoch)

@@ -146,7 +146,7 @@ class _Replay:
         """Run every step, and compare at every recorded checkpoint."""
         start = time.perf_counter()
         # Its state is in no checkpoint, so it must not move; a run of the stream may place its own at the same time.
-        self._placement = placement_of(spark, f"replay/{self.stream.name}", self.settings.placement)
+        self._placement = placement_of(spark, self.warehouse, f"replay/{self.stream.name}", self.settings.placement)
         plan = self.plan
         if plan.since or not plan.steps:
             self._run(spark, None)

@@ -159,7 +159,7 @@ def test_a_fenced_writer_gives_nothing_up(catalog: Catalog) -> None:
     before = everything(catalog)
     with pytest.raises(Fenced):
         catalog.rollbacks.roll_back("flights", 1, 3, "damaged", "host:1")
-    with pytest.raises(Fenced):
+    with pytest.raises(Unreachable, match="has lost writer epoch 3"):
         catalog.rollbacks.roll_back("flights", 3, 3, "damaged", "host:1")
     assert everything(catalog) == before
 

@@ -15,9 +15,9 @@ was committed. Manifests of other epochs that the extract does not list were fen
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.extract_coding import decode_beginning, decode_steps_part
 from siltstone.catalog.extracts import Extract
 from siltstone.catalog.rebuilding import Rebuilding
+from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject
@@ -47,10 +48,19 @@ _LEASE = timedelta(days=1)
 Item = TypeVar("Item")
 
 
-class SettableClock(Protocol):
-    """A clock that shows the time of what is being replayed."""
+@dataclass
+class Clock:
+    """The time of a draft: that of what is being replayed. `now` returns the time of the rebuild itself."""
 
-    at: datetime
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    at: datetime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = self.now()
+
+    def __call__(self) -> datetime:
+        """Return the time."""
+        return self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class RebuiltStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """A manifest in the store, its bytes, and the details of its commit, which an older Siltstone did not write."""
 
     manifest: Manifest
@@ -92,20 +102,25 @@ class _Found:
     data: pa.Buffer
     details: CommitDetails | None
 
-    def follows(self, before: "_Found | None") -> bool:
-        """Whether it names `before` as the checkpoint before, or none for None."""
-        previous = self.details.previous if self.details else None
+    def follows(self, before: StoredObject | None, data: pa.Buffer | None) -> bool:
+        """Whether it names the manifest `before` as that of the checkpoint before, or none for None.
+
+        Args:
+            data: the bytes of `before`; None if they are damaged or there are none.
+        """
+        previous = self.details.previous.manifest if self.details and self.details.previous else None
         if previous is None or before is None:
             return previous is None and before is None
-        if (previous.manifest.name, previous.manifest.bytes) != (before.stored.name, before.stored.bytes):
+        if (previous.name, previous.bytes) != (before.name, before.bytes):
             return False
         # Its algorithm may be that of another option of the warehouse.
-        return checksum_of(before.data, algorithm_of(previous.manifest.checksum)) == previous.manifest.checksum
+        algorithm = algorithm_of(previous.checksum)
+        if data is None:
+            return algorithm != algorithm_of(before.checksum) or previous.checksum == before.checksum
+        return checksum_of(data, algorithm) == previous.checksum
 
 
-def rebuild_stream(
-    place: OpenWarehouse, extract: Extract, clock: SettableClock, tell: Callable[[str], None]
-) -> RebuiltStream:
+def rebuild_stream(place: OpenWarehouse, extract: Extract, clock: Clock, tell: Callable[[str], None]) -> RebuiltStream:
     """Replay a stream into the catalog of `place`, which has its parent, if it is a fork, and nothing of it.
 
     Args:
@@ -139,9 +154,7 @@ def rebuild_stream(
 class _Replay:
     """The replay of one stream."""
 
-    def __init__(
-        self, place: OpenWarehouse, extract: Extract, clock: SettableClock, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, place: OpenWarehouse, extract: Extract, clock: Clock, tell: Callable[[str], None]) -> None:
         self._extract, self._clock, self._tell = extract, clock, tell
         self._store, self._catalog, self._stream = place.warehouse.store, place.catalog, extract.stream
         self._rows = Rebuilding(place.catalog.transactions)
@@ -149,8 +162,8 @@ class _Replay:
         self._count = 0
         self._open: frozenset[str] = frozenset()
         """names of the objects that the newest checkpoint needs, and of those that it wrote"""
-        self._newest: _Found | None = None
-        self._later: _Found | None = None
+        self._newest: Found | None = None
+        self._later: Found | None = None
         """the newest checkpoint that the extract does not have"""
         self._marked = {id for each in extract.retained if each.marked for id in range(each.first, each.last + 1)}
         self._materializations: dict[int, dict[str, Mapping[str, Any]]] = {}
@@ -164,7 +177,7 @@ class _Replay:
         paths = [each.path(id) for each in self._extract.retained for id in range(each.first, each.last + 1)]
         times = {each.last: each.committed_at for each in self._extract.retained}
         bare = {row["id"]: row for row in self._extract.rows[t.checkpoint.name]}
-        for (path, found), after in _with_next(self._read_all(paths)):
+        for (path, found), after in with_next(self._read_all(paths)):
             id = path.checkpoint
             self._report()
             if found is None:
@@ -202,7 +215,9 @@ class _Replay:
         if self._extract.ended:
             return 0
         count = 0
-        for found, after in _with_next(self._read_later()):
+        first = CheckpointPath(self._stream, self._extract.epoch, self._extract.newest + 1)
+        before = (self._newest.stored, self._newest.data) if self._newest else (None, None)
+        for found, after in with_next(read_later(self._store, first, *before)):
             assert found.details is not None
             self._report()
             self._clock.at = self._committed_at(found, after)
@@ -213,15 +228,7 @@ class _Replay:
 
     def settle_outputs(self) -> None:
         """Mark the outputs as delivered that sinks have."""
-        outputs = self._catalog.outbox.list(self._stream, outstanding=True)
-        details = self._later.details if self._later else None
-        outstanding = None if details is None or details.outstanding is None else set(details.outstanding)
-        for output in outputs:
-            own = self._later is not None and output.checkpoint == self._later.manifest.checkpoint
-            delivered = outstanding is not None and not own and (output.checkpoint, output.name) not in outstanding
-            # Only what sinks have is ever deleted.
-            if delivered or any(_is_missing(self._store, stored.name) for stored in output.objects):
-                self._catalog.outbox.mark_delivered(self._stream, self._extract.epoch, output.checkpoint, output.name)
+        settle_outputs(self._catalog, self._store, self._stream, self._extract.epoch, self._later)
 
     def mark_deleted(self) -> None:
         """Mark the checkpoints that were being deleted, and drop the rows of what was deleted or is not shared."""
@@ -246,7 +253,7 @@ class _Replay:
         if self._count % _TELL_EACH == 0:
             self._tell(f"{self._stream}: {self._count:,} checkpoints")
 
-    def _commit(self, found: _Found, details: CommitDetails) -> CheckpointCommit:
+    def _commit(self, found: Found, details: CommitDetails) -> CheckpointCommit:
         """Make the record of a checkpoint, which replaces what earlier ones wrote."""
         self._live.apply(found.manifest, found.stored.name)
         needed = self._live.needed | self._live.own
@@ -289,15 +296,12 @@ class _Replay:
             self._rows.keep_open(self._stream, self._live.needed & {stored.name, *(o.name for o in manifest.objects)})
 
     def _is_stored(self, materialization: Mapping[str, Any]) -> bool:
-        return not _is_missing(self._store, materialization["manifest"])
+        return not is_missing(self._store, materialization["manifest"])
 
-    def _committed_at(self, found: _Found, after: _Found | None) -> datetime:
-        """Return when a checkpoint was committed: as the next one says, or else when its manifest was stored."""
-        if after is not None and after.details and after.details.previous and after.follows(found):
-            return after.details.previous.committed_at
-        return self._store.modified_at([found.stored.name]).get(found.stored.name, self._clock.at)
+    def _committed_at(self, found: Found, after: Found | None) -> datetime:
+        return committed_at(self._store, found, after) or self._clock.at
 
-    def _read_all(self, paths: Sequence[CheckpointPath]) -> Iterator[tuple[CheckpointPath, _Found | None]]:
+    def _read_all(self, paths: Sequence[CheckpointPath]) -> Iterator[tuple[CheckpointPath, Found | None]]:
         """Read the manifests of retained checkpoints; None for those that were deleted."""
         for path, found in zip(paths, read_ahead(self._read, paths), strict=True):
             if found is None and path.checkpoint not in self._marked:
@@ -307,42 +311,78 @@ class _Replay:
                 )
             yield path, found
 
-    def _read_later(self) -> Iterator[_Found]:
-        """Read the manifests that the extract's epoch wrote after it, as far as each follows the one before."""
-        before, id = self._newest, self._extract.newest + 1
-        while True:
-            found = self._read(CheckpointPath(self._stream, self._extract.epoch, id))
-            if found is None or found.details is None:
-                return
-            if not found.follows(before):
-                return
-            yield found
-            before, id = found, id + 1
-
-    def _read(self, path: CheckpointPath) -> _Found | None:
-        """Read a manifest and verify it; None if there is none.
-
-        Raises:
-            CorruptObject: it is cut or altered, or another one.
-        """
-        name = path.manifest()
-        size = dict(self._store.list(name)).get(name)
-        if size is None:
-            return None
-        data = self._store.read_range(name, 0, size)
-        manifest = decode_manifest(data, name)
-        if (manifest.stream, manifest.epoch, manifest.checkpoint) != (path.stream, path.epoch, path.checkpoint):
-            raise CorruptObject(f"object {name} was altered: it is a manifest of stream {manifest.stream}")
-        stored = StoredObject(name, size, checksum_of(data, self._store.checksums))
-        details = decode_details(manifest.commit, name) if manifest.commit else None
-        return _Found(replace(manifest, stream=self._stream, commit=()), stored, data, details)
+    def _read(self, path: CheckpointPath) -> Found | None:
+        return read_found(self._store, self._stream, path)
 
 
-def _is_missing(store: Store, name: str) -> bool:
+def read_found(store: Store, stream: str, path: CheckpointPath) -> Found | None:
+    """Read a manifest of a checkpoint of `stream` and verify it; None if there is none.
+
+    Args:
+        path: the checkpoint as its writer named it, which for the first ones of a fork is another stream.
+
+    Raises:
+        CorruptObject: it is cut or altered, or another one.
+    """
+    name = path.manifest()
+    size = dict(store.list(name)).get(name)
+    if size is None:
+        return None
+    data = store.read_range(name, 0, size)
+    manifest = decode_manifest(data, name)
+    if (manifest.stream, manifest.epoch, manifest.checkpoint) != (path.stream, path.epoch, path.checkpoint):
+        raise CorruptObject(f"object {name} was altered: it is a manifest of stream {manifest.stream}")
+    stored = StoredObject(name, size, checksum_of(data, store.checksums))
+    details = decode_details(manifest.commit, name) if manifest.commit else None
+    return Found(replace(manifest, stream=stream, commit=()), stored, data, details)
+
+
+def read_later(
+    store: Store, first: CheckpointPath, before: StoredObject | None, data: pa.Buffer | None
+) -> Iterator[Found]:
+    """Read the manifests that a writer epoch stored from a checkpoint on, as far as each follows the one before.
+
+    Args:
+        before: the manifest of the checkpoint before the first, and its `data`, as in `Found.follows`.
+    """
+    path = first
+    while True:
+        found = read_found(store, path.stream, path)
+        if found is None or found.details is None or not found.follows(before, data):
+            return
+        yield found
+        before, data, path = found.stored, found.data, replace(path, checkpoint=path.checkpoint + 1)
+
+
+def committed_at(store: Store, found: Found, after: Found | None) -> datetime | None:
+    """Return when a checkpoint was committed: as the next one says, or else when its manifest was stored."""
+    if after and after.details and after.details.previous and after.follows(found.stored, found.data):
+        return after.details.previous.committed_at
+    return store.modified_at([found.stored.name]).get(found.stored.name)
+
+
+def settle_outputs(catalog: Catalog, store: Store, stream: str, epoch: int, later: Found | None) -> None:
+    """Mark the outputs as delivered that sinks have.
+
+    Args:
+        later: the newest of the checkpoints that were found in the store; its manifest names what was outstanding.
+    """
+    details = later.details if later else None
+    outstanding = None if details is None or details.outstanding is None else set(details.outstanding)
+    for output in catalog.outbox.list(stream, outstanding=True):
+        own = later is not None and output.checkpoint == later.manifest.checkpoint
+        delivered = outstanding is not None and not own and (output.checkpoint, output.name) not in outstanding
+        # Only what sinks have is ever deleted.
+        if delivered or any(is_missing(store, stored.name) for stored in output.objects):
+            catalog.outbox.mark_delivered(stream, epoch, output.checkpoint, output.name)
+
+
+def is_missing(store: Store, name: str) -> bool:
+    """Whether the store has no object of this name."""
     return all(found != name for found, _ in store.list(name))
 
 
-def _with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
+def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
     """Yield each item with the next one, the last with None."""
     waiting: list[Item] = []
     for item in items:

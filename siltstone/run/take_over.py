@@ -1,0 +1,177 @@
+"""Take a stream over: bring the catalog up to the store first, then begin a writer epoch.
+
+A database may lose transactions that it had acknowledged: a standby that takes over without the newest ones, or a
+backup that was taken during a run. The store knows better. A run stores a manifest before each commit, and an extract
+with each other change, and both are complete. So before an epoch begins, the catalog follows the store:
+
+    extract     newer than the catalog's newest: the stream's rows become those that `rebuild-catalog` would make
+    manifests   those that the newest epoch stored after the catalog's newest checkpoint, each naming the one before:
+                they are committed in the name of that epoch, as its own run would have done
+
+The last manifest may be one whose commit never happened, because the driver died first. Nothing tells it from one whose
+commit was acknowledged and lost, and both may be committed: all that it names is durable, the epoch had not ended, and
+no other epoch has made a checkpoint of that id, because each begins by doing this. Manifests of earlier epochs, and of
+those that ended, are not followed: a later epoch did without them, or their commit was refused
+(docs/adr/0062-the-catalog-follows-the-store.md).
+
+Each part is one transaction that the store's state alone determines. If the process dies, the next one does the rest.
+If the epoch's own run is still at work, it commits the same checkpoint or finds it committed.
+"""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from siltstone.catalog.epochs import Marks, Tenure, begin_epoch, check_marks, read_marks
+from siltstone.catalog.extract_writer import read_newest_extract
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.rebuilding import Rebuilding
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import CorruptObject, StateError, UsageError, WrongWarehouse
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.log import get_logger
+from siltstone.model import StoredObject
+from siltstone.run.commit import commit_of
+from siltstone.run.manifests import RunManifests
+from siltstone.run.rebuild_stream import (
+    Clock,
+    Found,
+    committed_at,
+    is_missing,
+    read_later,
+    rebuild_stream,
+    settle_outputs,
+    with_next,
+)
+from siltstone.run.references import RunReferences
+from siltstone.store.base import Store
+from siltstone.store.paths import CheckpointPath
+
+_LOG = get_logger(__name__)
+_LOOKS = 4
+"""how often to look again at what another process is changing"""
+
+
+def take_over(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | None = None) -> int:
+    """Take a stream over: bring its catalog up to the store, and begin its next writer epoch.
+
+    Args:
+        who: this process's name for people.
+        tenure: the hold of the run that takes it over; its `epoch` is set.
+
+    Returns:
+        The epoch.
+
+    Raises:
+        Fenced, UnknownStream, WrongWarehouse, Unreachable: as `catalog.epochs.begin_epoch`.
+        CorruptObject: the catalog lost what an object says that is damaged; the message names it.
+    """
+    marks = read_marks(warehouse.warehouse.store, stream)
+    check_marks(warehouse, marks, warehouse.catalog.streams.get(stream).epoch)
+    for _ in range(_LOOKS):
+        if not catch_up(warehouse, stream, marks):
+            break
+    return begin_epoch(warehouse, stream, who, tenure, marks)
+
+
+def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
+    """Bring the catalog's rows of a stream up to the store. Returns whether to look again: another process was faster.
+
+    Args:
+        marks: read before.
+
+    Raises:
+        CorruptObject, WrongWarehouse, Unreachable: as `take_over`.
+    """
+    catalog = warehouse.catalog
+    record = catalog.streams.get(stream)
+    if marks.extract > (record.epoch, record.extracts):
+        return not _replace(warehouse, stream)
+    if marks.extract[0] != record.epoch or not catalog.runs.is_open(stream):
+        return False  # its newest epoch ended, or did nothing
+    return not _follow(warehouse, stream, record.epoch)
+
+
+def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
+    """Let the stream's rows be what the store's newest extract and the manifests after it say, if they did not change
+    meanwhile; return whether they did not."""
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    rows = Rebuilding(catalog.transactions)
+    before = rows.get_position(stream)
+    extract = read_newest_extract(store, stream)
+    if extract is None:
+        return False
+    ancestors = catalog.forks.get_lineage(stream)[1:]
+    if extract.parent != next(iter(ancestors), None):
+        raise WrongWarehouse(
+            f"the catalog {catalog.url} is older than the store at {warehouse.warehouse.label}, which holds another "
+            f"stream {stream}, a fork of {extract.parent}: run the stream under another name, or rebuild the catalog "
+            "at a new place with `siltstone rebuild-catalog`"
+        )
+    with tempfile.TemporaryDirectory(prefix="siltstone-catch-up-") as directory:
+        clock = Clock(catalog.transactions.now)
+        with open_catalog(f"sqlite:///{Path(directory) / 'catalog.db'}", now=clock) as draft:
+            Rebuilding(draft.transactions).add_streams([catalog.streams.get(name) for name in reversed(ancestors)])
+            done = rebuild_stream(OpenWarehouse(warehouse.warehouse, draft), extract, clock, lambda _: None)
+            if not rows.replace(stream, before, draft):
+                return False
+    _LOG.warning(
+        "the catalog had lost what the store knows, and is up to date again: nothing may use an older copy of it",
+        stream=stream,
+        catalog=catalog.url,
+        newest=done.newest,
+    )
+    return True
+
+
+def _follow(warehouse: OpenWarehouse, stream: str, epoch: int) -> bool:
+    """Commit the checkpoints whose manifests follow the newest one; return whether no other process did meanwhile.
+
+    Args:
+        epoch: the stream's newest, which has not ended.
+    """
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    newest, later = catalog.checkpoints.last_id(stream), list[Found]()
+    path = CheckpointPath(stream, epoch, newest + 1)
+    if is_missing(store, path.manifest()):
+        return True
+    before = catalog.checkpoints.get(stream, newest).manifest if newest else None
+    data = _read_whole(store, before)
+    references = RunReferences(stream, catalog, RunManifests(stream, store))
+    if before is not None and data is not None:
+        references.resume(replace(decode_manifest(data, before.name), stream=stream), before.name)
+    for found, after in with_next(read_later(store, path, before, data)):
+        assert found.details is not None, "only such are read"
+        commit = commit_of(found.manifest, found.stored, found.details)
+        if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
+            oldest, replaced = references.advance(found.manifest, found.stored.name)
+            commit = replace(commit, oldest_needed=oldest, replaced=replaced)
+        try:
+            committed = catalog.commits.add(stream, epoch, commit, at=committed_at(store, found, after))
+        except (UsageError, StateError) as error:
+            if catalog.checkpoints.last_id(stream) != commit.id - 1:
+                return False
+            # What was acknowledged succeeds again on what it was made on. So this commit was refused.
+            _LOG.warning("a checkpoint is not taken over", stream=stream, checkpoint=commit.id, error=str(error))
+            break
+        references.follow(committed.manifests)
+        later.append(found)
+    if later:
+        settle_outputs(catalog, store, stream, epoch, later[-1])
+        _LOG.info(
+            "checkpoints that the store has and the catalog had not are taken over",
+            stream=stream,
+            checkpoints=len(later),
+            newest=later[-1].manifest.checkpoint,
+        )
+    return True
+
+
+def _read_whole(store: Store, stored: StoredObject | None) -> pa.Buffer | None:
+    """Read a manifest; None if there is none, or it is damaged: whatever restores it says so."""
+    try:
+        return None if stored is None else store.read(stored)
+    except CorruptObject:
+        return None

@@ -1,0 +1,342 @@
+"""A catalog that lost what it had acknowledged is brought up to the store when a stream is taken over."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.epochs import Tenure, check_catalog
+from siltstone.catalog.extract_writer import try_write_extract, write_extract
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.change.fork import fork
+from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, WrongWarehouse
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.savepoints import drop_savepoint
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.run.take_over import take_over
+from siltstone.store.base import Store
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import CheckpointPath
+from tests.delta_run import TableRun, rows_in
+from tests.failover import Standby, losing_what_follows
+from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
+from tests.proofs import failures, in_order
+from tests.rebuild_cases import check_same, plant, what_it_knows
+
+AT_ONCE = SweepOptions(age_guard=timedelta(0))
+
+
+def go_on(place: OpenWarehouse, heard: Heard, newest: int) -> None:
+    """The next run goes on after `newest`, and each input row has arrived once."""
+    run = Outboxed(place, heard)
+    assert (run.region.completed, run.batches) == (newest, newest)
+    run.step(batch(newest + 1))
+    run.region.close("done")
+    assert heard.inputs == inputs(range(1, newest + 2)) and sorted(set(heard.ids)) == [*range(1, newest + 2)]
+    assert not failures(place, NAME)
+    sweep(place, NAME, AT_ONCE)
+    assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 5])
+@pytest.mark.parametrize("delivers", [True, False])
+def test_commits_that_were_lost_come_back(place: OpenWarehouse, heard: Heard, lost: int, delivers: bool) -> None:
+    """Seen: the next run committed other rows under the same id, and a sink that skips known ids lost them."""
+    run = write(place, heard, 2, delivers=delivers)
+    with losing_what_follows(place):
+        for n in range(3, 3 + lost):
+            run.step(batch(n))
+    assert place.catalog.checkpoints.last_id(NAME) == 2
+    go_on(place, heard, 2 + lost)
+
+
+def test_first_checkpoints_that_were_lost_come_back(place: OpenWarehouse, heard: Heard) -> None:
+    run = Outboxed(place, heard)
+    with losing_what_follows(place):
+        run.step(batch(1))
+        run.step(batch(2))
+    go_on(place, heard, 2)
+
+
+def test_a_run_that_was_lost_with_its_stream_comes_back(place: OpenWarehouse, heard: Heard) -> None:
+    with losing_what_follows(place):
+        write(place, heard, 3)
+    assert place.catalog.streams.list() == []
+    go_on(place, heard, 3)
+
+
+@pytest.mark.slow
+def test_a_run_at_work_is_refused_and_leaves_what_it_completed(place: OpenWarehouse, heard: Heard) -> None:
+    """It stores one more manifest before its commit is refused; and it deletes nothing of what the catalog lost."""
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+    with pytest.raises(Unreachable, match="has lost checkpoint 3 of stream tallies, which it had acknowledged"):
+        run.step(batch(4))
+    run.region.close("reset")
+    go_on(place, heard, 3)
+
+
+@pytest.mark.slow
+def test_a_commit_after_the_loss_is_refused_and_comes_back_with_what_was_lost(
+    place: OpenWarehouse, heard: Heard
+) -> None:
+    run = write(place, heard, 2, max_pending=2)
+    with losing_what_follows(place):
+        run.complete_oldest()
+    with pytest.raises(Unreachable, match="has lost checkpoint 1"):
+        run.complete_oldest()
+    run.region.close("reset")
+    go_on(place, heard, 2)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_fenced_before_its_commit_finds_it_done(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest is stored, so the one that takes the stream over commits it, and delivers what it staged."""
+    run, add = write(place, heard, 1), type(place.catalog.commits).add
+
+    def too_late(*given: Any, **named: Any) -> Any:
+        patch.setattr(type(place.catalog.commits), "add", add)
+        assert Outboxed(place, heard).region.completed == 2
+        return add(*given, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(Fenced):
+        patch.setattr(type(place.catalog.commits), "add", too_late)
+        run.step(batch(2))
+    go_on(place, heard, 2)
+
+
+def test_a_run_whose_epoch_was_lost_goes_on(place: OpenWarehouse, heard: Heard) -> None:
+    tenure = Tenure()
+    write(place, heard, 2).region.close("done")
+    with losing_what_follows(place):
+        run = Outboxed(place, heard)
+        tenure.epoch = run.region.epoch
+        run.step(batch(3))
+    with pytest.raises(Unreachable, match="has lost"):
+        run.step(batch(4))
+    run.region.close("reset")
+    assert take_over(place, NAME, "the same run", tenure) == 3
+    go_on(place, heard, 3)
+
+
+@pytest.mark.slow
+def test_of_two_manifests_for_an_id_that_of_the_newest_epoch_counts(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one's commit was refused, and its run ended without being able to delete it."""
+    run = write(place, heard, 1)
+    with monkeypatch.context() as patch, pytest.raises(StateError):
+        patch.setattr(type(place.catalog.commits), "add", _fails)
+        run.step(batch(7))
+    with monkeypatch.context() as patch:
+        patch.setattr("siltstone.run.region.sweep_ended", lambda *_: None)
+        run.region.close("failed")
+    later = Outboxed(place, heard)
+    assert later.region.completed == 1, "it was refused"
+    with losing_what_follows(place):
+        later.step(batch(2))
+    plant(place, 1, 3, like=1)  # a writer that was fenced wakes up
+    go_on(place, heard, 2)
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise StateError("refused")
+
+
+def _savepoint(place: OpenWarehouse) -> None:
+    place.catalog.savepoints.add(NAME, place.catalog.streams.get(NAME).epoch, "release", 3)
+    try_write_extract(place, NAME)
+
+
+def _drop(place: OpenWarehouse) -> None:
+    drop_savepoint(place.catalog, NAME, "early")
+    try_write_extract(place, NAME)
+
+
+def _retention(place: OpenWarehouse) -> None:
+    place.catalog.streams.set_retention(NAME, RetentionOptions(keep_last=3).to_record())
+    try_write_extract(place, NAME)
+
+
+def _delete(place: OpenWarehouse) -> None:
+    delete_checkpoints(place, NAME, [1, 3])
+
+
+def _materialize(place: OpenWarehouse) -> None:
+    materialize(place, NAME, SINK, 4, id="m1", parallelism=1, run=in_order)
+
+
+def _roll_back(place: OpenWarehouse) -> None:
+    epoch = take_over(place, NAME, "a test")
+    place.catalog.rollbacks.roll_back(NAME, epoch, 4, "a test", "a test")
+    write_extract(place, NAME)
+
+
+def _run(place: OpenWarehouse) -> None:
+    run = Outboxed(place, Heard())
+    follow_log(run)
+    run.step(batch(run.batches + 1))
+
+
+LOST: dict[str, tuple[Callable[[OpenWarehouse], None], ...]] = {
+    "savepoint": (_savepoint,),
+    "dropped": (_drop,),
+    "retention": (_retention,),
+    "deletion": (_delete,),
+    "materialization": (_materialize,),
+    "rollback": (_roll_back,),
+    "rollback and run": (_roll_back, _run),
+    "run, savepoint, run": (_run, _savepoint, _run),
+    "rollback, deletion, run": (_roll_back, _delete, _run, _materialize),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LOST)
+def test_what_an_extract_says_comes_back(place: OpenWarehouse, heard: Heard, what: str) -> None:
+    write(place, heard, 5)
+    place.catalog.savepoints.add(NAME, 1, "early", 2)
+    write_extract(place, NAME)
+    with losing_what_follows(place):
+        for each in LOST[what]:
+            each(place)
+        known = what_it_knows(place.catalog)
+        place.catalog.checkpoints.record_proof(NAME, 2, True)
+    place.catalog.checkpoints.record_proof(NAME, 2, True)
+    with pytest.raises(WrongWarehouse, match="Run the stream, which brings the catalog up to the store"):
+        check_catalog(place, NAME)
+    with pytest.raises(WrongWarehouse, match=r"has lost transactions: .* repeat what you did"):
+        _savepoint(place)
+    take_over(place, NAME, "a test")
+    known[NAME].pop("outputs")
+    found = what_it_knows(place.catalog)
+    found[NAME].pop("outputs")
+    check_same(found, known)
+    assert not failures(place, NAME) and place.catalog.checkpoints.get(NAME, 2).proven, "the proof stays"
+
+
+@pytest.mark.slow
+def test_a_fork_follows_its_own_manifests_and_a_lost_one_is_refused(place: OpenWarehouse, heard: Heard) -> None:
+    write(place, heard, 3).region.close("done")
+    branch, arrived = STREAM.as_fork("branch", NAME), Heard()
+    with Standby_of(place) as before_fork:
+        fork(place, NAME, "branch", "2")
+        with losing_what_follows(place):
+            run = Outboxed(place, arrived, stream=branch)
+            run.step(batch(3))
+            run.step(batch(4))
+        again = Outboxed(place, arrived, stream=branch)
+        assert (again.region.completed, again.batches) == (4, 4)
+        again.step(batch(5))
+        assert arrived.ids == [3, 4, 4, 5] and not failures(place, "branch") and not failures(place, NAME)
+        before_fork.promote()
+    with pytest.raises(WrongWarehouse, match=r"does not know branch, made from stream tallies.*rebuild-catalog"):
+        Outboxed(place, heard)
+    with pytest.raises(WrongWarehouse, match="holds another stream branch, a fork of tallies"):
+        Outboxed(place, arrived, stream=branch)
+
+
+@contextmanager
+def Standby_of(place: OpenWarehouse) -> Iterator[Standby]:
+    standby = Standby(place)
+    yield standby
+    standby.close()
+
+
+@pytest.mark.slow
+def test_what_is_pending_is_taken_over_as_far_as_it_is_stored(place: OpenWarehouse, heard: Heard) -> None:
+    run = Outboxed(place, heard, max_pending=2)
+    for n in (1, 2, 3, 4):
+        run.step(batch(n))
+    run.region.store()  # the next one's manifest is stored only once this one is committed
+    later = Outboxed(place, heard)
+    assert (later.region.completed, later.batches) == (3, 3) and heard.ids == [1, 2, 3]
+
+
+def test_a_manifest_that_cannot_be_read_is_named(place: OpenWarehouse, heard: Heard) -> None:
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+    name = CheckpointPath(NAME, 1, 3).manifest()
+    path = place.warehouse.local.objects / name
+    path.write_bytes(path.read_bytes()[:-40])
+    epoch = place.catalog.streams.get(NAME).epoch
+    with pytest.raises(CorruptObject, match=name):
+        Outboxed(place, heard)
+    assert place.catalog.streams.get(NAME).epoch == epoch and sweep(place, NAME, AT_ONCE).deleted == 0
+
+
+def test_a_sweep_keeps_what_has_a_manifest(place: OpenWarehouse, heard: Heard) -> None:
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+    assert sweep(place, NAME, AT_ONCE).deleted == 0
+    go_on(place, heard, 3)
+
+
+def test_a_deletion_whose_record_is_lost_deletes_nothing(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database fails over between the record of a deletion and the extract that has it."""
+    write(place, heard, 6)
+    standby, put = Standby(place), write_extract
+
+    def fails_over(*given: object) -> object:
+        standby.promote()
+        return put(*given)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patch, pytest.raises(Unreachable, match="has lost what it recorded"):
+        patch.setattr("siltstone.retention.deletion.write_extract", fails_over)
+        delete_checkpoints(place, NAME, [1, 2, 3, 4])
+    standby.close()
+    assert len(place.catalog.checkpoints.list(NAME)) == 6 and not failures(place, NAME)
+
+
+REQUESTS = ("list", "put", "read", "read_range", "delete")
+
+
+@pytest.mark.parametrize(("end", "more"), [("done", 0), ("killed", 1)])
+def test_taking_over_asks_the_store_few_times_more(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, end: str, more: int
+) -> None:
+    """Marks, extracts, the own mark, marks again, and the extract before and after; one manifest if the last run did
+    not end."""
+    run = write(place, heard, 2)
+    if end == "done":
+        run.region.close("done")
+    counted: list[str] = []
+    with monkeypatch.context() as patch:
+        for name in REQUESTS:
+            patch.setattr(FilesystemStore, name, _counting(getattr(FilesystemStore, name), counted, name))
+        take_over(place, NAME, "a test")
+    assert counted.count("list") == 4 + more, counted
+    assert len(counted) == 4 + more + 1 + 2 + 2, counted
+
+
+def _counting(method: Callable[..., object], counted: list[str], name: str) -> Callable[..., object]:
+    def call(self: Store, *given: object) -> object:
+        counted.append(name)
+        return method(self, *given)
+
+    return call
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_table_gets_each_row_once(place: OpenWarehouse, delivered: bool) -> None:
+    """A commit was lost that a Delta table had got, or not yet."""
+    run = TableRun(place)
+    run.step(batch(1))
+    run.delivers = delivered
+    with losing_what_follows(place):
+        run.step(batch(2))
+    later = TableRun(place)
+    assert later.batches == 2 and rows_in(place) == inputs([1, 2])
+    later.step(batch(3))
+    assert rows_in(place) == inputs([1, 2, 3])
