@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
@@ -114,6 +115,7 @@ class RegionRun(RegionSteps):
         backend: str = "heap",
         max_pending: int = 0,
         postpones_bases: bool = False,
+        tenure: Tenure | None = None,
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
@@ -125,7 +127,8 @@ class RegionRun(RegionSteps):
             tables=tables,
             placed=placed,
         )
-        super().__init__(ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
+        opened = ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test", tenure)
+        super().__init__(opened)
 
 
 def run_tasks(
