@@ -12,12 +12,16 @@ import pyarrow as pa
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy, policy_by_name
-from siltstone.format.manifest import Manifest
+from siltstone.format.files import decode_files, encode_files
+from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form
 from siltstone.operator import Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
 from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.checksums import checksum_of
+from siltstone.store.paths import CheckpointPath, is_files_index
+from tests.crafted_files import CLAIM, blocks_of, mend_table
+from tests.forgery import replace_object
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 from tests.stored import stream_objects
@@ -106,6 +110,35 @@ def check(place: OpenWarehouse, *streams: str) -> None:
 
 def lose_state(place: OpenWarehouse, name: str = NAME) -> None:
     shutil.rmtree(place.warehouse.local.root / "work" / name)
+
+
+def craft_checkpoint(place: OpenWarehouse, checkpoint: int) -> str:
+    """Craft a table file of a checkpoint of one subtask, and mend all that leads to it in the store.
+
+    Returns:
+        The name of its `.files` object.
+    """
+    store, manifest = place.warehouse.store, manifest_of(place, checkpoint)
+    [index] = {h.object for h in manifest.handles if h.form is Form.FILES and is_files_index(h.object)}
+    objects = {stored.name: stored for stored in manifest.objects}
+    victim = next(name for name in sorted(files_of(place, checkpoint) & objects.keys()) if name.endswith(".sst"))
+    table, found = store.read(objects[victim]).to_pybytes(), decode_files(store.read(objects[index]))
+    blocks = blocks_of(table)
+    start, _ = blocks[-3]  # of the index
+    crafted = mend_table(table[:start] + CLAIM + table[start + len(CLAIM) :], blocks)
+    mended = {objects[victim].checksum: checksum_of(crafted)}
+    files = tuple(replace(file, checksum=mended.get(file.checksum, file.checksum)) for file in found.files)
+    listed = encode_files(replace(found, files=files))
+    mended[objects[index].checksum] = checksum_of(listed)
+    altered = replace(
+        manifest,
+        handles=[replace(h, checksum=mended.get(h.checksum, h.checksum)) for h in manifest.handles],
+        objects=[replace(o, checksum=mended.get(o.checksum, o.checksum)) for o in manifest.objects],
+    )
+    name = place.catalog.checkpoints.get(NAME, checkpoint).manifest.name
+    for each, data in {victim: crafted, index: listed, name: encode_manifest(altered)}.items():
+        replace_object(store, each, data)
+    return index
 
 
 def check_after_failure(place: OpenWarehouse, run: RegionRun) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.catalog.edits import Edit
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.steps import Step, StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
@@ -128,6 +129,7 @@ class RegionRun(RegionSteps):
         backend: str = "heap",
         max_pending: int = 0,
         postpones_bases: bool = False,
+        tenure: Tenure | None = None,
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
@@ -139,7 +141,8 @@ class RegionRun(RegionSteps):
             tables=tables,
             placed=placed,
         )
-        super().__init__(ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
+        opened = ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test", tenure)
+        super().__init__(opened)
 
 
 def run_tasks(

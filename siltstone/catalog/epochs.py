@@ -26,9 +26,9 @@ so that a catalog that is lost and rebuilt does not take what an older epoch wro
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.repository import Catalog
@@ -52,9 +52,12 @@ class Tenure:
     Attributes:
         epoch: its newest epoch, None before the first. A further epoch begins only directly after it, so that a run
             that resets itself never takes the stream from a run that has fenced it.
+        files: checkpoint -> the checksums of the `.files` objects that its subtasks have acknowledged, of its newest
+            checkpoints.
     """
 
     epoch: int | None = None
+    files: dict[int, Collection[str]] = field(default_factory=dict)
 
 
 def begin_epoch(

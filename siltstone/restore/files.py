@@ -1,20 +1,21 @@
 """Read tables that a checkpoint has as files: fetch what is not on this machine, verify, open, scan.
 
 Each file is verified by the checksum of its handle before RocksDB sees a byte of it; a file that is on this machine,
-too. The digests of the rows are then compared as always. RocksDB decodes the files, so they may come only from a
-warehouse, whose catalog leads to their checksums, never from an exported savepoint (docs/threat-model.md).
+too. The digests of the rows are then compared as always. RocksDB decodes the files, and someone who can write both
+store and catalog can craft them. So a process of its own opens them, and what it reads is checked (docs/adr/0058).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, StateError, Unreachable
+from siltstone.decoding import translate_decode_errors
+from siltstone.errors import CorruptObject, Unreachable
 from siltstone.extras import require_extra
 from siltstone.format.files import FilesIndex, TableFile, decode_files
 from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
@@ -60,10 +61,11 @@ class FileSets:
 
     Args:
         local: files that are on this machine already.
+        trusted: the checksums of `.files` objects that machines of this run stored.
     """
 
-    def __init__(self, reader: BlockReader, local: LocalFiles | None = None) -> None:
-        self._reader, self._local = reader, local
+    def __init__(self, reader: BlockReader, local: LocalFiles | None = None, trusted: Collection[str] = ()) -> None:
+        self._reader, self._local, self._trusted = reader, local, trusted
         self._stack = ExitStack()
         self._open: dict[str, OpenFiles] = {}
 
@@ -88,7 +90,9 @@ class FileSets:
         if index is None:
             raise CorruptObject(f"files of {handles[0].operator}, such as {handles[0].object}, have no index")
         if index.object not in self._open:
-            self._open[index.object] = self._stack.enter_context(OpenFiles(self._reader, index, handles, self._local))
+            is_own = index.checksum in self._trusted
+            opened = OpenFiles(self._reader, index, handles, self._local, is_own)
+            self._open[index.object] = self._stack.enter_context(opened)
         return self._open[index.object]
 
 
@@ -98,6 +102,7 @@ class OpenFiles:
     Attributes:
         directory: where they are, as a database that nobody may change.
         index: what their `.files` object says.
+        is_own: whether this run, or this machine, wrote all bytes of them.
     """
 
     def __init__(
@@ -106,45 +111,63 @@ class OpenFiles:
         index: Handle,
         handles: Sequence[Handle],
         local: LocalFiles | None,
+        is_own: bool,
     ) -> None:
         self.handle, self.index = index, _read_index(reader, index)
         self.objects = _match(self.index, index, handles)
         self._reader, self._local = reader, local
         self._stack = ExitStack()
+        self._rows: RowFiles | None = None
+        self.is_own, self._is_here = is_own, local is not None and local.has_manifest(index.object, self.index.manifest)
 
     def __enter__(self) -> Self:
-        from siltstone.state.backends.rocksdb.files import write_manifest
-
         try:
-            remove_abandoned(self._reader.scratch, SCRATCH)
-            self.directory = self._stack.enter_context(hold_directory(self._reader.scratch, SCRATCH)) / "files"
-            self.directory.mkdir(private_mode(of_directory=True))
-            with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch-files") as pool:
-                list(pool.map(self._fetch, self.objects.items()))
-            write_manifest(self.directory, *self.index.manifest)
+            self._fetch_all()
         except OSError as error:
             self._stack.close()
             raise Unreachable(f"cannot keep files of {self.handle.operator}: {error}; free some space") from error
         except BaseException:
             self._stack.close()
             raise
-        self._rows: RowFiles | None = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._rows is not None:
-            self._rows.close()
         self._stack.close()
 
-    def _fetch(self, item: tuple[str, StoredObject]) -> None:
-        """Put one file into the directory: by a link, if it is on this machine and intact."""
+    def _fetch_all(self) -> None:
+        from siltstone.state.backends.rocksdb.files import write_manifest
+
+        remove_abandoned(self._reader.scratch, SCRATCH)
+        held = self._stack.enter_context(hold_directory(self._reader.scratch, SCRATCH))
+        self.directory = held.absolute() / "files"
+        self.directory.mkdir(private_mode(of_directory=True))
+        if not (self.is_own or self._is_here):
+            self._row_files()  # the process starts while files are fetched
+        with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch-files") as pool:
+            are_here = list(pool.map(self._fetch, self.objects.items()))
+        self.is_own |= self._is_here and all(are_here)
+        write_manifest(self.directory, *self.index.manifest)
+
+    def _fetch(self, item: tuple[str, StoredObject]) -> bool:
+        """Put one file into the directory, by a link, if it is on this machine and intact; return whether it is."""
         name, wanted = item
         here = self._local.path_of(wanted.name) if self._local else None
         if here is not None and _is_intact(here, wanted):
             link_or_copy(here, self.directory / name)
-            return
+            return True
         self._reader.count(wanted.bytes)
         write_private_file(self.directory / name, memoryview(self._reader.store.read(wanted)))
+        return False
+
+    def _row_files(self) -> "RowFiles":
+        if self._rows is None:
+            from siltstone.state.backends.rocksdb.files import RowFiles
+
+            schemas = {table: of.schema for table, of in self.index.tables.items()}
+            size = sum(stored.bytes for stored in self.objects.values())
+            self._rows = RowFiles(self.directory, schemas, size)
+            self._stack.callback(self._rows.close)
+        return self._rows
 
     def rows(self, name: str, schema: TableSchema, groups: KeyGroupRange) -> Iterator[Batch]:
         """Yield a table's rows of some key groups, in bounded batches by key group.
@@ -155,22 +178,21 @@ class OpenFiles:
         Raises:
             CorruptObject: RocksDB cannot read the files, or they are of another table.
         """
-        try:
-            if self._rows is None:
-                from siltstone.state.backends.rocksdb.files import RowFiles
-
-                index = self.index
-                schemas = {table: of.schema for table, of in index.tables.items()}
-                self._rows = RowFiles(self.directory, schemas, index.key_groups, index.max_parallelism)
-            if name not in self._rows.schemas:
-                raise CorruptObject(f"object {self.handle.object} is of files without a table {name}")
-            for rows, owners in self._rows.scan(name, groups):
+        with self._translate_errors():
+            for rows, owners in self._row_files().scan(name, groups):
                 yield _fit(rows, schema, f"object {self.handle.object}: table {name}"), owners
-        except (CorruptObject, Unreachable):
-            raise
-        except (StateError, ValueError, pa.ArrowException) as error:
-            said = str(error).split("\n", 1)[0]
-            raise CorruptObject(f"the files of object {self.handle.object} cannot be read: {said}") from error
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Name the objects: RocksDB names its files, if it comes to say anything."""
+        with translate_decode_errors(f"object {self.handle.object}", "files of RocksDB"):
+            try:
+                yield
+            except ValueError as error:
+                said = str(error).replace(f"{self.directory}/", "")
+                for name, stored in self.objects.items():
+                    said = said.replace(name, stored.name)
+                raise ValueError(said) from error
 
 
 def _read_index(reader: BlockReader, handle: Handle) -> FilesIndex:

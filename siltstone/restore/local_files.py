@@ -44,6 +44,13 @@ class LocalFiles:
         """Return the set of the `.files` object with this name, if it is here."""
         return next((each for each in self.sets if each.index.name == index), None)
 
+    def has_manifest(self, index: str, manifest: tuple[str, bytes]) -> bool:
+        """Return whether the set of the `.files` object with this name is here, with this manifest (name and bytes)."""
+        found, (name, data) = self.of(index), manifest
+        with suppress(OSError):
+            return found is not None and (found.directory / name).read_bytes() == data
+        return False
+
     def path_of(self, name: str) -> Path | None:
         """Return where the contents of an object are, if they are here; they may be damaged."""
         found = (each.directory / file for each in self.sets for file, o in each.objects.items() if o.name == name)

@@ -124,7 +124,7 @@ def apply_reads(
     reads: Sequence[Read],
     reader: BlockReader,
     scratch: Path | None = None,
-    local: LocalFiles | None = None,
+    files: FileSets | None = None,
 ) -> None:
     """Fill empty state from blocks, given in the order in which they apply; each row is written once."""
     tables, others = split_reads(reads)
@@ -133,7 +133,11 @@ def apply_reads(
     for name, table in target.tables.items():
         table.reserve(sum(map(_base_rows_wanted, (read for read in tables if read.handle.variable == name))))
     schemas = {name: table.schema for name, table in target.tables.items()}
-    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch, local):
+    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch, files):
+        forms = {read.handle.form for read in tables if read.handle.variable == name}
+        if forms == {Form.FILES} and isinstance(target, RowFilesState):
+            target.load_rows(name, batches)
+            continue
         for rows, key_groups in batches:
             set_state(target, name, rows, key_groups)
 
@@ -290,17 +294,19 @@ def load_state(
     stream: str | None = None,
     scratch: Path | None = None,
     local: LocalFiles | None = None,
+    trusted: Collection[str] = (),
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
-    Files of just these tables and key groups become the state's own, without reading a row: their checksums are those
-    of the files that had the recorded digests. `verify` reads the rows.
+    Files of just these tables and key groups that this run or this machine wrote become the state's own, without
+    reading a row: their checksums are those of the files that had the recorded digests. The rows of others are read.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.
         stream: see `read_manifest`.
         scratch: see `Changes` and `BlockReader`.
         local: files that are on this machine already.
+        trusted: see `FileSets`.
 
     Returns:
         The bytes of blocks read.
@@ -322,12 +328,14 @@ def load_state(
         variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups, variables)
         reads = unit_reads(plan.units[0], manifests) if plan.units else []
-        if _adopt_files(state, reads, reader, target.digests[operator], local):
-            reads = [read for read in reads if read.handle.form is not Form.FILES]
-    state.begin(step, tracking=False)
-    if manifests:
-        apply_reads(state, reads, reader, scratch, local)
+        with FileSets(reader, local, trusted) as files:
+            if _adopt_files(state, reads, files, target.digests[operator]):
+                reads = [read for read in reads if read.handle.form is not Form.FILES]
+            state.begin(step, tracking=False)
+            apply_reads(state, reads, reader, scratch, files)
         check_digests(digests_of(state), operator, state.groups, target, own)
+    else:
+        state.begin(step, tracking=False)
     for table in state.tables.values():
         table.mark()
     state.commit()
@@ -338,20 +346,21 @@ def load_state(
 def _adopt_files(
     state: SubtaskState,
     reads: Sequence[Read],
-    reader: BlockReader,
+    opened: FileSets,
     digests: Mapping[str, np.ndarray],
-    local: LocalFiles | None,
 ) -> bool:
-    """Let empty state have the files that are all of its tables, and nothing else; return whether there are such."""
-    tables, sets = [r for r in reads if r.handle.kind is Kind.INCREMENTAL], [*file_sets(reads).values()]
-    if len(sets) != 1 or len(sets[0]) < len(tables) or not isinstance(state, RowFilesState):
+    """Let empty state have files of its own run or machine that are all of its tables, and nothing else; return whether
+    there are such."""
+    tables, sets = [r for r in reads if r.handle.kind is Kind.INCREMENTAL], [*file_sets(reads)]
+    if [groups for _, groups in sets] != [state.groups] or not isinstance(state, RowFilesState):
         return False
-    with FileSets(reader, local) as opened:
-        files = opened.open([read.handle for read in tables])
-        schemas = {name: table.schema for name, table in state.tables.items()}
-        if not is_all_of(files.index, schemas, state.groups, state.max_parallelism):
-            return False
-        state.adopt_rows(files.directory, table_counts(files.index), {name: digests[name] for name in schemas})
-        kept = LocalFiles(state.directory / LOCAL_SETS)
-        kept.keep(files.directory, stored(files.handle), files.objects)
+    if any(read.handle.form is not Form.FILES for read in tables):
+        return False
+    files = opened.open([read.handle for read in tables])
+    schemas = {name: table.schema for name, table in state.tables.items()}
+    if not files.is_own or not is_all_of(files.index, schemas, state.groups, state.max_parallelism):
+        return False
+    state.adopt_rows(files.directory, table_counts(files.index), {name: digests[name] for name in schemas})
+    kept = LocalFiles(state.directory / LOCAL_SETS)
+    kept.keep(files.directory, stored(files.handle), files.objects)
     return True

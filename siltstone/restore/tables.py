@@ -1,6 +1,7 @@
 """Read the tables of a chain: their rows after the last of its deltas, in order of key group."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from siltstone.format.base import read_base
 from siltstone.format.block import OpenBlock
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.restore.files import FileSets, file_sets
-from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.merge import Batch, Changes, Delta
 from siltstone.restore.plan_rules import Read, replaces
 from siltstone.state.digest import group_sums, row_digests
@@ -32,20 +32,20 @@ def merged_tables(
     groups: KeyGroupRange,
     max_parallelism: int,
     scratch: Path | None = None,
-    local: LocalFiles | None = None,
+    files: FileSets | None = None,
 ) -> Iterator[tuple[str, Iterator[Batch]]]:
     """Yield each table of some key groups with its live rows, key groups ascending; consume one before the next.
 
     Args:
         reads: blocks of tables in the order in which they apply; tables not in `schemas` are ignored.
         scratch: see `Changes`.
-        local: files that are on this machine.
+        files: those that the caller opens and closes.
 
     Raises:
         CorruptObject: a block is missing, cut or altered.
     """
-    with FileSets(reader, local) as files:
-        yield from _merged(reads, schemas, reader, files, groups, max_parallelism, scratch)
+    with nullcontext(files) if files else FileSets(reader) as opened:
+        yield from _merged(reads, schemas, reader, opened, groups, max_parallelism, scratch)
 
 
 def _merged(

@@ -36,7 +36,7 @@ from siltstone.restore.restore import read_manifest, schemas_of, versions_of
 from siltstone.run.manifests import RunManifests
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
-from siltstone.store.paths import is_materialization_manifest
+from siltstone.store.paths import is_files_index, is_materialization_manifest
 from siltstone.stream import Stream
 
 _LOG = get_logger(__name__)
@@ -101,6 +101,8 @@ class RunChains:
         self._files: dict[int, Mapping[str, Mapping[KeyGroupRange, str]]] = {}
         """the newest completed checkpoint and those prepared since -> operator -> key groups -> the `.files` object of
         a subtask"""
+        self.own_files: dict[int, Collection[str]] = {}
+        """those of these checkpoints that this run has taken -> the checksums of their `.files` objects"""
         self._pending: dict[int, NextChains] = {}
         """of checkpoints that are prepared and not complete"""
         self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
@@ -229,7 +231,7 @@ class RunChains:
             return RestorePoint()
         known = operator in self._operators
         manifests = tuple(self.manifests) if known else ()
-        return RestorePoint(self._checkpoint, self._step, manifests)
+        return RestorePoint(self._checkpoint, self._step, manifests, self.own_files.get(self._checkpoint, ()))
 
     def prepare(self, checkpoint: int, gathered: StepReports) -> NextChains:
         """Take the chains as the next checkpoint makes them, though it is not complete, and decide on the one after it.
@@ -243,8 +245,9 @@ class RunChains:
         made = self._preview(checkpoint, gathered)
         self._pending[checkpoint] = made
         self._adopt(made.chains, made.versions)
-        handles = (h for received in gathered.last.values() for a in received for h in a.handles)
+        handles = [h for received in gathered.last.values() for a in received for h in a.handles]
         self._files[checkpoint] = file_indexes(handles)
+        self.own_files[checkpoint] = {h.checksum for h in handles if h.form is Form.FILES and is_files_index(h.object)}
         self.decide()
         return made
 
@@ -301,6 +304,8 @@ class RunChains:
         self._operators = [op.name for op in self._stream.operators]
         self._checkpoint, self._step = checkpoint, step
         self._files = {id: of for id, of in self._files.items() if id >= checkpoint}
+        for older in [id for id in self.own_files if id < checkpoint]:
+            del self.own_files[older]
         self._note(manifests)
         self._learn_restores()
         self.decide()

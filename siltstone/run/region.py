@@ -135,6 +135,7 @@ class ConsistentRegion:
         check_follows(catalog, record, definition, options.drop)
         epoch = take_over(OpenWarehouse(warehouse, catalog), stream.name, who, tenure)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
+        region.chains.own_files = tenure.files if tenure else {}
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
             record = catalog.streams.get(stream.name)

@@ -23,11 +23,14 @@ class RestorePoint:
         step: its last step.
         manifests: the manifest objects of its chain, oldest first, its own last; empty for an operator that it does not
             have.
+        files: the checksums of its `.files` objects, if subtasks of this run acknowledged it: their files hold what
+            machines of this run wrote, whatever has become of catalog and store since.
     """
 
     checkpoint: int = 0
     step: int = 0
     manifests: tuple[StoredObject, ...] = ()
+    files: Collection[str] = ()
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) 
                     task.stream,
                     scratch=directory.parent,
                     local=LocalFiles(kept),
+                    trusted=restore.files,
                 )
         if task.base_step != task.restore.step:
             _roll_forward_or_raise(task, subtask, state, clock)

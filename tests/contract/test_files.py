@@ -6,21 +6,27 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Unreachable, UsageError
+from siltstone.change.rebuild import rebuild_catalog
+from siltstone.change.recover import recover
+from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
+from siltstone.state.backends.rocksdb import RocksDBState
+from siltstone.state.backends.rocksdb.files import RowFiles
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_files_index
 from tests.files_cases import (
     KEYS,
     check,
     check_after_failure,
+    craft_checkpoint,
     expected,
     files_of,
     is_old,
@@ -30,7 +36,7 @@ from tests.files_cases import (
     run_of,
     steps,
 )
-from tests.proofs import failures
+from tests.proofs import failures, in_order
 from tests.store_reads import counted_reads
 from tests.stored import stream_objects
 from tests.sums import NAME
@@ -77,20 +83,75 @@ def test_a_run_goes_on_with_its_working_state_and_refers_to_the_same_files(place
     check(place)
 
 
-def test_lost_state_is_taken_over_without_reading_a_row(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def _refuse(*_: object) -> None:
+    raise AssertionError("this must not be called")
+
+
+def test_lost_state_of_a_run_is_taken_over_without_reading_a_row(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a worker is lost: another machine fetches the files, which the same run has stored. It may have reset
+    itself meanwhile."""
+    tenure = Tenure()
+    run = run_of(place, tenure=tenure)
+    steps(run, 1, 4)
+    lose_state(place)
+    monkeypatch.setattr(RowFiles, "scan", _refuse)
+    assert steps(run, 5, 5) == expected(5)[-1:]
+    run.region.close("reset")
+    lose_state(place)
+    run = run_of(place, tenure=tenure)
+    assert steps(run, 6, 7) == expected(7)[-2:]
+    assert list(tenure.files) == [7]
+    monkeypatch.undo()
+    sizes = [place.catalog.checkpoints.get(NAME, id).bytes for id in (1, 5, 6)]
+    assert max(sizes[1:]) < sizes[0] / 3
+    run.region.close("stopped")
+    check(place)
+
+
+def test_files_of_another_run_and_machine_are_read_and_written_anew(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB opens them in a process of its own only: somebody may have crafted them, and catalog and store, too."""
     run = run_of(place)
     steps(run, 1, 4)
     run.region.close("stopped")
     lose_state(place)
-    from siltstone.state.backends.rocksdb.files import RowFiles
-
-    monkeypatch.setattr(RowFiles, "scan", None)
+    monkeypatch.setattr(RocksDBState, "adopt_rows", _refuse)
     run = run_of(place)
     assert steps(run, 5, 7) == expected(7)[-3:]
-    monkeypatch.undo()
-    assert place.catalog.checkpoints.get(NAME, 5).bytes < place.catalog.checkpoints.get(NAME, 1).bytes / 3
+    sizes = [place.catalog.checkpoints.get(NAME, id).bytes for id in (1, 5, 6)]
+    assert sizes[1] > sizes[0] / 2 and sizes[2] < sizes[0] / 3
     run.region.close("stopped")
     check(place)
+
+
+def test_a_warehouse_that_an_enemy_wrote_is_refused_by_name(tmp_path: Path) -> None:
+    """A table file ends each process that reads it, and a rebuilt catalog has the checksums that lead to it."""
+    root, url = str(tmp_path / "w"), f"sqlite:///{tmp_path}/rebuilt.db"
+    with OpenWarehouse.writable(root) as place:
+        run = run_of(place, parallelism=1)
+        steps(run, 1, 3)
+        run.region.close("stopped")
+        index = craft_checkpoint(place, 3)
+        lose_state(place)
+        rebuild_catalog(place.warehouse, url)
+    with OpenWarehouse.writable(root, url) as place:
+        [failure] = failures(place, NAME)
+        assert (failure.checkpoint, failure.object) == (3, index) and "ended a process (SIGSEGV)" in failure.reason
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 3), NAME)
+        with pytest.raises(CorruptObject, match=index):
+            read_table(place.warehouse.store, manifests, NAME, "largest").to_table()
+        for backend, policy in (("rocksdb", "files"), ("heap", "adjust-d")):
+            run = run_of(place, 1, backend, policy=policy_by_name(policy))
+            with pytest.raises(CorruptObject, match=f"{index} cannot be read.*ended a process"):
+                run.step(rows(4))
+            run.region.close("failed")
+        assert recover(place, NAME, run=in_order).checkpoint == 2
+        run = run_of(place, parallelism=1)
+        assert steps(run, 3, 4) == expected(4)[-2:]
+        run.region.close("stopped")
 
 
 @pytest.mark.parametrize("parallelism", [1, 4, 8])

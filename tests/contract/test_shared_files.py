@@ -51,8 +51,9 @@ def test_a_fork_shares_files_and_both_go_their_own_way(place: OpenWarehouse) -> 
     run.region.close("stopped")
     fork(place, NAME, "other", "3")
     other = run_of(place, name="other")
+    assert all(name.startswith(f"{NAME}/") for name in files_of(place, 3, "other"))
     assert steps(other, 4, 7) == expected(7)[-4:]
-    assert any(name.startswith(f"{NAME}/") for name in files_of(place, 4, "other"))
+    assert not any(name.startswith(f"{NAME}/") for name in files_of(place, 4, "other"))  # they are another run's
     run = run_of(place)
     steps(run, 5, 9)
     for stream in (NAME, "other"):

@@ -3,10 +3,14 @@
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -18,6 +22,7 @@ from siltstone.catalog.source_entries import count_files, decode_sources, merge,
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
 from siltstone.format.base import read_base, read_snapshot_values
 from siltstone.format.block import decode_block
@@ -29,6 +34,10 @@ from siltstone.format.output import read_output
 from siltstone.format.segment import Section, Segment
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA
+from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
+from siltstone.state.backends.rocksdb.files import RowFiles, decode_rows, write_manifest
+from siltstone.state.backends.rocksdb.scan_process import unpack_pairs
+from siltstone.state.backends.rocksdb.scan_program import HEAD
 from siltstone.state.digest import row_digests
 from siltstone.state.nested import decode_nested, encode_nested
 from siltstone.state.schema import TableSchema
@@ -36,6 +45,7 @@ from siltstone.store.base import Store
 from siltstone.store.identity import encode_identity, read_identity
 from siltstone.store.keyvalue.protocol import Header
 from siltstone.store.paths import IDENTITY, CheckpointPath
+from tests.crafted_files import blocks_of, mend_manifest, mend_table
 
 NAME = "s/00000001/000000000001/fuzzed"
 TOTALS = TableSchema(
@@ -50,6 +60,13 @@ NESTED = pa.struct(
         ("w", pa.list_(pa.struct([(f"f{i}", pa.int64()) for i in range(100)]))),
     ]
 )
+TEXTS = TableSchema(
+    pa.schema([pa.field("k", pa.string(), nullable=True)]),
+    pa.schema([("at", pa.timestamp("us", "UTC")), ("part", pa.binary())]),
+    TOTALS.value,
+)
+"""with keys whose strings have an end each"""
+CORPUS = Path(__file__).parent / "corpus"
 _SEAL_BYTES = 8
 _TRAILER_BYTES = 12
 
@@ -62,11 +79,13 @@ class Decoder:
         decode: reads the bytes, and uses what comes of them as the engine does.
         errors: what it may raise.
         seal: gives damaged bytes the checksums of whole ones.
+        cost: how many inputs of another decoder take as long as one of this.
     """
 
     decode: Callable[[bytes], object]
     errors: tuple[type[SiltstoneError], ...] = (CorruptObject, NewerFormat)
     seal: Callable[[bytes], bytes] = bytes
+    cost: int = 1
 
 
 class _OneObject:
@@ -188,11 +207,56 @@ def _header(data: bytes) -> Any:
     return header and (header.value_bytes, header.bytes_of(0))
 
 
+def _pairs(data: bytes) -> None:
+    with translate_decode_errors(NAME, "rows of RocksDB"):
+        _, count, key_bytes, _ = HEAD.unpack(data[: HEAD.size])
+        packed = unpack_pairs(np.frombuffer(data[HEAD.size :], np.uint8), count, key_bytes)
+        rows, _ = decode_rows(TEXTS, KeyCoding(TEXTS, b"t\0\0"), RowCoding(TEXTS), *packed)
+        row_digests(rows)
+
+
+def split_set(data: bytes) -> tuple[bytes, bytes]:
+    """Return RocksDB's manifest and the one table file of a set, before which its length is."""
+    size = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + size], data[4 + size :]
+
+
+def join_set(manifest: bytes, table: bytes) -> bytes:
+    """Undo `split_set`."""
+    return len(manifest).to_bytes(4, "little") + manifest + table
+
+
+def _table_files(data: bytes) -> None:
+    manifest, table = split_set(data)
+    with tempfile.TemporaryDirectory() as scratch, translate_decode_errors(NAME, "files of RocksDB"):
+        directory = Path(scratch)
+        write_manifest(directory, "MANIFEST-000005", manifest)
+        (directory / "000009.sst").write_bytes(table)
+        files = RowFiles(directory, {"totals": TEXTS}, len(table))
+        try:
+            for rows, _ in files.scan("totals", KeyGroupRange(0, 4)):
+                row_digests(rows)
+        finally:
+            files.close()
+
+
+def _mend_set(data: bytes) -> bytes:
+    manifest, table = split_set(data)
+    return join_set(mend_manifest(manifest), mend_table(table, _blocks()))
+
+
+@cache
+def _blocks() -> list[tuple[int, int]]:
+    return blocks_of(split_set((CORPUS / "table-files" / "seed-0.bin").read_bytes())[1])
+
+
 DECODERS = {
     "block": Decoder(_block, seal=_after_magic),
     "index": Decoder(_index, seal=_after_magic),
     "opaque": Decoder(lambda data: decode_opaque(data, NAME), seal=_after_magic),
     "files": Decoder(lambda data: decode_files(data, NAME), seal=_after_magic),
+    "pairs": Decoder(_pairs),
+    "table-files": Decoder(_table_files, seal=_mend_set, cost=20),
     "nested": Decoder(_nested),
     "segment": Decoder(_segment, seal=_segment_seal),
     "manifest": Decoder(_manifest, (CorruptObject, NewerFormat, StateError), _at_end),

@@ -3,6 +3,7 @@ found lies beside."""
 
 import io
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,16 +38,21 @@ from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.state.backends.rocksdb import RocksDBBackend
+from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
+from siltstone.state.backends.rocksdb.files import manifest_of, table_files
+from siltstone.state.backends.rocksdb.scan_program import HEAD
+from siltstone.state.digest import row_digests
 from siltstone.state.nested import encode_nested
+from siltstone.state.protocol import set_state
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
 from siltstone.store.keyvalue.protocol import Header
 from siltstone.store.paths import CheckpointPath
 from tests.fuzz.crafted import crafted
-from tests.fuzz.decoders import NAME, NESTED, TOTALS
+from tests.fuzz.decoders import CORPUS, NAME, NESTED, TEXTS, TOTALS, join_set
 from tests.stored import bare_statistics
 
-CORPUS = Path(__file__).parent / "corpus"
 ROWS = 12
 GROUPS = KeyGroupRange(0, 4)
 _NESTED = [
@@ -75,6 +81,37 @@ def _rows() -> pa.Table:
         np.linspace(-1, 1, ROWS),
     ]
     return pa.table(columns, schema=TOTALS.rows)
+
+
+def _texts() -> pa.Table:
+    keys = pa.array([None if i == 5 else "\0" * (i % 3) + f"key {i}" for i in range(ROWS)])
+    times = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
+    parts = pa.array([b"\0\xff" * (i % 4) for i in range(ROWS)])
+    return pa.table([keys, times, parts, *_rows().select(TOTALS.value.names).columns], schema=TEXTS.rows)
+
+
+def _pairs() -> bytes:
+    """A frame of rows, as the process sends it that reads table files."""
+    rows = _texts()
+    keys = KeyCoding(TEXTS, b"t\0\0").encode(rows.select(TEXTS.primary_key.names), _owners()).to_pylist()
+    values = RowCoding(TEXTS).encode(rows.select(TEXTS.value.names), row_digests(rows), 0).to_pylist()
+    sizes = [len(b"".join(strings)) for strings in (keys, values)]
+    lengths = b"".join(len(each).to_bytes(4, "little") for each in keys + values)
+    return HEAD.pack(b"r", ROWS, *sizes) + lengths + b"".join(keys + values)
+
+
+def _table_files() -> bytes:
+    """RocksDB's manifest, and the one table file of a small state."""
+    with tempfile.TemporaryDirectory() as scratch:
+        state = RocksDBBackend().open(Path(scratch) / "state", {"totals": TEXTS}, (), GROUPS, len(GROUPS))
+        state.begin(1, tracking=False)
+        set_state(state, "totals", _texts(), _owners())
+        state.copy_rows(Path(scratch) / "files")
+        state.close()
+        directory = Path(scratch) / "files"
+        [table] = table_files(directory)
+        assert table == "000009.sst", table
+        return join_set(manifest_of(directory).read_bytes(), (directory / table).read_bytes())
 
 
 def _owners() -> np.ndarray:
@@ -259,6 +296,8 @@ def seeds() -> Mapping[str, list[bytes]]:
         "index": [index],
         "opaque": [encode_opaque({0: b"abc", 5: b"", 9: b"x" * 99})],
         "files": [encode_files(_files())],
+        "pairs": [_pairs()],
+        "table-files": [_table_files()],
         "nested": encode_nested(pa.array(_NESTED, NESTED)).to_pylist(),
         "segment": [segment],
         "manifest": [

@@ -12,6 +12,8 @@ A key sorts as its row does in a base, by key group and then by primary key, so 
               columns before them differ if keys do, so lengths never decide the order.
 
 A value is a fixed-width record (see `RowCoding`), then the bytes of the strings and binary values.
+
+What is decoded may be crafted: lengths, markers and ends are checked before anything is read by them.
 """
 
 from collections.abc import Sequence
@@ -55,7 +57,8 @@ class KeyCoding:
 
     def __init__(self, schema: TableSchema, prefix: bytes) -> None:
         self.prefix = prefix
-        self._kinds = [field.type for field in schema.primary_key]
+        self._fields = list(schema.primary_key)
+        self._kinds = [field.type for field in self._fields]
         variable = [i for i, kind in enumerate(self._kinds) if is_variable(kind)]
         self._ended = [] if variable == [len(self._kinds) - 1] else variable
 
@@ -87,7 +90,13 @@ class KeyCoding:
         return join([*parts, *sizes])
 
     def decode(self, packed: Packed) -> tuple[list[pa.Array], np.ndarray]:
-        """Decode keys: the primary-key columns and the key groups (uint16[n])."""
+        """Decode keys: the primary-key columns and the key groups (uint16[n]).
+
+        Raises:
+            ValueError: one is not a key of this table.
+        """
+        if np.any(head(packed, PREFIX_BYTES) != np.frombuffer(self.prefix, np.uint8)):
+            raise ValueError("a key is of another table")
         fixed = sum(1 if is_variable(kind) else 1 + width_of(kind) for kind in self._kinds)
         fixed += PREFIX_BYTES + GROUP_BYTES + _LENGTH.itemsize * len(self._ended)
         ends = self._ended_lengths(packed)
@@ -98,8 +107,9 @@ class KeyCoding:
         parts = split(packed, [*sizes, *([_LENGTH.itemsize] * len(self._ended))])
         columns = []
         for i, kind in enumerate(self._kinds):
-            marker, part = parts[2 + 2 * i], parts[3 + 2 * i]
-            assert isinstance(marker, np.ndarray)
+            marker, part = np.asarray(parts[2 + 2 * i]), parts[3 + 2 * i]
+            if marker.any() and (marker.max() > 1 or not self._fields[i].nullable):
+                raise ValueError(f"key column {self._fields[i].name} is null, or has another marker")
             valid = marker[:, 0] == 0 if marker.any() else None
             if isinstance(part, np.ndarray):
                 columns.append(_from_sorted(part, kind, valid))
@@ -111,6 +121,7 @@ class KeyCoding:
         back = len(self._ended) * _LENGTH.itemsize
         if not back:
             return {}
+        head(packed, back)  # none is shorter
         data, found = edges(packed)
         tail = data[found[1:, None] + np.arange(-back, 0)].view(_LENGTH)
         return {column: tail[:, i].astype(np.int64) for i, column in enumerate(self._ended)}
@@ -118,9 +129,8 @@ class KeyCoding:
 
 def group_numbers(packed: Packed) -> np.ndarray:
     """Return uint16[n]: the key group of each encoded key."""
-    data, found = edges(packed)
-    at = found[:-1]
-    return (data[at + PREFIX_BYTES].astype(np.uint16) << np.uint16(8)) | data[at + PREFIX_BYTES + 1]
+    start = head(packed, PREFIX_BYTES + GROUP_BYTES)
+    return (start[:, PREFIX_BYTES].astype(np.uint16) << np.uint16(8)) | start[:, PREFIX_BYTES + 1]
 
 
 class RowCoding:
@@ -162,14 +172,22 @@ class RowCoding:
         return join([_bytes_of(records), *texts])
 
     def records(self, packed: Packed) -> np.ndarray:
-        """Return the records (`dtype`) that values begin with."""
+        """Return the records (`dtype`) that values begin with.
+
+        Raises:
+            ValueError: a value is shorter.
+        """
         return np.ascontiguousarray(head(packed, self.dtype.itemsize)).view(self.dtype).reshape(-1)
 
     def decode(self, packed: Packed, records: np.ndarray) -> list[pa.Array]:
-        """Decode the value columns of values and the records that they begin with."""
+        """Decode the value columns of values and the records that they begin with.
+
+        Raises:
+            ValueError: a value is longer or shorter than its record says.
+        """
         variable = [i for i, kind in enumerate(self._kinds) if is_variable(kind)]
         sizes = [records[f"f{i}"].astype(np.int64) for i in variable]
-        texts = dict(zip(variable, split(packed, [self.dtype.itemsize, *sizes])[1:], strict=True)) if variable else {}
+        texts = dict(zip(variable, split(packed, [self.dtype.itemsize, *sizes])[1:], strict=True))
         columns, nulls = [], records["nulls"]
         for i, kind in enumerate(self._kinds):
             absent = nulls[:, i // 8] & np.uint8(1 << (i % 8))
@@ -211,11 +229,12 @@ def _end(text: Packed) -> Packed:
 
 
 def _unend(text: Packed) -> Packed:
-    parts = split(text, [lengths(text) - len(_END), len(_END)])
-    assert not isinstance(parts[0], np.ndarray)
-    if (edges(parts[0])[0] == 0).any():
-        return pc.replace_substring(parts[0], _ESCAPED, b"\0")  # pyright: ignore[reportAttributeAccessIssue]
-    return parts[0]
+    rest, end = split(text, [lengths(text) - len(_END), len(_END)])
+    if np.any(np.asarray(end) != np.frombuffer(_END, np.uint8)):
+        raise ValueError("a key has a string without an end")
+    if (edges(rest)[0] == 0).any():  # pyright: ignore[reportArgumentType]
+        return pc.replace_substring(rest, _ESCAPED, b"\0")  # pyright: ignore[reportAttributeAccessIssue]
+    return rest  # pyright: ignore[reportReturnType]
 
 
 def _to_sorted(column: pa.Array, absent: np.ndarray) -> np.ndarray:

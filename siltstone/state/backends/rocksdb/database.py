@@ -8,9 +8,10 @@ scarce, so that a process needs no more memory of its own for a larger state.
 """
 
 import os
+import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, repeat
 from pathlib import Path
@@ -21,9 +22,11 @@ from rocksdict import (
     BlockBasedOptions,
     Checkpoint,
     DBCompressionType,
+    IngestExternalFileOptions,
     Options,
     Rdict,
     ReadOptions,
+    SstFileWriter,
     WriteBatch,
 )
 
@@ -49,7 +52,7 @@ _BLOOM_BITS = 10
 _COMPACTED_FILES = 8
 """files of newest changes, one per step or write buffer, that are compacted together"""
 _POLL_S = 0.001
-_FULL = ("no space left", "quota exceeded", "file too large", "read-only file system", "too many open files")
+FULL = ("no space left", "quota exceeded", "file too large", "read-only file system", "too many open files")
 
 Pair = tuple[bytes, bytes]
 
@@ -89,27 +92,22 @@ class Database:
     is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False, only_rows: bool = False) -> None:
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
         """Open it; several processes at once can, if all of them only read.
-
-        Args:
-            only_rows: open it for reading without what is not rows (`copy_rows`).
 
         Raises:
             StateError: it is damaged, or another process has it open.
             Unreachable: the disk is full or does not answer.
         """
-        self.directory, self._read_only = directory, read_only or only_rows
+        self.directory, self._read_only = directory, read_only
         options = _options()
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
-        families = {"default": options} if only_rows else {"default": options, LOCAL: options}
         self._local: Any = None
         with self._translate_errors("open"):
             # Without the column families, those of a database that exists would keep the options of its first opening.
-            self._rocksdb: Any = Rdict(str(directory), options, families, access)
-            if not only_rows:
-                self._local = self._rocksdb.get_column_family(LOCAL)
-                self._local_handle = self._rocksdb.get_column_family_handle(LOCAL)
+            self._rocksdb: Any = Rdict(str(directory), options, {"default": options, LOCAL: options}, access)
+            self._local = self._rocksdb.get_column_family(LOCAL)
+            self._local_handle = self._rocksdb.get_column_family_handle(LOCAL)
 
     def changes(self) -> Changes:
         """Return changes of this database, none so far."""
@@ -157,6 +155,38 @@ class Database:
                 return
             yield part
 
+    @contextmanager
+    def loading(self) -> Iterator[Callable[[Sequence[bytes], Sequence[bytes]], None]]:
+        """Yield a function that takes rows with keys in order, after all before; the block's end adds all at once.
+
+        They are written into table files without the detour through write buffers and compaction.
+        """
+        with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
+            files, room, writer = list[str](), 0, None
+
+            def put(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+                nonlocal room, writer
+                with self._translate_errors("write"):
+                    for key, value in zip(keys, values, strict=True):
+                        if writer is None:
+                            writer, room = SstFileWriter(_options()), _FILE_BYTES
+                            files.append(f"{scratch}/{len(files)}")
+                            writer.open(files[-1])
+                        writer[key] = value
+                        room -= len(key) + len(value)
+                        if room < 0:
+                            writer.finish()
+                            writer = None
+
+            yield put
+            with self._translate_errors("write"):
+                if writer is not None:
+                    writer.finish()
+                if files:
+                    options = IngestExternalFileOptions()
+                    options.set_move_files(True)
+                    self._rocksdb.ingest_external_file(files, options)
+
     def copy_to(self, directory: Path) -> None:
         """Make a database with the present content in a new directory; it shares the table files by hard links."""
         with self._translate_errors("copy"):
@@ -201,6 +231,14 @@ class Database:
                     rocksdb.close()
 
     @contextmanager
+    def translate_damage(self) -> Iterator[None]:
+        """Translate a `ValueError` of what decodes keys and values in a `with` block: the database is damaged."""
+        try:
+            yield
+        except ValueError as error:
+            raise StateError(f"cannot read {self.directory}: {error}: {DISTRUST}") from error
+
+    @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
@@ -209,7 +247,7 @@ class Database:
             if type(error) is not Exception and not isinstance(error, OSError):
                 raise
             said = str(error).split("\n", 1)[0]
-            if any(words in said.lower() for words in _FULL):
+            if any(words in said.lower() for words in FULL):
                 raise Unreachable(f"cannot {what} {self.directory}: {said}; free some space") from error
             raise StateError(f"cannot {what} {self.directory}: {said}: {DISTRUST}") from error
 

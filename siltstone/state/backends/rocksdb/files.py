@@ -15,9 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.model import KeyGroupRange
-from siltstone.state.backends.rocksdb.database import CURRENT, TABLE_FILE, Changes, Database
-from siltstone.state.backends.rocksdb.header import open_tables
-from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.backends.checks import as_table
+from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
+from siltstone.state.backends.rocksdb.database import CURRENT, TABLE_FILE
+from siltstone.state.backends.rocksdb.header import ROWS, table_prefix
+from siltstone.state.backends.rocksdb.packing import Packed
+from siltstone.state.backends.rocksdb.scan_process import ScanProcess
 from siltstone.state.schema import TableSchema
 from siltstone.store.files import link_or_copy, make_durable
 from siltstone.store.private import private_mode, write_private_file
@@ -50,34 +53,65 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 class RowFiles:
-    """Reads the rows of such a directory. Close it after use.
+    """Reads the rows of such a directory in a process of its own, which starts at once: the files may be crafted. Close
+    it after use.
 
     Args:
         schemas: of all the tables that it holds.
+        stored_bytes: how large its files are.
 
     Raises:
-        StateError: RocksDB cannot open it.
+        Unreachable: the process cannot be started.
     """
 
-    def __init__(
-        self, directory: Path, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int
-    ) -> None:
-        self.schemas = schemas
-        self._database = Database(directory, only_rows=True)
-        self._tables = open_tables(self._database, schemas, groups, max_parallelism, _refuse)
+    def __init__(self, directory: Path, schemas: Mapping[str, TableSchema], stored_bytes: int) -> None:
+        self._place = directory, stored_bytes
+        self._tables = {
+            name: (KeyCoding(schemas[name], table_prefix(ROWS, ordinal)), RowCoding(schemas[name]), schemas[name])
+            for ordinal, name in enumerate(sorted(schemas))
+        }
+        self._process: ScanProcess | None = ScanProcess(*self._place)
 
     def scan(self, name: str, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Yield a table's rows of some key groups, as `StateTable.scan` does.
 
         Raises:
-            StateError: RocksDB cannot read them.
+            ValueError: they cannot be read, or are not rows of this table.
+            Unreachable: the process was ended, or the disk is full.
         """
-        return self._tables[name].scan(groups)
+        if name not in self._tables:
+            raise ValueError(f"there is no table {name}")
+        keys, values, schema = self._tables[name]
+        process, self._process, last = self._process or ScanProcess(*self._place), None, groups.start
+        try:
+            for packed in process.scan(keys.group_start(groups.start), keys.group_start(groups.end)):
+                rows, owners = decode_rows(schema, keys, values, *packed)
+                if owners[0] < last or owners[-1] >= groups.end or np.any(np.diff(owners.astype(np.int32)) < 0):
+                    raise ValueError(f"rows of {name} are not in order of key group")
+                last = owners[-1]
+                yield rows, owners
+            self._process, process = process, None
+        finally:
+            if process is not None:  # it stands in the middle
+                process.close()
 
     def close(self) -> None:
         """Close it; idempotent."""
-        self._database.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
-def _refuse(changes: Changes, image: Image | None) -> None:
-    raise AssertionError("files do not change")
+def decode_rows(
+    schema: TableSchema, keys: KeyCoding, values: RowCoding, packed_keys: Packed, packed_values: Packed
+) -> tuple[pa.Table, np.ndarray]:
+    """Decode rows, which may be crafted, and their key groups (uint16[n]).
+
+    Raises:
+        ValueError: they are not rows of this table.
+    """
+    columns, owners = keys.decode(packed_keys)
+    columns += values.decode(packed_values, values.records(packed_values))
+    table = as_table(columns, schema.rows, len(owners))
+    table.validate(full=True)
+    return table, owners

@@ -28,10 +28,15 @@ def open_tables(
 ) -> dict[str, RocksDBTable]:
     """Return the tables of a database, whose changes `write` writes; they have no counts and digests yet."""
     tables = {}
-    for ordinal, (name, schema) in enumerate(sorted(schemas.items())):
-        prefixes = ROWS + ordinal.to_bytes(2, "big"), LISTS + ordinal.to_bytes(2, "big")
-        tables[name] = RocksDBTable(schema, groups, max_parallelism, database, write, prefixes)
+    for ordinal, name in enumerate(sorted(schemas)):
+        prefixes = table_prefix(ROWS, ordinal), table_prefix(LISTS, ordinal)
+        tables[name] = RocksDBTable(schemas[name], groups, max_parallelism, database, write, prefixes)
     return tables
+
+
+def table_prefix(kind: bytes, ordinal: int) -> bytes:
+    """Return what the keys of one kind begin with that are of the nth table by name."""
+    return kind + ordinal.to_bytes(2, "big")
 
 
 def read_opaque(database: Database, names: Sequence[str]) -> dict[str, dict[int, bytes]]:

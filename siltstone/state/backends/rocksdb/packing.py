@@ -1,6 +1,7 @@
 """Columns of bytes: many byte strings side by side in one Arrow array, joined from parts and split into them.
 
-A part is either fixed (uint8[n, width]) or variable (large binary without nulls).
+A part is either fixed (uint8[n, width]) or variable (large binary without nulls). What is split may be crafted: lengths
+are checked before anything is read by them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -66,9 +67,16 @@ def join(parts: Iterable[Part]) -> Packed:
 
 
 def head(packed: Packed, width: int) -> np.ndarray:
-    """Return uint8[n, width]: the first bytes of each string, none of which is shorter."""
+    """Return uint8[n, width]: the first bytes of each string.
+
+    Raises:
+        ValueError: one is shorter.
+    """
     data, found = edges(packed)
-    if np.all(np.diff(found) == width):
+    sizes = np.diff(found)
+    if len(sizes) and sizes.min() < width:
+        raise ValueError(f"{sizes.min()} bytes are where at least {width} belong")
+    if np.all(sizes == width):
         return data[found[0] : found[-1]].reshape(-1, width)
     return data[found[:-1, None] + np.arange(width)]
 
@@ -84,12 +92,16 @@ def take(packed: Packed, rows: np.ndarray) -> Packed:
 def split(packed: Packed, sizes: Sequence[int | np.ndarray]) -> list[Part]:
     """Undo `join`: `sizes` has the width of each fixed part, and int64[n] for each variable one.
 
-    The parts must make up the whole strings.
+    Raises:
+        ValueError: the parts do not make up the whole strings.
     """
     data, found = edges(packed)
     count = len(packed)
     widths = [size for size in sizes if isinstance(size, int)]
-    if len(widths) == len(sizes):
+    variable = [size for size in sizes if not isinstance(size, int)]
+    if any(len(size) and size.min() < 0 for size in variable) or np.any(sum(variable, sum(widths)) != np.diff(found)):
+        raise ValueError("lengths do not add up")
+    if not variable:
         ends = np.cumsum([0, *widths])
         matrix = data[found[0] : found[-1]].reshape(count, int(ends[-1]))
         return [matrix[:, start:end] for start, end in pairwise(ends)]
@@ -98,7 +110,6 @@ def split(packed: Packed, sizes: Sequence[int | np.ndarray]) -> list[Part]:
     for i, size in enumerate(sizes):
         starts[:, i] = at
         at = at + size
-    assert np.array_equal(at, found[1:]), "the parts are the whole"
     offsets = pa.py_buffer(np.append(starts.reshape(-1), found[-1]))
     each = pa.Array.from_buffers(pa.large_binary(), count * len(sizes), [None, offsets, pa.py_buffer(data)])
     parts: list[Part] = []

@@ -15,11 +15,12 @@ that what is left is an earlier version, complete, or an interrupted step after 
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
@@ -247,6 +248,12 @@ class RocksDBState:
         """Copy the rows as they are now into a new directory (`RowFilesState`)."""
         self._database.copy_rows(directory)
         return {name: (table.counts.live, table.counts.interval + 1) for name, table in self._tables.items()}
+
+    def load_rows(self, name: str, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
+        """Fill an empty table in order of key (`RowFilesState`)."""
+        if self._step is None:
+            raise StateError("state can only change within a step: call begin first")
+        self._tables[name].load(batches)
 
     def adopt_rows(
         self, source: Path, counts: Mapping[str, tuple[int, int]], digests: Mapping[str, np.ndarray]

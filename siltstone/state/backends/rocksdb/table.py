@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -169,15 +169,17 @@ class RocksDBTable:
             back: int64[n], which of `found` each row is; if it is left out, they are in order.
         """
         present, packed = ~null_mask(found), found.drop_null()
-        columns = self._values.decode(packed, self._values.records(packed))
+        with self._database.translate_damage():
+            columns = self._values.decode(packed, self._values.records(packed))
         return present if back is None else present[back], expand(columns, present, back)
 
     def _records(self, found: Packed) -> np.ndarray:
         """The records that values begin with; zeros where there is no row."""
-        if not found.null_count:
-            return self._values.records(found)
         records = np.zeros(len(found), self._values.dtype)
-        records[~null_mask(found)] = self._values.records(found.drop_null())
+        with self._database.translate_damage():
+            if not found.null_count:
+                return self._values.records(found)
+            records[~null_mask(found)] = self._values.records(found.drop_null())
         return records
 
     def put(self, batch: Keys, values: pa.Table) -> None:
@@ -219,6 +221,25 @@ class RocksDBTable:
         changes = self._database.changes()
         changes.put(to_list(image.keys), to_list(new))
         self._change(changes, image, groups, old, digest, image.values.null_count)
+
+    def load(self, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
+        """Fill the empty table with rows in order of key; undoing the step clears it.
+
+        Raises:
+            StateError: it is not empty, or the rows are not in order, or of other key groups.
+        """
+        if self.rows or self.tracking:
+            raise StateError("rows are loaded only into an empty table that tracks no changes")
+        with self._database.loading() as put:
+            for rows, groups in batches:
+                if len(groups) and not (groups.min() in self.groups and groups.max() in self.groups):
+                    raise StateError(f"rows belong to another subtask than that of {self.groups}")
+                keys = self._keys.encode(normalise_keys(rows.select(self.schema.primary_key.names)), groups)
+                digests = row_digests(rows)
+                put(to_list(keys), to_list(self._values.encode(rows.select(self.schema.value.names), digests, 0)))
+                self._digests += group_sums(digests, groups, self.max_parallelism)
+                self.counts = replace(self.counts, live=self.counts.live + len(groups), known=False)
+        self._mutation += 1
 
     def delete(self, batch: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
@@ -281,12 +302,14 @@ class RocksDBTable:
                 part = self._database.get(self._list_key(self.counts.interval, at))
                 if part is None:
                     raise StateError(f"the list of changes is cut at key {at} of {self.counts.listed}")
-                parts += unpack_strings(part)
+                with self._database.translate_damage():
+                    parts += unpack_strings(part)
                 at += len(parts[-1])
             keys = pc.unique(pa.concat_arrays(parts))
             order = sort_by_start(keys, len(self._rows))
             keys = keys.take(pa.array(order))
-            self._by_group = of, keys, group_numbers(keys)
+            with self._database.translate_damage():
+                self._by_group = of, keys, group_numbers(keys)
         return self._by_group[1:]
 
     def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
@@ -296,7 +319,8 @@ class RocksDBTable:
             first, last = np.searchsorted(owners, [groups.start, groups.end])
             keys = keys[first:last]
         present, values = self._decode(self._read(keys))
-        columns, owners = self._keys.decode(keys)
+        with self._database.translate_damage():
+            columns, owners = self._keys.decode(keys)
         return as_table([*columns, *values, pa.array(~present)], self.schema.changes, len(keys)), owners
 
     def mark(self) -> None:
@@ -321,8 +345,9 @@ class RocksDBTable:
         """Rows, their key groups, and the bytes that the pairs take."""
         names, packed = zip(*pairs, strict=True)
         keys, values = from_list(names), from_list(packed)
-        columns, owners = self._keys.decode(keys)
-        columns += self._values.decode(values, self._values.records(values))
+        with self._database.translate_damage():
+            columns, owners = self._keys.decode(keys)
+            columns += self._values.decode(values, self._values.records(values))
         size = int(lengths(keys).sum() + lengths(values).sum()) + _PAIR_BYTES * len(pairs)
         return as_table(columns, self.schema.rows, len(pairs)), owners, size
 
