@@ -24,7 +24,7 @@ from rich.table import Table
 from tests.fault.commands import COMMANDS, choose
 from tests.fault.disk import small_disk
 from tests.fault.life import KILLS, Hurt, Life
-from tests.fault.reference import flights, small
+from tests.fault.reference import flights, held
 from tests.fault.rounds import Round, Rounds
 from tests.fault.shapes import SHAPES, WEIGHTS, can_play, play
 from tests.fault.sites import CATALOGS
@@ -146,7 +146,7 @@ class Campaign:
 
     def _spark(self, directory: Path, chance: random.Random, number: int) -> None:
         # One of three of flights, which take longer.
-        reference = flights() if number % 3 == 2 else small()
+        reference = flights() if number % 3 == 2 else held()
         life = Life(reference, directory, chance, self.stores[number % len(self.stores)])
         targets = [*KILLS]
         chance.shuffle(targets)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.fault.held_stream import HELD
 from tests.fault.processes import End
-from tests.fault.small_stream import SMALL
 
-NAME = SMALL.name
+NAME = HELD.name
 NOTHING_YET = "no (warehouse|catalog|stream|checkpoint|latest)"
 KEPT = "is its newest|is kept by its savepoint"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Autonomous
-from tests.fault import small_stream
+from tests.fault import held_stream, small_stream
 from tests.fault.journal import JournaledSink
 
 
@@ -14,7 +14,7 @@ class Audit(small_stream.Accounts):
     name = "audit"
 
 
-SMALL = replace(small_stream.SMALL, sinks={"accounts": JournaledSink()})
+SMALL, HELD = (replace(each, sinks={"accounts": JournaledSink()}) for each in (small_stream.SMALL, held_stream.HELD))
 BESIDE = replace(
     small_stream.SMALL, name="beside", autonomous=[Autonomous(Audit(), checkpoint_steps=3, sink=ParquetSink())]
 )

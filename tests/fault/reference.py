@@ -25,6 +25,7 @@ from streams import FLIGHTS
 from streams.flights import UNKNOWN
 from streams.flights_data import prepare
 from tests import oracle_flights
+from tests.fault.held_stream import HELD
 from tests.fault.journal import ORDER, Delivered
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
@@ -90,9 +91,19 @@ def _undisturbed(stream: Stream, sink: str, batches: Iterable[pa.Table]) -> tupl
 @cache
 def small() -> Reference:
     """The small stream, whole."""
+    return _whole(SMALL)
+
+
+@cache
+def held() -> Reference:
+    """The same with rows that are held back until a checkpoint."""
+    return _whole(HELD)
+
+
+def _whole(stream: Stream) -> Reference:
     batches = purchases()
-    digests, written = _undisturbed(SMALL, "accounts", batches)
-    return Reference(SMALL, "accounts", batches, digests, written, len(batches), journaled=True)
+    digests, written = _undisturbed(stream, "accounts", batches)
+    return Reference(stream, "accounts", batches, digests, written, len(batches), journaled=True)
 
 
 @cache

@@ -24,7 +24,7 @@ from tests.fault.disk import Disk
 from tests.fault.forked import Victim
 from tests.fault.lines import Within
 from tests.fault.processes import End
-from tests.fault.reference import small
+from tests.fault.reference import held
 from tests.fault.sites import Site
 from tests.fault.victims import Orders
 
@@ -67,7 +67,7 @@ class Rounds:
         self, disk: Disk, chance: Random, store: str, reach: dict[str, tuple[float, float]], catalog: str = "sqlite"
     ) -> None:
         self.disk, self.chance, self.store, self.reach = disk, chance, store, reach
-        self.reference = small()
+        self.reference = held()
         self.site = Site.new(store, catalog, disk.path)
         self._said = disk.path.with_name(f"{disk.path.name}-said")
         self._said.mkdir()

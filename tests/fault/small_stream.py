@@ -1,9 +1,7 @@
-"""A small stream for tests that kill and corrupt: every kind of state, two chained operators, an aggregate, a sink, and
-rows that are held back until a checkpoint.
+"""A small stream for tests that kill and corrupt: every kind of state, two chained operators, an aggregate, a sink.
 
     source -> accounts (account) -> places (place)
            '> daily (place, day)
-           '> late (place) -> settled (place)
 
 Its source is a directory of Parquet files that it makes itself, the same on every machine, a micro-batch a file.
 """
@@ -25,7 +23,6 @@ from siltstone.aggregates.operator import Aggregate, Count, Last, Max, Sum
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
-from tests.holding import Hold, Total
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,27 +172,10 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     return reader.parquet(directory.absolute().as_uri())
 
 
-class Late(Hold):
-    """Holds amounts back until a checkpoint. So in each checkpoint it holds nothing, whatever the checkpoints are."""
-
-    name = "late"
-    key = {"place": pa.int64()}  # noqa: RUF012
-    inputs = ("amount",)
-    output = pa.schema([("place", pa.int64()), ("amount", pa.int64())])
-
-
-class Settled(Total):
-    """Counts and adds them."""
-
-    name, reads = "settled", "late"
-    key = {"place": pa.int64()}  # noqa: RUF012
-    inputs = ("amount",)
-
-
 SMALL = Stream(
     "small",
     source=source,
-    operators=[Accounts(), DAILY, Places(), Late(), Settled()],
+    operators=[Accounts(), DAILY, Places()],
     event_time="event_time",
     sinks={"accounts": ParquetSink()},
     max_parallelism=16,

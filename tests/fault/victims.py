@@ -41,7 +41,7 @@ from siltstone.run.working_state import remove_older_epochs
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
 from siltstone.store.open import Warehouse
-from tests.fault import small_stream
+from tests.fault import held_stream
 from tests.fault.attempts import LostAttempts
 from tests.fault.journal import JournaledSink
 from tests.fault.lines import Within, signal_at
@@ -91,7 +91,7 @@ def main(orders: Orders) -> None:
     for number, suffix in ((1, ".out"), (2, ".err")):
         opened = os.open(orders.said.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(opened, number)
-    os.environ.update(orders.environment, SILTSTONE_STREAMS=json.dumps([small_stream.__name__]))
+    os.environ.update(orders.environment, SILTSTONE_STREAMS=json.dumps([held_stream.__name__]))
     _without_spark()
     prune_early()
     if orders.refused:

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
+from tests.fault.commands import NAME
 from tests.fault.disk import small_disk
-from tests.fault.reference import small
 from tests.fault.rounds import Round, Rounds
 from tests.fault.shapes import play
 from tests.fault.warehouses import WAREHOUSES
@@ -52,7 +52,7 @@ def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tm
         closing(Rounds(disk, chance, store, {}, CATALOGS.get(store, "sqlite"))) as rounds,
     ):
         begun = Round("start", store, ("run",))
-        rounds.strict(begun, "run", small().stream.name, ("--batches", "3", "--parallelism", "2"))
+        rounds.strict(begun, "run", NAME, ("--batches", "3", "--parallelism", "2"))
         for shape, kind in PLAN[store]:
             hurt(rounds, shape, kind)
         rounds.settle(begun)
