@@ -68,21 +68,34 @@ def try_write_extract(warehouse: OpenWarehouse, stream: str) -> None:
 def read_newest_extract(store: Store, stream: str) -> Extract | None:
     """Read the newest extract of a stream; None if there is none.
 
+    Another writer may write a newer one meanwhile, and delete this one: then the newer one is read.
+
     Raises:
         CorruptObject: it is damaged, or another stream's.
         NewerFormat: a newer Siltstone wrote it.
         Unreachable: the store does not answer.
     """
-    return _read_newest(store, stream, dict(store.list(extract_prefix(stream))))
+    there = dict(store.list(extract_prefix(stream)))
+    while True:
+        try:
+            return _read_newest(store, stream, there)
+        except CorruptObject:
+            before, there = _find_newest(there), dict(store.list(extract_prefix(stream)))
+            if _find_newest(there) == before:
+                raise
+
+
+def _find_newest(there: Iterable[str]) -> str | None:
+    numbered = {number: name for name in there if (number := extract_number(name)) is not None}
+    return numbered[max(numbered)] if numbered else None
 
 
 def _read_newest(store: Store, stream: str, there: dict[str, int]) -> Extract | None:
-    numbered = {name: number for name in there if (number := extract_number(name)) is not None}
-    if not numbered:
+    name = _find_newest(there)
+    if name is None:
         return None
-    name = max(numbered, key=lambda each: numbered[each])
     extract = decode_extract(store.read_range(name, 0, there[name]).to_pybytes(), name)
-    if (extract.stream, extract.epoch, extract.number) != (stream, *numbered[name]):
+    if (extract.stream, (extract.epoch, extract.number)) != (stream, extract_number(name)):
         raise CorruptObject(f"object {name} was altered: it is extract {extract.number} of stream {extract.stream}")
     return extract
 

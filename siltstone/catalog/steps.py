@@ -75,7 +75,7 @@ class InputPosition:
 
     beginning: Step | None
     entries: Sequence[Step]
-    newest: Sequence[Step]
+    newest: Sequence[StepRecord]
 
     @property
     def next_batch(self) -> int:

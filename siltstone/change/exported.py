@@ -171,7 +171,8 @@ def read_exported_manifest(store: Store, exported: Exported) -> tuple[Manifest, 
 def _check_steps(steps: Sequence[Step], newest: int) -> None:
     for step in steps:
         check_integer(step.step, 1, newest, "a step")
-        check_integer(step.batch, BEFORE_FIRST, MAX_ID, "a batch")
+        if step.batch_id is not None:
+            check_integer(step.batch_id, BEFORE_FIRST, MAX_ID, "a batch")
         check_sources(step.sources)
 
 

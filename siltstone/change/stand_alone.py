@@ -133,7 +133,8 @@ def _statistics(
             size = sum(h.length for h in handles if (h.operator, h.variable) == (operator, variable))
             opaque[variable] = [size, size, 1]
         operators[operator] = {**said, "tables": tables} | ({"opaque": opaque} if opaque else {})
-    return {**statistics, "operators": operators}
+    # What it had for sinks stays behind: they have it, under another id.
+    return {**statistics, "operators": operators, "outputs": None}
 
 
 def _bound(state: PolicyState) -> RestoreBound:

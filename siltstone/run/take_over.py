@@ -114,7 +114,12 @@ def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
         clock = Clock(catalog.transactions.now)
         with open_catalog(f"sqlite:///{Path(directory) / 'catalog.db'}", now=clock) as draft:
             Rebuilding(draft.transactions).add_streams([catalog.streams.get(name) for name in reversed(ancestors)])
-            done = rebuild_stream(OpenWarehouse(warehouse.warehouse, draft), extract, clock, lambda _: None)
+            try:
+                done = rebuild_stream(OpenWarehouse(warehouse.warehouse, draft), extract, clock, lambda _: None)
+            except CorruptObject:
+                if read_newest_extract(store, stream) == extract:
+                    raise
+                return False  # another process has written a newer one, and deleted what only this one names
             if not rows.replace(stream, before, draft):
                 return False
     _LOG.warning(

@@ -40,7 +40,7 @@ from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
 from siltstone.spark.source_log import SourceLog, span
-from siltstone.spark.step import StepRun, run_step
+from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
 
 STOP_POLL_S = 0.2
@@ -71,7 +71,7 @@ class StreamRunner:
         progress: RunProgress | None = None,
         requests: ConsistencyRequests | None = None,
     ) -> None:
-        self.spark = spark
+        self.spark, self._own_session = spark, own_session(spark)
         self.region = region
         self.enough = threading.Event()
         self.failure: BaseException | None = None
@@ -251,7 +251,7 @@ class StreamRunner:
             tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step))
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
-            done = run_step(self.spark, rows, tasks, self._placement)
+            done = run_step(self._own_session, rows, tasks, self._placement)
             done.unpersist()
             self._acknowledge(done)
             requested = any(a.wants_checkpoint for received in done.received.values() for a in received)
@@ -324,7 +324,7 @@ class StreamRunner:
             changed: called with their acknowledgements before the checkpoint is committed. Its result is recorded with
                 the checkpoint (see `ConsistentRegion.complete`); if it raises, there is no checkpoint.
         """
-        run = run or (lambda spark, tasks: run_step(spark, None, tasks, self._placement))
+        run = run or (lambda _, tasks: run_step(self._own_session, None, tasks, self._placement))
         with self._processing():
             done = run(self.spark, self.region.begin_step(self._without_rows(StepKind.CHANGE), ends=True))
             self._acknowledge(done)

@@ -78,6 +78,7 @@ def run_step(
     known that an operator returns no rows, those that read it do not wait for it.
 
     Args:
+        spark: where `rows` is None, the session of the run's own (`own_session`).
         rows: those of a micro-batch; None for a step without rows.
         tasks: operator -> its task.
         placement: keeps each subtask on the executor that has its state; None leaves it to Spark.
@@ -89,16 +90,13 @@ def run_step(
     silent = set[str]()
     """those that return no rows, the source included"""
     if rows is None:
-        spark = _own_session(spark)
         silent = {task.operator.reads for task in tasks.values()} - tasks.keys()
     else:
         spark, run.outputs[SOURCE] = rows.sparkSession, rows
+        _set_query_settings(spark)
         if sum(task.operator.reads == SOURCE for task in tasks.values()) > 1:
             # Each of them would read the source by itself, and see other rows if that makes some at random.
             run.cached.append(rows.persist())
-    if isinstance(spark, SparkSession):
-        for name, value in QUERY_SETTINGS.items():
-            spark.conf.set(name, value)
     waiting = dict(tasks)
     try:
         while waiting:
@@ -110,12 +108,23 @@ def run_step(
     return run
 
 
-def _own_session(spark: SparkSession) -> SparkSession:
-    """Make a session with the same settings, as each query has one; over Spark Connect it is the same session."""
+def own_session(spark: SparkSession) -> SparkSession:
+    """Make a session for the steps without rows of a run: with the settings of now, as its query has one.
+
+    If settings change later, micro-batches and other steps go on to cast alike. Over Spark Connect it is the session
+    given.
+    """
     if not isinstance(spark, SparkSession):
         return spark
     classic: Any = spark
-    return SparkSession(spark.sparkContext, classic._jsparkSession.cloneSession())
+    own = SparkSession(spark.sparkContext, classic._jsparkSession.cloneSession())
+    _set_query_settings(own)
+    return own
+
+
+def _set_query_settings(spark: SparkSession) -> None:
+    for name, value in QUERY_SETTINGS.items():
+        spark.conf.set(name, value)
 
 
 def _take_ready(
@@ -200,7 +209,10 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
-    """Make the frame of a step without rows: one empty task per subtask; `placed` as in `step_frame`."""
+    """Make the frame of a step without rows: one empty task per subtask; `placed` as in `step_frame`.
+
+    It is of the session given, also where it is placed: frames that are made of it have that session's settings.
+    """
     in_partition = _in_partition(task, spark)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -208,7 +220,11 @@ def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | No
             pass  # Spark does not reuse a worker that stops before the end of its input
         yield from in_partition(iter(()))
 
-    subtasks = spark.range(0, task.parallelism, 1, task.parallelism) if placed is None else placed
+    subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
+    if placed is not None:
+        there, subtask = placed.hint("shuffle_hash"), F.col("id").cast("int")
+        shuffled = subtasks.repartitionById(task.parallelism, subtask)
+        subtasks = shuffled.join(there, subtask == there[SUBTASK], "left").select("id")
     return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
 
 

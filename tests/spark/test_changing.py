@@ -139,7 +139,8 @@ def test_an_edit_is_a_new_proven_checkpoint(spark: SparkSession) -> None:
     assert totals("2") == before and parallelism("counts") == 3
     shown = siltstone("show", "counts", "3", "--json").json
     checksum = checksum_of(Path(path).read_bytes())
-    assert shown["steps"] == [] and shown["edit"]["source_checksum"] == checksum
+    assert [step["kind"] for step in shown["steps"]] == ["change"]
+    assert shown["edit"]["source_checksum"] == checksum
     listed = siltstone("checkpoints", "counts", "--json").json["checkpoints"]
     assert [c["edit"] for c in listed] == [None, None, shown["edit"]] and listed[-1]["proven"]
     assert shown["edit"]["source"] == str(Path(path).absolute())

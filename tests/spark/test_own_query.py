@@ -100,7 +100,7 @@ def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: Spa
     assert [id for id, _ in before] == [1, 2] and len(recorded) == 2, "of three steps and of one"
     with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
         place.catalog.rollbacks.roll_back("own", place.catalog.runs.begin("own", "a test"), 0, "a test", "a test")
-        with pytest.raises(Exception, match=r"4 logged steps must be run again first: call runner.follow_log\(rows\)"):
+        with pytest.raises(Exception, match=r"5 logged steps must be run again first: call runner.follow_log\(rows\)"):
             query(1, follow=False)
         assert (heard, place.catalog.checkpoints.last_id("own")) == (before, 0)
     query(1, follow=True)

@@ -246,6 +246,9 @@ def sinks(subject: Subject) -> Facts:
             warehouse.catalog.checkpoints.last_id(subject.name),
         )
         staged = {c.id: c.statistics.get("outputs") for c in warehouse.catalog.checkpoints.list(subject.name)}
+        # A fork that was rolled back to before its beginning makes checkpoints of its own from there on.
+        rollbacks = warehouse.catalog.rollbacks.list(subject.name)
+        begin = min([record.forked_at or 0, *(each.checkpoint for each in rollbacks)])
         resolved = resolve_sinks(subject.stream, warehouse)
     for name, sink in resolved.items():
         if isinstance(sink, ParquetSink):
@@ -254,10 +257,11 @@ def sinks(subject: Subject) -> Facts:
             ids, since = sink.list_published()
         else:
             continue
-        known = range((record.forked_at or 0) + 1, newest + 1)
-        published = {id - record.sink_offset for id in ids if id > record.sink_offset}
-        published |= {id for id in known if id + record.sink_offset < since}  # older than the log of the table
+        known = range(begin + 1, newest + 1)
         outputs = {id: of for id in known if (of := staged.get(id)) is not None}
+        published = {id - record.sink_offset for id in ids if id > record.sink_offset}
+        older = {id for id in known if id + record.sink_offset < since}  # than the log of the table
+        published |= {id for id in older if id not in outputs or name in outputs[id]}
         completed = {id for id in known if (name in outputs[id] if id in outputs else id in published)}
         rows += [
             {"sink": name, "checkpoint": id, "completed": id in completed, "published": id in published}

@@ -28,7 +28,7 @@ from siltstone.spark.queries import paths_in_urls
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
-from siltstone.spark.step import run_step
+from siltstone.spark.step import own_session, run_step
 from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
@@ -147,7 +147,7 @@ class _Replay:
         start = time.perf_counter()
         # Its state is in no checkpoint, so it must not move; a run of the stream may place its own at the same time.
         self._placement = placement_of(spark, self.warehouse, f"replay/{self.stream.name}", self.settings.placement)
-        plan = self.plan
+        plan, spark = self.plan, own_session(spark)
         if plan.since or not plan.steps:
             self._run(spark, None)
         self._compare(0)

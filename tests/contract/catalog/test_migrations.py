@@ -146,6 +146,6 @@ def test_streams_of_before_tables_keep_their_parquet_files_and_new_ones_have_tab
     with open_catalog(catalog_url) as catalog:
         assert catalog.streams.get("flights").default_sink is None
         [found] = catalog.outbox.list("flights", outstanding=True)
-        assert [stored.name for stored in found.objects] == ["flights/o"] and found.statistics == ()
+        assert found.objects == (StoredObject("flights/o", 5, "ab" * 16),)
         assert catalog.streams.register("later", 128, {}).default_sink == "table"
         assert catalog.forks.create("flights", "what-if", 1).default_sink == "table"
