@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from siltstone.run.definition import definition_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
+from siltstone.store.local_paths import LocalLayout
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import beginnings
 from tests.simulation.loss import IDENTITY, fail_over, lose
@@ -100,7 +102,9 @@ class World:
     def place(self, catalog: Catalog, process: Process | None = None) -> OpenWarehouse:
         """The warehouse as one process sees it, with a catalog."""
         store = SimulatedStore(self.memory, process)
-        warehouse = SimpleNamespace(store=store, store_url=name_store(store), label="memory", prepare=lambda: None)
+        nowhere = LocalLayout(Path("memory"))  # no file of it is ever made
+        named = {"store_url": name_store(store), "label": "memory", "local": nowhere}
+        warehouse = SimpleNamespace(store=store, prepare=lambda: None, **named)
         return OpenWarehouse(cast(Any, warehouse), catalog)
 
     def act(self, action: str, a: int, b: int) -> None:

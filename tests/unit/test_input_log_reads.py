@@ -11,7 +11,7 @@ from siltstone.catalog import tables as t
 from siltstone.catalog.limits import ID_END
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, StepKind
 from tests.catalog_cases import add
 
 FEW, MANY = 30, 3000
@@ -26,7 +26,14 @@ def catalog_of(path: Path, steps: int, per_checkpoint: int) -> Catalog:
     catalog.runs.begin("flights", "host:1")
     add(catalog, 1, steps=[Step(1, 0, "x")])
     rows = [
-        {"stream": "flights", "checkpoint": 2 + n // per_checkpoint, "step": 2 + n, "batch_id": 1 + n, "offsets": "x"}
+        {
+            "stream": "flights",
+            "checkpoint": 2 + n // per_checkpoint,
+            "step": 2 + n,
+            "kind": StepKind.BATCH,
+            "batch_id": 1 + n,
+            "offsets": "x",
+        }
         for n in range(steps)
     ]
     with catalog.transactions.writer.begin() as connection:

@@ -1,4 +1,4 @@
-"""No file of Python is longer than 400 lines and no function longer than 60, in tests as in the engine."""
+"""No file of Python is longer than 600 lines and no function longer than 60, in tests as in the engine."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ FOLDERS = ("siltstone", "streams", "jobs", "assets", "resources", "checks", "orc
 FOLDERS += ("benchmarks", "scripts", "tests")
 LANDED = ROOT / "siltstone" / "catalog" / "migrations" / "versions"
 """revisions, which are never edited once they have landed (tests/unit/test_revisions.py)"""
-FILE_LINES = 400
+FILE_LINES = 600
 FUNCTION_LINES = 60
 
 
@@ -41,4 +41,4 @@ def test_both_limits_are_seen() -> None:
     function = "def f():\n" + line * (FUNCTION_LINES - 1)
     assert list(too_long("a.py", function + "pass\n" * (FILE_LINES - FUNCTION_LINES))) == []
     assert list(too_long("a.py", function + line)) == ["a.py:1 f has 61 lines: at most 60, split it"]
-    assert list(too_long("a.py", "pass\n" * 401)) == ["a.py has 401 lines: at most 400, split it by subject"]
+    assert list(too_long("a.py", "pass\n" * 601)) == ["a.py has 601 lines: at most 600, split it by subject"]

@@ -82,7 +82,7 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
         first={"aircraft": 3, "route": 7},
         policy={"aircraft": {"d": 4, "average": 0.1, "history": [1, None]}},
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
-        statistics=bare_statistics("aircraft", rows=2**40, parallelism=subtasks),
+        statistics=bare_statistics("aircraft", "route", rows=2**40, parallelism=subtasks),
     )
 
 
@@ -238,7 +238,7 @@ def test_a_packed_manifest_is_read_and_older_versions_know_it_as_newer() -> None
 
 def test_a_manifest_is_not_packed_where_a_reader_might_refuse_it_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = replace(
-        _leaving_out(), statistics=bare_statistics("aircraft") | {"zeros": "0" * (JSON_FREE_BYTES + (1 << 20))}
+        _leaving_out(), statistics=bare_statistics("aircraft", "route") | {"zeros": "0" * (JSON_FREE_BYTES + (1 << 20))}
     )
     data = encode_manifest(manifest)
     assert _number(data) == 3 and _plain(decode_manifest(data)) == _plain(manifest)

@@ -54,7 +54,7 @@ def test_what_somebody_else_wrote_reaches_no_terminal_as_it_is(tmp_path: Path) -
         run.step(rows(0))
         for name, task in run.region.begin_step(ends=True).items():
             run.region.acknowledge(name, run_tasks(task, {})[1])
-        run.region.complete([], edit=Edit(NAME, "totals", 1, 0, HOSTILE, None, HOSTILE))
+        run.region.complete(edit=Edit(NAME, "totals", 1, 0, HOSTILE, None, HOSTILE))
         run.region.close("done")
         (root / "objects" / NAME / "00000001" / HOSTILE.replace("/", "")).write_bytes(b"x")
     options = "--warehouse", root
