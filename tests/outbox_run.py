@@ -142,7 +142,7 @@ def follow_log(run: Outboxed) -> None:
     """Run what the input log holds again, with the same boundaries."""
     for step, ends in with_ends(run.region.logged_steps()):
         if step.batch_id is None:
-            run.step_without_rows(step.kind)
+            run.step_without_rows(step.kind, ends=ends)
         else:
             run.step(batch(step.batch_id + 1), ends=ends)
 

@@ -72,11 +72,11 @@ class RegionSteps:
         """One step of one operator: its output, and what its subtasks said."""
         return run_tasks(task, rows)
 
-    def step_without_rows(self, kind: StepKind = StepKind.EMPTY) -> Completed | None:
-        """A step that takes no micro-batch, and ends in a checkpoint, which is only prepared if some may be pending."""
+    def step_without_rows(self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True) -> Completed | None:
+        """A step that takes no micro-batch; a checkpoint in which it ends is only prepared if some may be pending."""
         self.make_room()
-        self._take(Step.without_rows(self.region.step + 1, kind), {}, ends=True)
-        return self.end_interval()
+        self._take(Step.without_rows(self.region.step + 1, kind), {}, ends=ends)
+        return self.end_interval() if ends else None
 
     def edit(self, operator: str, variable: str, changes: pa.Table) -> Completed:
         """A change by hand of one variable's table, with a checkpoint of its own; no other is pending."""

@@ -173,7 +173,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
                 if steps.batches >= until and region.step == region.completed_step:
                     break
                 if step.batch_id is None:
-                    steps.step_without_rows(step.kind)
+                    steps.step_without_rows(step.kind, ends=ends)
                 else:
                     steps.step(purchases()[steps.batches], ends=ends)
             steps.goes_on = region.options.max_pending > 0
@@ -222,11 +222,11 @@ class SinkingSteps(RegionSteps):
             self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
             return super().step(rows, ends=ends)
 
-    def step_without_rows(self, kind: StepKind = StepKind.EMPTY) -> Completed | None:
-        """One without a micro-batch, once there is room for its checkpoint."""
+    def step_without_rows(self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True) -> Completed | None:
+        """One without a micro-batch, once there is room for the checkpoint that it may end in."""
         with self._turn:
-            self._turn.wait_for(lambda: self.behind.has_room or self._failed)
-            return super().step_without_rows(kind)
+            self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
+            return super().step_without_rows(kind, ends=ends)
 
     def make_room(self) -> None:
         """Behind the stream, room is made."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -58,6 +59,34 @@ def test_what_is_drained_at_the_end_of_a_run_reaches_the_sink_and_the_reader_and
     found = replay(settings, stream)
     assert (found.proven, found.compared, found.steps, found.digest) == (True, 3, 5, digest)
     check_proven(settings, STREAM)
+
+
+class Times(Hold):
+    """Lets its rows go with times as keys, of which `Texts` makes text."""
+
+    output = pa.schema([("key", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
+
+
+class Texts(Total):
+    """Has keys that depend on the session's time zone."""
+
+    key = {"key": pa.string()}  # noqa: RUF012
+
+
+def test_keys_are_cast_as_in_micro_batches_whatever_is_set_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where subtasks are placed: their frame is of another session."""
+    zone, settings = "spark.sql.session.timeZone", at(tmp_path / "w", checkpoint_steps=2, placement=True)
+    before = spark.conf.get(zone)
+    spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        stream = Stream(STREAM, source_of(BATCHES), [Times(), Texts()], max_parallelism=8)
+        run(settings, stream, RunRequest(), lambda _: spark.conf.set(zone, "America/New_York"))
+        spark.conf.set(zone, "Asia/Tokyo")
+        assert replay(settings, stream).proven
+    finally:
+        spark.conf.set(zone, before)
+    total = state(settings, STREAM, TOTAL, "totals", tmp_path / "out")
+    assert total["rows"].to_pylist() == [3, 3, 3], "each key is one, in steps with rows and without"
 
 
 @pytest.fixture

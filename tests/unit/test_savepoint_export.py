@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from siltstone.catalog.commit_details import pack_parts, unpack_parts
 from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.outbox import Outbox
+from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -375,3 +376,30 @@ def test_an_export_brings_no_outputs_edits_or_parallelism(saved: Path, place: Op
     assert catalog.outbox.list(NAME) == [] and catalog.streams.get(NAME).parallelism is None
     assert [record.dropped for record in catalog.definitions.list(NAME)] == [()]
     assert RegionRun(place, STREAM, POLICY).step(rows(5)) and not failures(place, NAME)
+
+
+def test_an_import_that_is_rolled_back_to_nothing_takes_its_steps_again(tmp_path: Path) -> None:
+    """Steps without rows between the two newest batches are among them: numbers have no gaps."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with filesystem(tmp_path / "one") as source:
+        run = RegionRun(source, STREAM, POLICY)
+        for n in (1, 2):
+            run.step(rows(n), ends=False)
+            run.step_without_rows()
+        digest = run.region.digest
+        run.region.close("done")
+        materialize(source, NAME, "by_key", 2, id="all", parallelism=1, run=in_order)
+        set_savepoint(source.catalog, NAME, SAVED, at="2")
+        export_savepoint(source, NAME, SAVED, str(tmp_path / "export"))
+    with filesystem(tmp_path / "two") as place:
+        import_savepoint(place, prove_export(str(tmp_path / "export")))
+        epoch = place.catalog.runs.begin(NAME, "a test")
+        place.catalog.rollbacks.roll_back(NAME, epoch, 0, "a test", "a test")
+        again = RegionRun(place, STREAM, POLICY)
+        for step, ends in with_ends(again.region.logged_steps()):
+            if step.batch_id is None:
+                again.step_without_rows(step.kind, ends=ends)
+            else:
+                again.step(rows(step.batch + 1), ends=ends)
+        assert again.region.digest == digest
