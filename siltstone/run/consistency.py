@@ -1,7 +1,7 @@
 """Requests that everything a run has processed so far is in a complete checkpoint.
 
 They are the calls `makeConsistent` and `makeConsistentNonBlocking` of Teracloud Streams. The next step ends in a
-checkpoint; if none comes, a step without input does. A request is answered by the first checkpoint prepared after it.
+checkpoint; if none comes, a step without rows does. A request is answered by the first checkpoint prepared after it.
 """
 
 import threading

@@ -135,7 +135,7 @@ class Coordinator:
             raise
 
     def is_overdue(self) -> bool:
-        """Whether a step without input is to end the interval now."""
+        """Whether a step without rows is to end the interval now."""
         now_s = self._now_s()
         return rules.is_overdue(self.region, self._interval, now_s - self._checkpoint_s, now_s - self._step_s)
 

@@ -239,7 +239,7 @@ def ends_interval(region: Region, interval: Interval, waited_s: float) -> bool:
 
 
 def is_overdue(region: Region, interval: Interval, waited_s: float, idle_s: float) -> bool:
-    """Decide, when the timer fires, whether a step without input is to end the interval.
+    """Decide, when the timer fires, whether a step without rows is to end the interval.
 
     Only between two steps, and only if a logged step is in no checkpoint: otherwise nothing would be new in it.
 
