@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from siltstone.errors import UsageError
+from siltstone.errors import Unreachable, UsageError
 from siltstone.store.private import private_mode
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -19,6 +19,7 @@ def below(root: Path, *parts: str) -> Path:
 
     Raises:
         UsageError: a part is not a plain name, or is a symbolic link.
+        Unreachable: the system does not tell whether it is one.
     """
     path, there = root, True
     for part in parts:
@@ -31,6 +32,10 @@ def below(root: Path, *parts: str) -> Path:
             except (FileNotFoundError, NotADirectoryError):
                 there = False
                 continue
+            except OSError as error:
+                raise Unreachable(
+                    f"cannot look at {path}: {error.strerror}; check the owner and permissions of what is above it"
+                ) from error
             if linked:
                 raise _leads_away(path, root)
     return path
