@@ -75,11 +75,11 @@ def fail_commits(monkeypatch: pytest.MonkeyPatch, fails: dict[int, str]) -> None
     """Let the catalog be away once at the commit of some checkpoints: `before` it, or `after` it was done."""
     add: Callable[..., Any] = Commits.add
 
-    def failing_add(self: Commits, stream: str, epoch: int, commit: Any) -> Any:
+    def failing_add(self: Commits, stream: str, epoch: int, commit: Any, **named: Any) -> Any:
         fault = fails.pop(commit.id, None)
         if fault == "before":
             raise Unreachable("the catalog is away: the test says so")
-        done = add(self, stream, epoch, commit)
+        done = add(self, stream, epoch, commit, **named)
         if fault == "after":
             raise Unreachable("it is not known whether it was written: the test says so")
         return done
@@ -87,15 +87,15 @@ def fail_commits(monkeypatch: pytest.MonkeyPatch, fails: dict[int, str]) -> None
     monkeypatch.setattr(Commits, "add", failing_add)
 
 
-def lose_working_state(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def lose_working_state(monkeypatch: pytest.MonkeyPatch, before: int) -> None:
     """Let the machine lose its working state once, before a step."""
-    begin, waiting = ConsistentRegion.begin_step, [step]
+    begin, waiting = ConsistentRegion.begin_step, [before]
 
-    def losing(self: ConsistentRegion, **options: Any) -> Any:
+    def losing(self: ConsistentRegion, *step: Any, **options: Any) -> Any:
         if self.step + 1 in waiting:
             waiting.clear()
             shutil.rmtree(self.warehouse.local.work(self.stream.name, self.epoch))
-        return begin(self, **options)
+        return begin(self, *step, **options)
 
     monkeypatch.setattr(ConsistentRegion, "begin_step", losing)
 
@@ -112,7 +112,7 @@ def test_whatever_fails_meanwhile_a_run_ends_as_if_nothing_had(tmp_path: Path, m
     heard: list[tuple[int, int]] = []
     settings = at(tmp_path / "w", checkpoint_steps=2, recovery=QUICK)
     with monkeypatch.context() as patch:
-        lose_working_state(patch, step=2)
+        lose_working_state(patch, before=2)
         fail_puts(patch, times=1)
         fail_commits(patch, {1: "after", 2: "before"})
         result = run(settings, stream_of(tmp_path / "marks", 2, heard), RunRequest(batches=4))
