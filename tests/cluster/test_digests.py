@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.spark.worker_files import worker_warehouse
-from siltstone.store.open import Warehouse
 from siltstone.store.paths import is_base
 from tests.cluster.conftest import ClusterRun
 from tests.fault.small_stream import purchases
@@ -30,7 +30,8 @@ def test_each_checkpoint_and_the_sink_are_as_on_one_machine(cluster_run: Cluster
 def _check_working_files(run: ClusterRun) -> None:
     """They are of the second epoch, in the local directory of each worker, and nowhere else."""
     private, stream = run.cluster.private, run.stream.name
-    own = worker_warehouse(Warehouse.at(run.settings.warehouse), 0).local.root.name
+    with OpenWarehouse.existing(run.settings.warehouse, run.settings.catalog) as place:
+        own = worker_warehouse(place.warehouse, 0).local.root.name
     for worker in run.cluster.workers:
         (root,) = worker.see(private).rglob(own)
         assert root.is_relative_to(worker.see(private / "local"))
