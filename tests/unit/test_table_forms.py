@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import share_budget
 from siltstone.chains.inspect import show_checkpoint
@@ -82,6 +83,7 @@ def test_a_stream_whose_chains_were_recorded_per_operator_goes_on(tmp_path: Path
     with tarfile.open(GOLDEN / "forms_per_operator.tar.xz") as golden:
         golden.extractall(tmp_path, filter="data")
     policy = policy_by_name("marginal-cost", UNBOUND)
+    upgrade_catalog(f"sqlite:///{tmp_path}/catalog.db", tmp_path)
     with OpenWarehouse.writable(str(tmp_path)) as place:
         run = RegionRun(place, stream_of(Uneven(), Sums(name="by_key")), policy, parallelism=2)
         states = run.region.chains.policies
