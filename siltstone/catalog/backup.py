@@ -11,18 +11,39 @@ which the next backup to the same name removes (`drafts`); for default names, th
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, MetaData, delete
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Float,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+)
+from sqlalchemy.types import TypeEngine
 
+from siltstone.catalog.column_types import UtcTime
 from siltstone.catalog.drafts import SQLITE_FILES, remove_leftovers, whole_file
 from siltstone.catalog.engine import WRITE, open_engine, parse_url, redacted_url, translate_errors
 from siltstone.catalog.open import check_file, no_catalog
-from siltstone.catalog.shapes import copy_rows, differences, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
@@ -34,6 +55,17 @@ _SQLITE = "sqlite:///"
 _TIMEOUT_S = 10.0
 _LOCKED_S = 60.0
 """seconds to wait for a SQLite database that another process has locked against readers"""
+_ROWS = 500
+"""rows copied at a time"""
+_KINDS: Mapping[type, type[TypeEngine[Any]]] = {
+    str: Text,
+    bytes: LargeBinary,
+    int: BigInteger,
+    float: Float,
+    bool: Boolean,
+    datetime: UtcTime,
+}
+"""Python type of a column -> a column type that works in every database"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +154,7 @@ def write_backup(connection: Connection, found: str, file: Path) -> Backup:
         else:
             url = f"{_SQLITE}{draft}"
             with open_database(url) as engine, engine.execution_options(**{WRITE: True}).begin() as target:
-                _copy_tables(connection, target, found, tables_made_by(found))
+                _copy_tables(connection, target, found)
         _settle(draft, "DELETE")
     return _describe_backup(file)
 
@@ -182,22 +214,68 @@ def _copy_pages(engine: Engine, draft: Path) -> None:
         source.close()
 
 
-def _copy_tables(source: Connection, target: Connection, found: str, made: MetaData) -> None:
-    """Copy all rows of a catalog into a database of another kind that has none of its tables.
-
-    Tables that differ from those of their revision are copied unchanged; an upgrade can repair them there, too.
-
-    Args:
-        found: the catalog's revision.
-        made: the tables that this revision makes.
-    """
+def _copy_tables(source: Connection, target: Connection, found: str) -> None:
+    """Copy all rows of a catalog of revision `found` into a database of another kind that has none of its tables."""
+    made = tables_made_by(found)
+    run_migrations(target, found)
+    target.execute(delete(made.tables[REVISION_TABLE]))
     there = tables_found(source, made.tables)
-    if differences(there, made):
-        there.create_all(target)
-    else:
-        run_migrations(target, found)
-        target.execute(delete(made.tables[REVISION_TABLE]))
-    copy_rows(source, target, there, made)
+    for table in made.sorted_tables:  # each after those it refers to
+        for part in _parts(source, there.tables[table.name]):
+            target.execute(insert(there.tables[table.name]), part)
+
+
+def _parts(source: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield a table's rows, some at a time; in table stream, parents come before their forks."""
+    query = select(table)
+    if "forked_from" not in table.c:
+        with source.execute(query.execution_options(stream_results=True)) as rows:
+            yield from ([dict(row) for row in part] for part in rows.mappings().partitions(_ROWS))
+        return
+    left = [dict(row) for row in source.execute(query).mappings()]
+    carried: set[str | None] = {None}
+    while left:
+        ready = [row for row in left if row["forked_from"] in carried]
+        if not ready:
+            raise UsageError(f"a stream of {redacted_url(source.engine.url)} is a fork of one that is missing")
+        carried |= {row["name"] for row in ready}
+        left = [row for row in left if row["name"] not in carried]
+        yield ready
+
+
+@cache  # asked for several times, and Alembic makes them all
+def tables_made_by(revision: str) -> MetaData:
+    """Return the tables that a revision makes, reflected from a database, including that of revisions. Do not change
+    the result."""
+    engine = create_engine("sqlite://")
+    made = MetaData()
+    try:
+        with engine.begin() as connection:
+            run_migrations(connection, revision)
+            made.reflect(connection)
+    finally:
+        engine.dispose()
+    return made
+
+
+def tables_found(connection: Connection, names: Mapping[str, Any]) -> MetaData:
+    """Return the existing tables among `names`: only their columns, with types that every database has."""
+    inspector = inspect(connection)
+    found = MetaData()
+    for name in sorted(set(inspector.get_table_names()) & set(names)):
+        keys = inspector.get_pk_constraint(name)["constrained_columns"]
+        columns = [
+            Column(c["name"], _KINDS[c["type"].python_type], primary_key=c["name"] in keys, nullable=c["nullable"])
+            for c in inspector.get_columns(name)
+        ]
+        Table(name, found, *columns)
+    return found
+
+
+def row_counts(connection: Connection, tables: MetaData) -> dict[str, int]:
+    """Return table -> its number of rows."""
+    counts = {name: select(func.count()).select_from(table) for name, table in tables.tables.items()}
+    return {name: connection.scalar(count) or 0 for name, count in counts.items()}
 
 
 def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
@@ -212,7 +290,7 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
                     f"the database {redacted_url(url)} has tables {', '.join(sorted(taken))} already, and was not "
                     "changed: name an empty database or schema"
                 )
-            _copy_tables(source, target, found, made)
+            _copy_tables(source, target, found)
     finally:
         engine.dispose()
 

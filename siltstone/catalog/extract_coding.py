@@ -53,7 +53,6 @@ def encode_extract(extract: Extract) -> bytes:
                 [c.checkpoint, c.rows, c.taken_at.isoformat(), c.epoch, [_stored_to_json(o) for o in c.objects]]
                 for c in extract.copies
             ],
-            "steps_from": extract.steps_from,
             "oldest_step": extract.oldest_step,
             "logged": _records_to_json(extract.logged),
             "beginning": None if beginning is None else _stored_to_json(beginning),
@@ -88,7 +87,6 @@ def decode_extract(data: bytes, name: str) -> Extract:
             rows=rows,
             retained=_retained(values["retained"]),
             copies=tuple(_copy(*each) for each in values["copies"]),
-            steps_from=check_integer(values["steps_from"], 1, MAX_ID + 1, "steps_from"),
             oldest_step=check_integer(values["oldest_step"], 0, MAX_ID, "oldest_step"),
             logged=_records_from_json(values["logged"]),
             beginning=None if beginning is None else check_stored(*beginning),

@@ -46,9 +46,7 @@ def write_extract(warehouse: OpenWarehouse, stream: str) -> Extract:
     """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     there, before = _read_before(store, stream)
-    taken = catalog.extracts.take(
-        stream, before.steps_from if before else None, (before.epoch, before.number) if before else (0, 0)
-    )
+    taken = catalog.extracts.take(stream, (before.epoch, before.number) if before else (0, 0))
     own = (taken.extract.epoch, taken.extract.number)
     beginning = None if taken.beginning is None else _store_beginning(store, stream, taken.beginning, there)
     extract = replace(taken.extract, beginning=beginning, parts=_store_parts(warehouse, taken, before))

@@ -10,9 +10,9 @@ written at once, the one that saw more counts. One is written after each transac
 the operation returns, and before anything follows that cannot be taken back (`extract_writer`). If a process dies in
 between, its operation was not acknowledged, and may have happened or not.
 
-Steps of the input log are in the manifests of their checkpoints. Those of checkpoints that are deleted, or that an
-older Siltstone wrote, are in parts: objects that extracts name, because they rarely change. So is the beginning (step
-0). `extract_coding` encodes all of them.
+Steps of the input log are in the manifests of their checkpoints. Those of checkpoints that are deleted are in parts:
+objects that extracts name, because they rarely change. So is the beginning (step 0). `extract_coding` encodes all of
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,6 @@ class Extract:
         rows: table -> its rows (`TABLES`), by column.
         retained: the checkpoints that the catalog has, ascending.
         copies: the reference copies.
-        steps_from: checkpoints from this one on have their steps in their manifests.
         oldest_step: the number of the oldest step of the input log that is kept; older ones were pruned.
         logged: the steps of checkpoints that were given up and not made again, each with its checkpoint.
         beginning: the object with step 0, None if there is none.
@@ -115,7 +114,6 @@ class Extract:
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
     retained: Sequence[Retained]
     copies: Sequence[ReferenceCopy]
-    steps_from: int
     oldest_step: int
     logged: Sequence[StepRecord]
     beginning: StoredObject | None = None
@@ -155,11 +153,10 @@ class Taken:
 class Extracts(CatalogPart):
     """Extracts of streams, and steps for their parts."""
 
-    def take(self, stream: str, steps_from: int | None, after: tuple[int, int] = (0, 0)) -> Taken:
+    def take(self, stream: str, after: tuple[int, int] = (0, 0)) -> Taken:
         """Read an extract of a stream, in one transaction that locks the stream and gives the extract its number.
 
         Args:
-            steps_from: see `Extract`; None if there is no earlier extract, as manifests before it have no steps.
             after: epoch and number of the store's newest extract, read before.
 
         Raises:
@@ -178,9 +175,8 @@ class Extracts(CatalogPart):
                 )
             retained = _read_retained(connection, stream)
             newest = retained[-1].last if retained else 0
-            steps_from = newest + 1 if steps_from is None else steps_from
             visible = [(each.first, each.last) for each in retained if not each.marked]
-            unheld = _with_steps(connection, stream, newest, steps_from, visible)
+            unheld = _with_steps(connection, stream, newest, visible)
             st = t.step.c
             oldest = connection.scalar(select(func.min(st.step)).where(st.stream == stream, st.step > 0))
             extract = Extract(
@@ -190,7 +186,6 @@ class Extracts(CatalogPart):
                 rows={name: _read_rows(connection, stream, table) for name, table in TABLES.items()},
                 retained=retained,
                 copies=_read_copies(connection, stream),
-                steps_from=steps_from,
                 oldest_step=oldest or 0,
                 logged=_read_steps(connection, stream, newest + 1, _MAX),
             )
@@ -225,12 +220,12 @@ def _read_retained(connection: Connection, stream: str) -> list[Retained]:
 
 
 def _with_steps(
-    connection: Connection, stream: str, newest: int, steps_from: int, visible: Sequence[tuple[int, int]]
+    connection: Connection, stream: str, newest: int, visible: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
     """Return the checkpoints up to `newest` that have steps which no manifest is sure to hold."""
     s = t.step.c
     query = select(s.checkpoint).distinct().where(s.stream == stream, s.checkpoint.between(1, newest))
-    held = {id for first, last in visible for id in range(max(first, steps_from), last + 1)}
+    held = {id for first, last in visible for id in range(first, last + 1)}
     return tuple(sorted(id for id in connection.scalars(query) if id not in held))
 
 

@@ -31,10 +31,10 @@ class Reidentified(Result):
 
 
 def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> str | None:
-    """Check that the store is the catalog's; give a new warehouse an identity, and adopt one of version 0.1.
+    """Check that the store is the catalog's, and give a new warehouse an identity.
 
     Args:
-        create: whether a warehouse without streams gets an identity; one with streams is always adopted.
+        create: whether a new warehouse gets one.
 
     Returns:
         Their identity; None if they have none and get none.
@@ -49,8 +49,6 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> s
         found, action = _decide(warehouse, catalog)
         if action is Action.OPEN or (action is Action.CREATE and not create):
             return found.recorded.identity
-        if action is Action.ADOPT:
-            _prove_newest(warehouse.store, catalog)
         if action is Action.SETTLE:
             catalog.identity.settle(str(found.stored))
         else:
@@ -67,9 +65,7 @@ def inspect_identity(warehouse: Warehouse, catalog: Catalog) -> str | None:
     Raises:
         WrongWarehouse, CorruptObject, NewerFormat, Unreachable: as `check_identity`.
     """
-    found, action = _decide(warehouse, catalog)
-    if action is Action.ADOPT:
-        _prove_newest(warehouse.store, catalog)
+    found, _ = _decide(warehouse, catalog)
     return found.recorded.identity
 
 
@@ -91,7 +87,7 @@ def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
             "are missing is not trusted: check that it is the right one, is mounted and answers; nothing was given up"
         )
     if stored != recorded.identity:
-        raise mismatch(Found(recorded, stored, True, False, warehouse.label, catalog.url))
+        raise mismatch(Found(recorded, stored, False, warehouse.label, catalog.url))
 
 
 def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
@@ -132,11 +128,9 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
 def _find_identities(warehouse: Warehouse, catalog: Catalog) -> Found:
     stored = read_identity(warehouse.store)
     recorded = catalog.identity.read()
-    has_streams = bool(recorded.identity is None and catalog.streams.list())
-    unsure = stored is None and recorded.identity is None and not has_streams
-    is_empty = unsure and _is_empty(warehouse.store)
+    is_empty = stored is None and recorded.identity is None and next(iter(warehouse.store.list("")), None) is None
     streams = list_streams(warehouse.store) if stored is not None and recorded == CatalogIdentity() else []
-    return Found(recorded, stored, has_streams, is_empty, warehouse.label, catalog.url, streams)
+    return Found(recorded, stored, is_empty, warehouse.label, catalog.url, streams)
 
 
 def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:
@@ -152,25 +146,8 @@ def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIden
         store.delete([IDENTITY])
     stored = write_identity(store, recorded.next)
     if stored != recorded.next:
-        raise mismatch(Found(recorded, stored, True, False, store.label, catalog.url))
+        raise mismatch(Found(recorded, stored, False, store.label, catalog.url))
     return catalog.identity.settle(stored)
-
-
-def _is_empty(store: Store) -> bool:
-    return next(iter(store.list("")), None) is None
-
-
-def _prove_newest(store: Store, catalog: Catalog) -> None:
-    """Read each stream's newest manifest: a warehouse without an identity is adopted only if all are there."""
-    newest = [records[-1].manifest for s in catalog.streams.list() if (records := catalog.checkpoints.list(s.name, 1))]
-    for manifest in newest:
-        _read_manifests(store, catalog, [manifest])
-    if not newest and not _is_empty(store):
-        raise WrongWarehouse(
-            f"the store at {store.label} has no identity, and the catalog {catalog.url} has no checkpoint to show "
-            "whether it is the right store: name an empty store with --warehouse, or this store's catalog with "
-            "--catalog"
-        )
 
 
 def _prove_any(store: Store, catalog: Catalog) -> None:

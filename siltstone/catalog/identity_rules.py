@@ -6,9 +6,8 @@
     K             L          two warehouses: refuse
     none          L          the store of another catalog, which is lost, or --catalog was forgotten: refuse
     no catalog    L          the same
-    none          none       no streams, no objects: a new warehouse; write its identity
-    none          none       streams: a warehouse of Siltstone 0.1; adopt it if the store proves to be the right one
-    none          none       objects, but no streams: the store of another catalog: refuse
+    none          none       no objects: a new warehouse; write its identity
+    none          none       objects: the store of another catalog: refuse
     next K        none, K    writing an identity was interrupted: continue
     K, next L     any        a `reidentify` was interrupted: refuse until it is run again
 
@@ -39,8 +38,6 @@ class Action(Enum):
     """record the store's identity in the catalog: another process was interrupted before it did"""
     CREATE = auto()
     """write an identity into both"""
-    ADOPT = auto()
-    """prove that the store holds what the catalog has recorded, then write an identity into both"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,7 @@ class Found:
     Attributes:
         recorded: the catalog's record.
         stored: the identity in the store, or None.
-        has_streams: whether the catalog has a stream.
-        is_empty: whether the store holds no object; only used if there is neither an identity nor a stream.
+        is_empty: whether the store holds no object; only used if neither has an identity.
         store: the store's name for people.
         catalog: the catalog's name for people.
         streams: the streams that have run in the store; only used if the catalog has no identity.
@@ -59,7 +55,6 @@ class Found:
 
     recorded: CatalogIdentity
     stored: str | None
-    has_streams: bool
     is_empty: bool
     store: str
     catalog: str
@@ -86,13 +81,11 @@ def decide(found: Found) -> Action:
         if stored == recorded.next:
             return Action.SETTLE
         raise mismatch(found)
-    if found.has_streams:
-        return Action.ADOPT
     if found.is_empty:
         return Action.CREATE
     raise WrongWarehouse(
-        f"the store at {found.store} holds objects, but has no identity, and the catalog {found.catalog} knows no "
-        "stream: name the catalog of this warehouse with --catalog, or an empty store with --warehouse"
+        f"the store at {found.store} holds objects, but has no identity, and the catalog {found.catalog} is not its "
+        "own: name the catalog of this warehouse with --catalog, or an empty store with --warehouse"
     )
 
 

@@ -30,7 +30,6 @@ from siltstone.catalog.objects import refuse_deleted
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError
 from siltstone.model import SinkFile, StoredObject
-from siltstone.store.paths import is_table_file
 
 _O, _S = t.output.c, t.output_object.c
 
@@ -148,12 +147,11 @@ def staged_object(name: str, size: int, checksum: str, statistics: str | None) -
     """Return a staged object of the kind that its name says.
 
     Args:
-        statistics: see `SinkFile`. None for a file of a table if its record lacks them, as those in manifests of
-            earlier versions of Siltstone do: then the table's log says nothing of the file, and readers never skip it.
+        statistics: see `SinkFile`; None if it is not a file of a table.
     """
-    if is_table_file(name):
-        return SinkFile(name, size, checksum, statistics="{}" if statistics is None else statistics)
-    return StoredObject(name, size, checksum)
+    if statistics is None:
+        return StoredObject(name, size, checksum)
+    return SinkFile(name, size, checksum, statistics=statistics)
 
 
 def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: int, outputs: Sequence[Output]) -> None:

@@ -6,12 +6,12 @@
            1--n lease          who reads, or writes objects that nothing refers to yet
            1--n deletion       tombstones: objects deleted from the store, of checkpoints and orphans
            1--n deletion_pass  what each pass of a deletion removed, also from the catalog: counts and bytes
-           1--n rewinding      rollbacks: the checkpoints that were given up
+           1--n rollback       the checkpoints that were given up
            1--n edit           changes that people made to the state by hand
            1--n definition     definitions with their first checkpoints, and what was dropped with them
            1--n output         a completed checkpoint's rows for a sink, until the sink has them
            1--n checkpoint 1--n object       what it wrote, and which checkpoints need that
-                           1--1 snapshot     its reference copy
+                           1--1 reference_copy
                            1--n savepoint    names that keep it
            1--n step                         the input log; step 0 holds its beginning (`catalog.input_log`)
     receipt                 transactions whose outcome a client may look up (database servers only)
@@ -37,8 +37,8 @@ that are kept. A run, an edit and a rollback take some hundred bytes each, and s
 client has a receipt or two. SQLite's file does not shrink when rows are deleted; it reuses their space. A manifest
 holds one checkpoint's handles, digests and policy and grows with nothing else.
 
-A change here needs a new file in `migrations/versions`, which is never edited once it has landed
-(tests/unit/test_revisions.py), and its number in `REVISION`.
+A change here needs a new file in `migrations/versions`, and its number in `REVISION`; once a version was released that
+has a file, the file is never edited.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0016"
+REVISION = "0001"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""
@@ -207,7 +207,7 @@ step = Table(
 )
 
 reference_copy = Table(
-    "snapshot",
+    "reference_copy",
     METADATA,
     *_of_checkpoint("checkpoint", primary_key=True),
     Column("rows", BigInteger, nullable=False),
@@ -287,7 +287,7 @@ materialization = Table(
 )
 
 rollback = Table(
-    "rewinding",
+    "rollback",
     METADATA,
     Column("stream", ForeignKey("stream.name"), primary_key=True),
     Column("epoch", BigInteger, primary_key=True),
@@ -295,7 +295,7 @@ rollback = Table(
     Column("newest", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("who", Text, nullable=False),
-    Column("rewound_at", UtcTime, key="rolled_back_at", nullable=False),
+    Column("rolled_back_at", UtcTime, nullable=False),
 )
 
 edit = Table(

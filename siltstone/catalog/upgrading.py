@@ -12,19 +12,27 @@ from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, select, text
 
-from siltstone.catalog.backup import Backup, default_file, existing_revision, open_database, write_backup
+from siltstone.catalog.backup import (
+    Backup,
+    default_file,
+    existing_revision,
+    open_database,
+    row_counts,
+    tables_found,
+    tables_made_by,
+    write_backup,
+)
 from siltstone.catalog.engine import WRITE, redacted_url
 from siltstone.catalog.processes import is_known_dead, is_known_gone
 from siltstone.catalog.runs import end_runs, take_over
-from siltstone.catalog.shapes import check_carried, differences, rebuild, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION
 from siltstone.catalog.transactions import database_time
-from siltstone.catalog.upgrade import is_current, lock_upgrades, run_migrations
+from siltstone.catalog.upgrade import lock_upgrades, run_migrations
 from siltstone.errors import Unreachable, UsageError
 from siltstone.result import Result
 from siltstone.times import as_utc
 
-_KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "snapshot", "deletion")
+_KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "reference_copy", "deletion")
 """tables whose number of rows an upgrade does not change"""
 
 
@@ -35,14 +43,12 @@ class Upgraded(Result):
     Attributes:
         before: the old revision.
         after: the new revision.
-        rebuilt: what its tables lacked of the old revision, and have now.
         fenced: streams whose last run had not ended, and was fenced.
         backup: the catalog before the upgrade; None if there was nothing to do.
     """
 
     before: str
     after: str
-    rebuilt: Sequence[str]
     fenced: Sequence[str]
     backup: Backup | None
 
@@ -60,15 +66,14 @@ def upgrade_catalog(
 
     Raises:
         NoCatalog: the catalog does not exist.
-        UsageError: a newer Siltstone wrote it, it is in use, or it cannot be upgraded without loss; nothing was
-            changed.
+        UsageError: a newer Siltstone wrote it, or it is in use; nothing was changed.
         Unreachable: the database failed, or the backup could not be written: try again.
     """
     with open_database(url) as engine:
         with engine.connect() as connection:
             before = existing_revision(connection)
-            if before == REVISION and _fits(connection):
-                return Upgraded(before, before, (), (), None)
+            if before == REVISION:
+                return Upgraded(before, before, (), None)
         with engine.connect().execution_options(**{WRITE: True}) as connection:
             _let_tables_be_replaced(connection)
             with connection.begin():
@@ -78,32 +83,20 @@ def upgrade_catalog(
 def _upgrade(connection: Connection, directory: Path, file: Path | None, fence: bool, who: str) -> Upgraded:
     lock_upgrades(connection)
     before = existing_revision(connection)
-    made = tables_made_by(before)
-    found = tables_found(connection, made.tables)
-    lacking = differences(found, made)
-    if before == REVISION and not lacking:  # another process was first
-        return Upgraded(before, before, (), (), None)
-    check_carried(connection, found, made)
+    if before == REVISION:  # another process was first
+        return Upgraded(before, before, (), None)
+    found = tables_found(connection, tables_made_by(before).tables)
     _lock_writers(connection, found)
     open_runs = _check_stopped(connection, found, fence)
     backup = write_backup(connection, before, file or default_file(connection.engine.url, directory, before))
     counts = row_counts(connection, found)
-    if lacking:
-        rebuild(connection, before, found, made)
     run_migrations(connection, REVISION)
     _verify(connection, counts)
     now = database_time(connection)
     for stream in open_runs:
         epoch = take_over(connection, stream, who, now)
         end_runs(connection, stream, epoch, "upgraded the catalog", now)
-    return Upgraded(before, REVISION, lacking, open_runs, backup)
-
-
-def _fits(connection: Connection) -> bool:
-    try:
-        return is_current(connection)
-    except UsageError:
-        return False
+    return Upgraded(before, REVISION, open_runs, backup)
 
 
 def _let_tables_be_replaced(connection: Connection) -> None:
@@ -130,12 +123,10 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
     runs = found.tables["run"].c
     open_ = connection.execute(select(runs.stream, runs.epoch, runs.who).where(runs.ended_at.is_(None))).all()
     alive = [f"a run of {stream} by {who}" for stream, _, who in open_ if not is_known_gone(who)]
-    leases = found.tables.get("lease")
-    if leases is not None:
-        for lease in connection.execute(select(leases)).mappings():
-            if as_utc(lease["expires_at"]) > now and not is_known_dead(lease.get("process")):
-                until = f"{as_utc(lease['expires_at']):%H:%M:%S} UTC"
-                alive.append(f"{lease['who']} on stream {lease['stream']} (its lease ends at {until} unless renewed)")
+    for lease in connection.execute(select(found.tables["lease"])).mappings():
+        if as_utc(lease["expires_at"]) > now and not is_known_dead(lease["process"]):
+            until = f"{as_utc(lease['expires_at']):%H:%M:%S} UTC"
+            alive.append(f"{lease['who']} on stream {lease['stream']} (its lease ends at {until} unless renewed)")
     if alive and not fence:
         raise UsageError(
             f"the catalog {url} is in use: {'; '.join(alive)}. Stop that first; if these processes have certainly "
@@ -145,14 +136,9 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
 
 
 def _verify(connection: Connection, before: dict[str, int]) -> None:
-    """Check that the current tables exist, with all the rows from before."""
-    made = tables_made_by(REVISION)
-    found = tables_found(connection, made.tables)
-    wrong = differences(found, made)
-    after = row_counts(connection, found)
-    wrong += [
-        f"{name} has {after[name]} rows of {before[name]}" for name in _KEPT if before.get(name, 0) != after[name]
-    ]
+    """Check that the current tables have all the rows from before."""
+    after = row_counts(connection, tables_found(connection, tables_made_by(REVISION).tables))
+    wrong = [f"{name} has {after[name]} rows of {before[name]}" for name in _KEPT if before[name] != after[name]]
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         wrong += [f"{len(broken)} rows refer to missing rows"] if broken else []

@@ -11,7 +11,7 @@ from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth
 from siltstone.format.manifest import Manifest
-from siltstone.restore.restore import read_manifest, versions_of
+from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 
 
@@ -105,7 +105,7 @@ def _list_unchanged(manifest: Manifest) -> dict[str, int]:
     """Return operator.variable -> the checkpoint that wrote it last, of variables that did not change in this one."""
     newest = {
         f"{operator}.{name}": max((at for _, at in runs), default=0)
-        for operator, of in versions_of(manifest).items()
+        for operator, of in manifest.versions.items()
         for name, runs in of.items()
     }
     return {name: at for name, at in newest.items() if at != manifest.checkpoint}

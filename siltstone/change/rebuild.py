@@ -161,7 +161,7 @@ def _find_streams(store: Store) -> tuple[list[Extract], tuple[LeftOut, ...]]:
         if next(iter(store.list(stream_prefix(stream))), None) is None:
             store.delete(named)  # its first run was killed before it wrote anything
         else:
-            why = "an older Siltstone ran it last, which kept no record of its catalog in the store"
+            why = "it has objects, but no record of its catalog in the store"
             left_out.append(LeftOut(stream, why))
     ordered: list[Extract] = []
     while extracts:

@@ -15,7 +15,6 @@ from siltstone.catalog.commit_details import CommitDetails, encode_details
 from siltstone.chains.chain_rules import rebase, restore_s, stored_bytes
 from siltstone.chains.costs import table_statistics
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
-from siltstone.chains.recorded import chains_of
 from siltstone.errors import StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, Kind, StoredObject
@@ -107,7 +106,7 @@ def move(manifest: Manifest, path: CheckpointPath) -> Manifest:
 def _chains(manifest: Manifest, operator: str, handles: Sequence[Handle]) -> dict[str, PolicyState]:
     """Return table -> the state of its policy, once its chain is only a base."""
     found = {}
-    for table, of in chains_of(manifest, operator).items():
+    for table, of in manifest.chains.get(operator, {}).items():
         own = [h for h in handles if (h.operator, h.variable, h.kind) == (operator, table, Kind.INCREMENTAL)]
         base = CheckpointCost(
             form=Form.BASE, bytes=sum(h.length for h in own), seconds=0.0, rows=sum(h.rows for h in own)

@@ -37,8 +37,6 @@ def upgrade(
     if done.backup is not None:
         line = f"the catalog now has revision {done.after}, before {done.before}; backup: {done.backup.file} "
         lines = [line + f"({done.backup.rows:,} rows, {size(done.backup.bytes)})"]
-    if done.rebuilt:
-        lines += [f"  tables that did not match revision {done.before} were rebuilt: {', '.join(done.rebuilt)}"]
     if done.fenced:
         lines += [f"  fenced unfinished runs of {', '.join(done.fenced)}"]
     print_result(done, as_json, *lines)

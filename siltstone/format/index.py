@@ -13,11 +13,10 @@ difference from the expected value:
 so that each costs at most one byte, and a column two bytes if all entries are alike. An entry also has length,
 rows, checksum, digest, key-group offsets, and for a base the name of its Parquet object.
 
-    "SILTIDX2" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
+    "SILTIDX1" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
     xxh3-64
 
-Checksums are encoded by `store.checksums.pack`, after their lengths. If all are xxh3-128, there are no lengths, and the
-index begins with "SILTIDX1", as version 0.1 wrote it.
+Checksums are encoded by `store.checksums.pack`, after their lengths.
 """
 
 from collections.abc import Sequence
@@ -29,13 +28,11 @@ from siltstone.decoding import translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal, unzigzag, zigzag
 from siltstone.model import Form, check_table_name
-from siltstone.store.checksums import PACKED_BYTES_MAX, is_bare, pack, unpack
+from siltstone.store.checksums import PACKED_BYTES_MAX, PACKED_BYTES_MIN, pack, unpack
 from siltstone.store.paths import check_object_name
 
-MAGIC = b"SILTIDX2"
-_MAGIC_BARE = b"SILTIDX1"
+MAGIC = b"SILTIDX1"
 _FORMS = (Form.BASE, Form.DELTA)
-_BARE_BYTES = 16
 _DIGEST_BYTES = 8
 _NUMBER_MAX = (1 << 63) - 1
 _ROWS_MAX = (1 << 32) - 1
@@ -88,9 +85,7 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     out.varints([entry.length for entry in entries])
     out.varints([entry.rows for entry in entries])
     checksums = [pack(entry.checksum) for entry in entries]
-    bare = all(is_bare(entry.checksum) for entry in entries)
-    if not bare:
-        out.runs(_unsigned(map(len, checksums)))
+    out.runs(_unsigned(map(len, checksums)))
     out.raw(b"".join(checksums))
     out.raw(_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
     out.runs(_unsigned(entry.sqn for entry in entries))
@@ -98,7 +93,7 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     out.runs(_unsigned(entry.first_key_group for entry in entries))
     out.runs(_unsigned(spreads))
     out.integers(np.concatenate([np.diff(e.key_group_offsets) for e in entries] or [[]]).astype(np.uint64))
-    return seal(out.finish(), _MAGIC_BARE if bare else MAGIC)
+    return seal(out.finish(), MAGIC)
 
 
 def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEntry]]:
@@ -108,9 +103,9 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         CorruptObject: cut, altered, or not an index; the message contains `name`.
     """
     with translate_decode_errors(name, "an index"):
-        read, bare = _open_sealed(data, name)
+        read = Decoder(unseal(data, MAGIC, name), name)
         checkpoint, count = read.count(), read.count()
-        if count * (_BARE_BYTES + _DIGEST_BYTES) > len(data):
+        if count * (PACKED_BYTES_MIN + _DIGEST_BYTES) > len(data):
             raise read.fail(f"it is too short for {count} entries")
         four, _ = _read_fields(read, count)
         deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
@@ -118,7 +113,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         variables = read.texts(count)
         objects = iter(read.texts(forms.count(Form.BASE)))
         lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
-        checksums = _read_checksums(read, count, bare=bare)
+        checksums = _read_checksums(read, count)
         digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
         sqns = read.runs(count).tolist()
         firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
@@ -154,15 +149,9 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 def field_bytes(data: Bytes) -> dict[str, int]:
     """Return the bytes that each of the patent's four fields takes in an encoded index, all entries together."""
     with translate_decode_errors("an index", "an index"):
-        read, _ = _open_sealed(data, "an index")
+        read = Decoder(unseal(data, MAGIC, "an index"), "an index")
         read.count()
         return _read_fields(read, read.count())[1]
-
-
-def _open_sealed(data: Bytes, name: str) -> tuple[Decoder, bool]:
-    """Return a decoder of the index without its seal, and whether its checksums are bare."""
-    bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
-    return Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name), bare
 
 
 def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -180,8 +169,8 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
     return columns, sizes
 
 
-def _read_checksums(read: Decoder, count: int, *, bare: bool) -> list[str]:
-    lengths = [_BARE_BYTES] * count if bare else read.runs(count).tolist()
+def _read_checksums(read: Decoder, count: int) -> list[str]:
+    lengths = read.runs(count).tolist()
     if any(length > PACKED_BYTES_MAX for length in lengths):
         raise read.fail("a checksum is too long")
     return [unpack(bytes(read.raw(length))) for length in lengths]

@@ -1,20 +1,20 @@
 """A manifest: one object that describes everything one checkpoint wrote, so that the catalog grows only with objects.
 
-It is stored as a zstd-compressed Arrow IPC stream of one row, whose columns are lists: handles, objects, digests
-per operator, table and key group; and `about`, JSON with everything else: the range checksums of the objects that
-have any (those of version 0.1 have none), and what the commit adds to the catalog. Any Arrow reader can open it. An
-xxh3-64 of the stream follows, so that altered bytes are noticed before they are decoded. `manifest_decoding` reads it.
+It is one row of Arrow, whose columns are lists: handles, objects, digests per operator, table and key group; and
+`about`, JSON with everything else: range checksums of objects, and what the commit adds to the catalog. Much of a small
+manifest would be framing, so the row is one Arrow message without its schema, compressed as a whole. A stream before
+it, which any Arrow reader opens, has one text, `{"format": 1, "row": LENGTH, "compression": "zstd"}`; an xxh3-64 of all
+follows, so that altered bytes are noticed before they are decoded:
 
-Much of a small manifest would be framing. So from format 3 on, which older versions refuse in any case, the row is
-packed: the stream only says `{"format": 5, "packed": LENGTH}`, and after its end comes the row as one Arrow message
-without its schema, compressed as a whole:
+    stream of the text | zstd(message of the row) | xxh3-64
 
-    stream of `about` | zstd(message of the row) | xxh3-64
+A row that compresses so well that a reader would refuse to decompress it has compression `""`. `manifest_decoding`
+reads it.
 """
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -30,17 +30,10 @@ from siltstone.format.arrow import is_small
 from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
-from siltstone.state.types import is_nested_text
-from siltstone.store.checksums import is_bare, pack
+from siltstone.store.checksums import pack
 
-FORMAT = 6
-"""6: tables as files (`Form.FILES`); 5: the row, of another format, is packed; 4: tables with nested columns;
-3: variables that are left out or in parts (`_format`); 2: checksums that name their algorithm (`store.checksums.pack`);
-1: all are xxh3-128"""
-PACKED = 5
-"""the oldest format whose row may be packed"""
-_UNPACKED = 2
-"""the newest format that is never packed: version 0.1 reads it"""
+FORMAT = 1
+COMPRESSION = "zstd"
 _LEVEL = 3
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
@@ -71,8 +64,8 @@ SCHEMA = pa.schema(
         ("digests", pa.list_(_DIGESTS)),
     ]
 )
-OUTER = pa.schema([SCHEMA.field(0)])
-"""of the stream before a packed row"""
+HEAD = pa.schema([SCHEMA.field(0)])
+"""of the stream before the row"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +83,14 @@ class Manifest:
         forms: operator -> the form of its part: a base if it has all tables as bases.
         d: operator -> the D in force, of the table with the largest.
         first: operator -> the checkpoint that the longest chain of its variables began with, for policies and reports.
-        policy: operator -> the policy's state, as JSON; only in manifests from before `chains`.
         chains: operator -> table -> the checkpoint that its chain began with (`first`) and its policy's state, as JSON.
         event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
         materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
             operator's handles in the checkpoint's manifest. Empty for a checkpoint's manifest.
         versions: which checkpoint wrote each variable last, per key group (`format.versions`); empty for a
-            materialization, and in manifests of versions of Siltstone whose checkpoints wrote every variable.
-        commit: what else the commit adds to the catalog (`catalog.commit_details`); empty for a materialization, and in
-            manifests that older versions of Siltstone wrote.
+            materialization.
+        commit: what else the commit adds to the catalog (`catalog.commit_details`); empty for a materialization.
     """
 
     stream: str
@@ -114,7 +105,6 @@ class Manifest:
     forms: Mapping[str, Form]
     d: Mapping[str, int] = field(default_factory=dict)
     first: Mapping[str, int] = field(default_factory=dict)
-    policy: Mapping[str, Any] = field(default_factory=dict)
     chains: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -146,7 +136,10 @@ class Manifest:
         """
         own = _names(self.variables)
         forms = {operator: self.variables.get(operator, ()) for operator in self.forms}
-        for what, part in (("digests", self.digests), ("versions", self.versions or self.variables), ("forms", forms)):
+        parts = {"digests": self.digests, "forms": forms}
+        if not self.materialization:
+            parts["versions"] = self.versions
+        for what, part in parts.items():
             for name in sorted(own ^ _names(part)):
                 return f"its {what} lack {name}" if name in own else f"its {what} have {name}, its definitions do not"
         return None
@@ -190,7 +183,7 @@ def _names(variables: Mapping[str, Iterable[str]]) -> set[str]:
     return {*variables, *(f"{operator}.{name}" for operator, names in variables.items() for name in names)}
 
 
-_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy", "chains", "versions")
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "chains", "versions")
 ABOUT = (
     "stream",
     "checkpoint",
@@ -201,10 +194,10 @@ ABOUT = (
     "forms",
     "d",
     "first",
-    "policy",
     "chains",
     "statistics",
     "materialization",
+    "versions",
 )
 
 
@@ -212,13 +205,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest object."""
     time = manifest.event_time_max
     about = {name: getattr(manifest, name) for name in ABOUT} | {
-        "format": _format(manifest),
         "event_time_max": None if time is None else time.isoformat(),
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
         "commit": [base64.b64encode(part).decode() for part in manifest.commit],
     }
-    if manifest.versions:
-        about["versions"] = manifest.versions
     digests = [
         {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
         for operator, variables in manifest.digests.items()
@@ -229,8 +219,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
     columns = [[_json(about)], [handles], [objects], [digests]]
     arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
     batch = pa.record_batch(arrays, schema=SCHEMA)
-    json_bytes = batch.column(0).nbytes
-    data = next(each for each in _encodings(batch, about["format"]) if json_bytes <= json_bytes_max(len(each)))
+    row, compression = memoryview(batch.serialize()), ""
+    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(row) if is_small(batch) else b""
+    if packed and batch.column(0).nbytes <= json_bytes_max(len(packed)):
+        row, compression = memoryview(packed), COMPRESSION
+    data = _head(len(row), compression) + row
     return data + xxhash.xxh3_64_digest(data)
 
 
@@ -238,54 +231,13 @@ def _json(about: Mapping[str, Any]) -> str:
     return json.dumps(about, separators=(",", ":"))
 
 
-def _encodings(batch: pa.RecordBatch, number: int) -> Iterator[bytes]:
-    """Yield the row encoded in fewer and in more bytes: a reader refuses what is too large for its length."""
-    if is_small(batch):
-        if number > _UNPACKED:
-            yield _packed(batch, max(PACKED, number))
-        yield _stream(batch, "zstd")
-    yield _stream(batch)
-
-
-def _stream(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
+def _head(row_bytes: int, compression: str) -> bytes:
+    """Return the stream before the row."""
+    text = _json({"format": FORMAT, "row": row_bytes, "compression": compression})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
-        out.write_batch(batch)
+    with pa.ipc.new_stream(sink, HEAD) as out:
+        out.write_batch(pa.record_batch([pa.array([text])], schema=HEAD))
     return sink.getvalue().to_pybytes()
-
-
-def _packed(batch: pa.RecordBatch, number: int) -> bytes:
-    """Return a packed row and the stream before it, which older versions read as far as the format's number."""
-    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compress(memoryview(batch.serialize()))
-    outer = pa.record_batch([pa.array([_json({"format": number, "packed": len(packed)})])], schema=OUTER)
-    return _stream(outer) + packed
-
-
-def _format(manifest: Manifest) -> int:
-    """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
-    if any(h.form is Form.FILES for h in manifest.handles):
-        return 6
-    if _has_nested(manifest):
-        return 4
-    if _leaves_out(manifest) or any(
-        h.kind is Kind.OPAQUE and (h.form is Form.DELTA or manifest.materialization) for h in manifest.handles
-    ):
-        return 3
-    checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
-    return 1 if all(map(is_bare, checksums)) else 2
-
-
-def _has_nested(manifest: Manifest) -> bool:
-    """Whether a table has a column whose type older versions cannot read."""
-    variables = (v for operator in manifest.operators.values() for v in operator["variables"].values())
-    tables = (table for variable in variables for table in variable["tables"].values())
-    return any(is_nested_text(text) for table in tables for _, text in table["value"])
-
-
-def _leaves_out(manifest: Manifest) -> bool:
-    """Whether it has nothing of a variable of the checkpoint, in some key groups."""
-    newest = (at for of in manifest.versions.values() for runs in of.values() for _, at in runs)
-    return any(at != manifest.checkpoint for at in newest)
 
 
 def _plain(handle: Handle) -> dict[str, Any]:

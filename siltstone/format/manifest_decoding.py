@@ -25,7 +25,7 @@ from siltstone.decoding import (
 )
 from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.format.arrow import read_batch, read_batches
-from siltstone.format.manifest import ABOUT, FORMAT, PACKED, SCHEMA, SEAL_BYTES, Manifest
+from siltstone.format.manifest import ABOUT, COMPRESSION, FORMAT, HEAD, SCHEMA, SEAL_BYTES, Manifest
 from siltstone.format.statistics_decoding import check_numbers, check_statistics
 from siltstone.model import (
     MAX_ID,
@@ -61,14 +61,12 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         body = view[:-SEAL_BYTES]
         if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
             raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
-        [batch] = read_batches(body)
+        [head] = read_batches(body, HEAD)
+        said = _about(head, len(view))
+        _check_format(said["format"], name)
+        row = body[-check_integer(said["row"], 1, len(body), "length of its row") :]
+        batch = read_batch(_decompressed(row, said["compression"]), SCHEMA, decoded_bytes_max(len(row)))
         about = _about(batch, len(view))
-        _check_format(about["format"], name)
-        if about["format"] >= PACKED and "packed" in about:
-            batch = _unpacked(body, check_integer(about["packed"], 1, len(body), "length of its row"))
-            about = _about(batch, len(view))
-        if not batch.schema.equals(SCHEMA):
-            raise ValueError("its columns are not those of a manifest")
         handles, objects, digests = (_structs(batch.column(i)) for i in (1, 2, 3))
         if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > decoded_bytes_max(len(view)):
             raise ValueError(f"it claims {len(handles)} handles, {len(objects)} objects and {len(digests)} digests")
@@ -77,20 +75,23 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
 
 def _about(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
     """Return the JSON of the one row."""
-    if batch.num_rows != 1 or batch.schema.field(0) != SCHEMA.field(0) or batch.column(0).null_count:
+    if batch.num_rows != 1 or batch.column(0).null_count:
         raise ValueError("it is not one row that begins with a text")
     if batch.column(0).nbytes > json_bytes_max(stored_bytes):
         raise ValueError(f"it has {batch.column(0).nbytes} bytes of JSON")
     return check_object(parse_json(batch.column(0)[0].as_py()), "what it says of itself")
 
 
-def _unpacked(body: memoryview, length: int) -> pa.RecordBatch:
-    """Return the row that is packed in the last `length` bytes; it takes no more memory than they pay for."""
-    packed, room = body[-length:], decoded_bytes_max(len(body))
-    size = zstandard.frame_content_size(packed)
-    if not 0 <= size <= room:
-        raise ValueError(f"its row of {length} bytes would become {size}")
-    return read_batch(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size), SCHEMA, room)
+def _decompressed(row: memoryview, compression: object) -> memoryview | bytes:
+    """Return the row's message, which takes no more memory than its bytes pay for."""
+    if compression not in ("", COMPRESSION):
+        raise ValueError(f"its compression is {str(compression)[:40]!r}")
+    if not compression:
+        return row
+    size = zstandard.frame_content_size(row)
+    if not 0 <= size <= decoded_bytes_max(len(row)):
+        raise ValueError(f"its row of {len(row)} bytes would become {size}")
+    return zstandard.ZstdDecompressor().decompress(row, max_output_size=size)
 
 
 def _check_format(number: object, name: str) -> None:
@@ -134,9 +135,6 @@ def _manifest(
     for what, most in (("d", MAX_NUMBER), ("first", path.checkpoint)):
         for operator, number in _by_operator(about, what).items():
             check_integer(number, int(what == "first"), most, f"{what} of {operator}")
-    for operator, state in _by_operator(about, "policy").items():
-        check_object(state, f"policy of {operator}")
-    about = {"chains": {}, **about}
     for operator, tables in _by_operator(about, "chains").items():
         for table, chain in check_object(tables, f"chains of {operator}").items():
             check_table_name(table)
@@ -152,14 +150,14 @@ def _manifest(
             raise ValueError("a materialization is of one operator")
     read = _digests(digests, forms, max_parallelism)
     found = Manifest(
-        **{key: about[key] for key in ABOUT if key != "forms"},
+        **{key: about[key] for key in ABOUT if key not in ("forms", "versions")},
         forms=forms,
         handles=list(_handles(handles, known, read, max_parallelism, path.checkpoint)),
-        objects=list(_objects(objects, check_object(about.get("ranges", {}), "ranges"))),
+        objects=list(_objects(objects, check_object(about["ranges"], "ranges"))),
         digests=read,
         event_time_max=_time(about["event_time_max"]),
-        versions=_versions(about.get("versions", {}), known, max_parallelism, path.checkpoint),
-        commit=tuple(base64.b64decode(part, validate=True) for part in about.get("commit", ())),
+        versions=_versions(about["versions"], known, max_parallelism, path.checkpoint),
+        commit=tuple(base64.b64decode(part, validate=True) for part in about["commit"]),
     )
     if mismatch := found.find_mismatch():
         raise ValueError(mismatch)

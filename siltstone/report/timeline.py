@@ -108,7 +108,7 @@ class Timeline:
 def timeline_of(records: Iterable[CheckpointRecord]) -> Timeline:
     """Gather the timeline of some checkpoints, oldest first, from their statistics (`run.times`).
 
-    The time of commit of the newest one is the catalog's. Those of older versions of Siltstone have none.
+    The time of commit of the newest one is the catalog's. Those without times are left out.
     """
     timed = [record for record in records if record.statistics.get("times")]
     spans = {record.id: CheckpointSpan(record.id, record.epoch, {}) for record in timed}

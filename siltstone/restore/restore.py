@@ -18,7 +18,6 @@ from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
-from siltstone.format.versions import Versions
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets, is_all_of, stored, table_counts
 from siltstone.restore.local_files import LocalFiles
@@ -67,14 +66,6 @@ def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
 def variables_of(manifest: Manifest, operator: str) -> dict[tuple[str, str], Kind]:
     """Return (operator, table or opaque variable) -> its kind, as recorded at a checkpoint."""
     return {(operator, name): kind for name, kind in manifest.variables[operator].items()}
-
-
-def versions_of(manifest: Manifest) -> Versions:
-    """Return which checkpoint wrote each variable last; a manifest that does not say so is of one that wrote all."""
-    return manifest.versions or {
-        operator: {name: [(0, manifest.checkpoint)] for name in variables}
-        for operator, variables in manifest.variables.items()
-    }
 
 
 def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
@@ -240,7 +231,7 @@ def read_manifest(store: Store, stored: StoredObject, stream: str | None = None)
 def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
     """Compare a manifest's content with its name and with the catalog.
 
-    Its checksum already proves this, except for a checksum of version 0.1, which can be forged.
+    Its checksum already proves this, unless it is xxh3-128, which can be forged.
 
     Raises:
         CorruptObject: they differ.

@@ -24,7 +24,6 @@ from siltstone.chains.costs import (
 )
 from siltstone.chains.policy_rules import CheckpointCost, Decision, PolicyState, RestoreBound, RestoreCost
 from siltstone.chains.postpone_rules import postpone_bases
-from siltstone.chains.recorded import chains_of
 from siltstone.chains.restore_rules import NEWEST, share_restore
 from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
@@ -32,7 +31,7 @@ from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.file_indexes import file_indexes, read_handles
-from siltstone.restore.restore import read_manifest, schemas_of, versions_of
+from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.manifests import RunManifests
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
@@ -153,7 +152,7 @@ class RunChains:
             for op in operators
             if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
         }
-        self._adopt({op.name: chains_of(manifest, op.name) for op in operators}, versions_of(manifest))
+        self._adopt({op.name: manifest.chains.get(op.name, {}) for op in operators}, manifest.versions)
         self._operators = manifest.operators.keys()
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self.follow()

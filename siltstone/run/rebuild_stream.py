@@ -95,12 +95,12 @@ class RebuiltStream:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A manifest in the store, its bytes, and the details of its commit, which an older Siltstone did not write."""
+    """A checkpoint's manifest in the store, its bytes, and the details of its commit."""
 
     manifest: Manifest
     stored: StoredObject
     data: pa.Buffer
-    details: CommitDetails | None
+    details: CommitDetails
 
     def follows(self, before: StoredObject | None, data: pa.Buffer | None) -> bool:
         """Whether it names the manifest `before` as that of the checkpoint before, or none for None.
@@ -108,7 +108,7 @@ class Found:
         Args:
             data: the bytes of `before`; None if they are damaged or there are none.
         """
-        previous = self.details.previous.manifest if self.details and self.details.previous else None
+        previous = self.details.previous.manifest if self.details.previous else None
         if previous is None or before is None:
             return previous is None and before is None
         if (previous.name, previous.bytes) != (before.name, before.bytes):
@@ -186,8 +186,7 @@ class _Replay:
                     self._add_materializations(id)
                 continue
             self._clock.at = times.get(id) or self._committed_at(found, after[1] if after else None)
-            steps = found.details.steps if found.details and id >= self._extract.steps_from else ()
-            kept = [step for step in steps if step.step >= self._extract.oldest_step]
+            kept = [step for step in found.details.steps if step.step >= self._extract.oldest_step]
             commit = self._commit(found, CommitDetails(steps=kept))
             self._rows.set_epoch(self._stream, found.manifest.epoch)
             self._rows.add_checkpoint(self._stream, found.manifest.epoch, commit)
@@ -218,7 +217,6 @@ class _Replay:
         first = CheckpointPath(self._stream, self._extract.epoch, self._extract.newest + 1)
         before = (self._newest.stored, self._newest.data) if self._newest else (None, None)
         for found, after in with_next(read_later(self._store, first, *before)):
-            assert found.details is not None
             self._report()
             self._clock.at = self._committed_at(found, after)
             self._catalog.commits.add(self._stream, self._extract.epoch, self._commit(found, found.details))
@@ -333,7 +331,7 @@ def read_found(store: Store, stream: str, path: CheckpointPath) -> Found | None:
     if (manifest.stream, manifest.epoch, manifest.checkpoint) != (path.stream, path.epoch, path.checkpoint):
         raise CorruptObject(f"object {name} was altered: it is a manifest of stream {manifest.stream}")
     stored = StoredObject(name, size, checksum_of(data, store.checksums))
-    details = decode_details(manifest.commit, name) if manifest.commit else None
+    details = decode_details(manifest.commit, name)
     return Found(replace(manifest, stream=stream, commit=()), stored, data, details)
 
 
@@ -348,7 +346,7 @@ def read_later(
     path = first
     while True:
         found = read_found(store, path.stream, path)
-        if found is None or found.details is None or not found.follows(before, data):
+        if found is None or not found.follows(before, data):
             return
         yield found
         before, data, path = found.stored, found.data, replace(path, checkpoint=path.checkpoint + 1)
@@ -356,7 +354,7 @@ def read_later(
 
 def committed_at(store: Store, found: Found, after: Found | None) -> datetime | None:
     """Return when a checkpoint was committed: as the next one says, or else when its manifest was stored."""
-    if after and after.details and after.details.previous and after.follows(found.stored, found.data):
+    if after and after.details.previous and after.follows(found.stored, found.data):
         return after.details.previous.committed_at
     return store.modified_at([found.stored.name]).get(found.stored.name)
 
@@ -367,8 +365,8 @@ def settle_outputs(catalog: Catalog, store: Store, stream: str, epoch: int, late
     Args:
         later: the newest of the checkpoints that were found in the store; its manifest names what was outstanding.
     """
-    details = later.details if later else None
-    outstanding = None if details is None or details.outstanding is None else set(details.outstanding)
+    looked = later.details.outstanding if later else None
+    outstanding = None if looked is None else set(looked)
     for output in catalog.outbox.list(stream, outstanding=True):
         own = later is not None and output.checkpoint == later.manifest.checkpoint
         delivered = outstanding is not None and not own and (output.checkpoint, output.name) not in outstanding

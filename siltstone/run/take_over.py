@@ -148,7 +148,6 @@ def _follow(warehouse: OpenWarehouse, stream: str, epoch: int) -> bool:
     if before is not None and data is not None:
         references.resume(replace(decode_manifest(data, before.name), stream=stream), before.name)
     for found, after in with_next(read_later(store, path, before, data)):
-        assert found.details is not None, "only such are read"
         commit = commit_of(found.manifest, found.stored, found.details)
         if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
             oldest, replaced = references.advance(found.manifest, found.stored.name)

@@ -4,10 +4,10 @@ A checksum is a text that names its algorithm:
 
     sha-256:<64 hex digits>       written by default (the warehouse URL's option `?checksums=NAME` chooses another)
     blake2b-256:<64 hex digits>   as strong, and faster on processors without instructions for SHA-256
-    <32 hex digits>               xxh3-128, as version 0.1 wrote it
+    xxh3-128:<32 hex digits>      the fastest, against faults only
 
-The first two prove that bytes were not altered by anyone; xxh3-128 detects faults, but not attacks, since other bytes
-with the same checksum are easily found. All are verified by their own algorithm, whatever the option: the text comes
+The first two prove that bytes were not altered by anyone; xxh3-128 does not, since other bytes with the same checksum
+are easily found. All are verified by their own algorithm, whatever the option: the text comes
 from the catalog, or from a manifest whose checksum is in the catalog, so a writer to the store alone cannot choose a
 weaker one (docs/threat-model.md).
 """
@@ -28,8 +28,6 @@ Algorithm = Literal["sha-256", "blake2b-256", "xxh3-128"]
 """the algorithms that a warehouse may use"""
 DEFAULT = "sha-256"
 """the default algorithm"""
-BARE = "xxh3-128"
-"""the algorithm whose checksums are only hex digits"""
 OPTION = "checksums"
 """the option of a warehouse's or store's URL that chooses the algorithm"""
 
@@ -55,13 +53,12 @@ def _blake2b() -> Hash:
 _HASHES: dict[str, tuple[Callable[[], Hash], int, int]] = {
     "sha-256": (lambda: hashlib.sha256(usedforsecurity=True), 32, 1),
     "blake2b-256": (_blake2b, 32, 2),
-    BARE: (xxhash.xxh3_128, 16, 0),
+    "xxh3-128": (xxhash.xxh3_128, 16, 3),
 }
 """algorithm -> its constructor, bytes of a digest, and its tag byte in a packed checksum"""
-_TAGGED = {tag: name for name, (_, _, tag) in _HASHES.items() if tag}
-_RANGES = {name: _HASHES[name][:2] for name in get_args(Algorithm) if name != BARE} | {"xxh3-64": (xxhash.xxh3_64, 8)}
-"""the algorithms of range checksums; version 0.1 used a shorter one"""
-_TEXT = re.compile(r"(?:([a-z0-9-]{1,32}):)?((?:[0-9a-f]{2}){1,64})")
+_TAGGED = {tag: name for name, (_, _, tag) in _HASHES.items()}
+_TEXT = re.compile(r"([a-z0-9-]{1,32}):((?:[0-9a-f]{2}){1,64})")
+PACKED_BYTES_MIN = 1 + 16
 PACKED_BYTES_MAX = 1 + 32
 _LARGE_BYTES = 1 << 20
 """bytes whose hash takes so long that a thread pays"""
@@ -108,8 +105,7 @@ class Checksum:
     def text(self) -> str:
         """Return the checksum of all bytes so far."""
         self.join()
-        digest = self._hash.digest().hex()
-        return digest if self.algorithm == BARE else f"{self.algorithm}:{digest}"
+        return f"{self.algorithm}:{self._hash.digest().hex()}"
 
 
 def check_algorithm(name: str) -> str:
@@ -137,10 +133,9 @@ def algorithm_of(checksum: str) -> str:
         ValueError: it is not a checksum, or of an unknown algorithm.
     """
     found = _TEXT.fullmatch(checksum)
-    name = (found[1] or BARE) if found else ""
-    if found is None or name not in _HASHES or len(found[2]) != 2 * _HASHES[name][1] or found[1] == BARE:
+    if found is None or found[1] not in _HASHES or len(found[2]) != 2 * _HASHES[found[1]][1]:
         raise ValueError(f"{checksum[:100]!r} is not a checksum")
-    return name
+    return found[1]
 
 
 def recorded(checksum: str, what: str) -> Checksum:
@@ -177,10 +172,9 @@ def compare(found: Checksum, checksum: str, what: str) -> None:
 
 
 def pack(checksum: str) -> bytes:
-    """Encode a checksum in binary: for xxh3-128 only the 16 bytes, for others a tag byte and the digest."""
-    algorithm = algorithm_of(checksum)
-    digest = bytes.fromhex(checksum.rpartition(":")[2])
-    return digest if algorithm == BARE else bytes([_HASHES[algorithm][2]]) + digest
+    """Encode a checksum in binary: a tag byte and the digest."""
+    _, _, tag = _HASHES[algorithm_of(checksum)]
+    return bytes([tag]) + bytes.fromhex(checksum.rpartition(":")[2])
 
 
 def unpack(packed: bytes) -> str:
@@ -189,29 +183,17 @@ def unpack(packed: bytes) -> str:
     Raises:
         ValueError: the bytes are not a checksum.
     """
-    if len(packed) == _HASHES[BARE][1]:
-        return packed.hex()
     algorithm = _TAGGED.get(packed[0]) if packed else None
     if algorithm is None or len(packed) != 1 + _HASHES[algorithm][1]:
         raise ValueError(f"{len(packed)} bytes are not a checksum")
     return f"{algorithm}:{packed[1:].hex()}"
 
 
-def is_bare(checksum: str) -> bool:
-    """Whether version 0.1 could have written it."""
-    return ":" not in checksum
-
-
-def range_algorithm(algorithm: str) -> str:
-    """Return the algorithm of range checksums in a store that writes checksums of `algorithm`."""
-    return "xxh3-64" if algorithm == BARE else algorithm
-
-
 def range_hash(algorithm: str) -> Hash:
     """Make the hash of one range; KeyError if the algorithm is not known."""
-    return _RANGES[algorithm][0]()
+    return _HASHES[algorithm][0]()
 
 
 def range_digest_bytes(algorithm: str) -> int | None:
     """Return the bytes of a range's digest; None if the algorithm is not known."""
-    return _RANGES[algorithm][1] if algorithm in _RANGES else None
+    return _HASHES[algorithm][1] if algorithm in _HASHES else None

@@ -22,7 +22,6 @@ from siltstone.model import RangeChecksums, StoredObject
 from siltstone.store.base import ObjectWriter, Store
 from siltstone.store.checksums import (
     compare,
-    range_algorithm,
     range_digest_bytes,
     range_hash,
     recorded,
@@ -103,7 +102,7 @@ def create_ranged(store: Creates, name: str) -> Iterator[ChecksummedWriter]:
         Unreachable: the store cannot be written.
     """
     with store.create(name) as out:
-        writer = ChecksummedWriter(out, range_algorithm(store.checksums))
+        writer = ChecksummedWriter(out, store.checksums)
         yield writer
         writer.closed = True
     assert out.stored is not None
@@ -123,7 +122,7 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
     if stored.ranges is not None and _is_usable(stored.ranges, stored.bytes):
         return stored
     whole = recorded(stored.checksum, f"object {stored.name}")
-    hasher = _RangeHasher(RANGE_BYTES, range_algorithm(whole.algorithm))
+    hasher = _RangeHasher(RANGE_BYTES, whole.algorithm)
     for start in range(0, stored.bytes, MEASURED_BYTES):
         size = min(MEASURED_BYTES, stored.bytes - start)
         part = memoryview(store.read_range(stored.name, start, size))
