@@ -130,7 +130,7 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
         )
 
 
-def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
+def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str, *, older: bool = False) -> bool:
     """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
 
     What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
@@ -138,6 +138,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
 
     Args:
         outcome: the outcome to record for the new epoch.
+        older: whether it is older for sure, whatever its marks say.
 
     Returns:
         Whether the catalog was older; if not, nothing was changed.
@@ -149,7 +150,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     marks = read_marks(store, stream)
     forks = _unknown_forks(catalog, stream, marks)
-    if not forks and not _is_older(warehouse, stream, marks):
+    if not older and not forks and not _is_older(warehouse, stream, marks):
         return False
     known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     check_marks(warehouse, marks, known)

@@ -43,6 +43,7 @@ from siltstone.run.rebuild_stream import (
     Found,
     committed_at,
     is_missing,
+    read_found,
     read_later,
     rebuild_stream,
     settle_outputs,
@@ -101,6 +102,22 @@ def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
         return not _replace(warehouse, stream)
     followed = find_followed(catalog, stream, marks)
     return followed is not None and not _follow(warehouse, stream, followed, record.epoch)
+
+
+def is_next_damaged(warehouse: OpenWarehouse, stream: str) -> bool:
+    """Whether the next manifest to follow is damaged: no run can take the stream over until it is given up."""
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    followed = find_followed(catalog, stream, read_marks(store, stream))
+    if followed is None:
+        return False
+    path = CheckpointPath(stream, followed, catalog.checkpoints.last_id(stream) + 1)
+    for _ in range(2):  # a store may return wrong bytes once
+        try:
+            read_found(store, stream, path)
+            return False
+        except CorruptObject:
+            warehouse.confirm_store()
+    return True
 
 
 def _replace(warehouse: OpenWarehouse, stream: str) -> bool:

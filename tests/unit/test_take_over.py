@@ -19,6 +19,7 @@ from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
+from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Fenced, SchemaConflict, StateError, Unreachable, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
@@ -279,6 +280,20 @@ def test_a_manifest_that_cannot_be_read_is_named(place: OpenWarehouse, heard: He
     with pytest.raises(CorruptObject, match=name):
         Outboxed(place, heard)
     assert place.catalog.streams.get(NAME).epoch == epoch and sweep(place, NAME, AT_ONCE).deleted == 0
+
+
+def test_a_damaged_manifest_that_would_be_followed_is_given_up_on_request(place: OpenWarehouse, heard: Heard) -> None:
+    """Seen: a recovery found nothing to give up, and each run refused the stream."""
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+    path = place.warehouse.local.objects / CheckpointPath(NAME, 1, 3).manifest()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 2
+    later = Outboxed(place, heard)
+    assert later.region.completed == 2
+    later.step(batch(7))
+    assert heard.inputs == inputs([1, 2, 3, 7]) and not failures(place, NAME)
 
 
 def test_a_sweep_keeps_what_has_a_manifest(place: OpenWarehouse, heard: Heard) -> None:
