@@ -81,8 +81,8 @@ def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
 def _check_whole(value: Any, cast: Any, kind: pa.DataType) -> None:
     """Refuse a value of which Arrow left something out, at any depth.
 
-    Arrow cuts decimals, and numbers in lists, to integers. It makes an infinite float32 of a finite number. It cuts parts
-    of a day or of a microsecond. It leaves out fields of a struct that are not declared.
+    Arrow cuts decimals, and numbers in lists, to integers. It makes an infinite float32 of a finite number. It cuts
+    parts of a day or of a microsecond. It leaves out fields of a struct that are not declared.
     """
     if cast is None or isinstance(value, pa.Scalar):  # Arrow refuses scalars of other types
         return
