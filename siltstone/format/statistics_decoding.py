@@ -35,8 +35,9 @@ def check_statistics(plain: Mapping[str, Any], operators: Collection[str], max_p
     check_integer(plain["parallelism"], 1, max_parallelism, "parallelism")
     for operator, count in check_object(plain.get("dead_letters", {}), "dead_letters").items():
         check_integer(count, 0, MAX_NUMBER, f"dead_letters of {check_name('operator', operator)}")
-    for output, count in check_object(plain.get("outputs") or {}, "outputs").items():
-        check_integer(count, 0, MAX_NUMBER, f"rows of output {check_name('operator', output)}")
+    if (outputs := plain.get("outputs")) is not None:
+        for output, count in check_object(outputs, "outputs").items():
+            check_integer(count, 0, MAX_NUMBER, f"rows of output {check_name('operator', output)}")
     said = check_object(plain["operators"], "operators of the statistics")
     for operator in {*operators, *said}:
         _check_operator(check_object(said[operator], f"statistics of {check_name('operator', operator)}"), operator)

@@ -50,6 +50,8 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
         SAID | {"parallelism": 3},
         {key: value for key, value in SAID.items() if key != "state_rows"},
         SAID | {"operators": {}},
+        SAID | {"outputs": []},
+        SAID | {"outputs": 0},
         SAID | {"uploads": {"attempts": float("nan")}},
         SAID | {"unknown": [[float("-inf")]]},
         SAID | {"rows_in": 1 << 63},
