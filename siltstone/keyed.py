@@ -22,7 +22,8 @@ Methods of `state.<variable>`, each for the current key:
 
 A value is what Arrow makes of it in its column's type, from the call on: a date of a datetime, UTC of a naive time, the
 nearest float32 of 0.1. So equal map keys are one entry, however they are written, and `get` returns what was put as a
-later step reads it. A value that does not fit its column, and a null map key, is a bad row (`BadRow`).
+later step reads it. A value that does not fit its column, and a null map key, is a bad row (`BadRow`). So is a row with
+a time that Python does not have.
 
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
 read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
@@ -80,7 +81,7 @@ class KeyedProcessor(Operator):
         """Call `handle_input` for each key."""
         views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.declared().items()}
         order = np.argsort(rows.key_index, kind="stable")
-        records = rows.table.take(pa.array(order)).to_pylist()
+        records = _read_records(rows.table, order)
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
         own, made = _KeyState(self.name, {**views, "request_checkpoint": state.request_checkpoint}), list[Record]()
         for ordinal, key in enumerate(zip(*(c.to_pylist() for c in rows.keys.columns.columns), strict=True)):
@@ -99,7 +100,33 @@ class KeyedProcessor(Operator):
             return None
         if self.output is None:
             raise UsageError(f"operator {self.name} returns rows but declares no output: set its field output")
-        return _table(made, self.output, f"the output of operator {self.name}")
+        what = f"the output of operator {self.name}"
+        try:
+            return _table([cast_row(record, self.output, what) for record in made], self.output, what)
+        except BadRow as error:
+            raise UsageError(str(error)) from None
+
+
+def _read_records(table: pa.Table, order: np.ndarray) -> list[dict[str, Any]]:
+    """Return rows in an order, each as a dict.
+
+    Raises:
+        BadRow: Python has no such value, as of a date after the year 9999, which Arrow and Spark have.
+    """
+    try:
+        return table.take(pa.array(order)).to_pylist()
+    except (ArithmeticError, ValueError):
+        bad, left = np.zeros(len(table), bool), [(0, len(table))]
+        while left:
+            start, end = left.pop()
+            try:
+                table.slice(start, end - start).to_pylist()
+            except (ArithmeticError, ValueError):
+                middle = (start + end) // 2
+                bad[start] |= end - start == 1
+                left += [] if end - start == 1 else [(start, middle), (middle, end)]
+        reason = "a time is not within the years 1 to 9999, which are those of Python"
+        raise BadRow(f"{reason}: write process for them, or drop the row", rows=bad, reason=reason) from None
 
 
 def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:

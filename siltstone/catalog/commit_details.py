@@ -131,8 +131,9 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     for number, batch, before, which, after, sources in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
+        _check_column(offsets, "offsets")
         check_integer(number, 0, MAX_ID, "a step")
-        text = check_text(sources, "sources")
+        text = _check_column(sources, "sources")
         if not isinstance(batch, str):
             steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), offsets, text))
             continue
@@ -191,6 +192,18 @@ def check_text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} is {type(value).__name__}, not a text")
     return value
+
+
+def _check_column(value: object, what: str) -> str:
+    """Return `value` if it is a text that every catalog holds: UTF-8 without a null character.
+
+    Raises:
+        ValueError: it is not; the message calls it `what`.
+    """
+    text = check_text(value, what)
+    if b"\0" in text.encode():
+        raise ValueError(f"{what} has a null character")
+    return text
 
 
 def check_flag(value: object, what: str) -> bool:
@@ -262,9 +275,9 @@ def _edit(values: Mapping[str, Any]) -> Edit:
         variable=check_name("variable", values["variable"]),
         upserts=check_integer(values["upserts"], 0, _MAX, "upserts"),
         deletes=check_integer(values["deletes"], 0, _MAX, "deletes"),
-        source=check_text(values["source"], "the source of an edit"),
-        source_checksum=None if checksum is None else check_text(checksum, "a checksum"),
-        who=check_text(values["who"], "who edited"),
+        source=_check_column(values["source"], "the source of an edit"),
+        source_checksum=None if checksum is None else _check_column(checksum, "a checksum"),
+        who=_check_column(values["who"], "who edited"),
     )
 
 

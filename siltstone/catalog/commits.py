@@ -98,7 +98,14 @@ class Committed:
 class Commits(CatalogPart):
     """Commits of checkpoints."""
 
-    def add(self, stream: str, epoch: int, commit: CheckpointCommit, at: datetime | None = None) -> Committed:
+    def add(
+        self,
+        stream: str,
+        epoch: int,
+        commit: CheckpointCommit,
+        at: datetime | None = None,
+        made_by: int | None = None,
+    ) -> Committed:
         """Make a checkpoint exist in one transaction, guarded by the writer epoch (a fenced writer commits nothing:
         promise 5).
 
@@ -107,6 +114,7 @@ class Commits(CatalogPart):
 
         Args:
             at: when it was committed before, in a catalog that lost it (`run.take_over`).
+            made_by: the earlier epoch that made it, if it is committed for that one.
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
@@ -121,7 +129,7 @@ class Commits(CatalogPart):
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             now = self._transactions.time(connection) if at is None else at
-            return add_checkpoint(connection, stream, epoch, commit, newest, now)
+            return add_checkpoint(connection, stream, made_by or epoch, commit, newest, now)
 
 
 def add_checkpoint(

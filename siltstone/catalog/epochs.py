@@ -26,11 +26,12 @@ so that a catalog that is lost and rebuilt does not take what an older epoch wro
 
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from siltstone.catalog.extract_writer import write_extract
+from siltstone.catalog.extracts import is_ahead
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
@@ -61,7 +62,12 @@ class Tenure:
 
 
 def begin_epoch(
-    warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | None = None, marks: "Marks | None" = None
+    warehouse: OpenWarehouse,
+    stream: str,
+    who: str,
+    tenure: Tenure | None = None,
+    marks: "Marks | None" = None,
+    bring_up: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Begin the next writer epoch of a stream, in the catalog and in the store; `run.take_over` calls it.
 
@@ -69,6 +75,7 @@ def begin_epoch(
         who: this process's name for people.
         tenure: the hold of the run that takes it over; its `epoch` is set.
         marks: read before the catalog was brought up to the store.
+        bring_up: called with the epoch, which fences all others, before its extract: brings what was lost meanwhile.
 
     Raises:
         Fenced: another run has the stream since the epoch of `tenure`.
@@ -85,7 +92,7 @@ def begin_epoch(
     above = max(marks.epochs, default=0)
     epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch, above=above)
     _mark(warehouse, stream, epoch, who, marks.epochs)
-    _extract(warehouse, stream, epoch)
+    _extract(warehouse, stream, epoch, bring_up)
     log = _LOG.bind(stream=stream, epoch=epoch)
     for older in warehouse.catalog.runs.list_superseded(stream, epoch):
         log.info("took over from a run that had not ended", older_epoch=older.epoch, older_run=older.who)
@@ -123,7 +130,7 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
         )
 
 
-def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
+def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str, *, older: bool = False) -> bool:
     """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
 
     What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
@@ -131,6 +138,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
 
     Args:
         outcome: the outcome to record for the new epoch.
+        older: whether it is older for sure, whatever its marks say.
 
     Returns:
         Whether the catalog was older; if not, nothing was changed.
@@ -142,7 +150,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     marks = read_marks(store, stream)
     forks = _unknown_forks(catalog, stream, marks)
-    if not forks and not _is_older(warehouse, stream, marks):
+    if not older and not forks and not _is_older(warehouse, stream, marks):
         return False
     known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     check_marks(warehouse, marks, known)
@@ -152,7 +160,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
         if path is not None:
             _refuse_implausible(warehouse, name, max(path.epoch - known, path.checkpoint - last))
             newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
-    epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored)
+    epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored, extracts=marks.extract[1])
     _mark(warehouse, stream, epoch, who, marks.epochs)
     _extract(warehouse, stream, epoch)
     if forks:
@@ -227,6 +235,17 @@ def read_marks(store: Store, stream: str) -> Marks:
     extracts = {number: name for name, _ in store.list(extract_prefix(stream)) if (number := extract_number(name))}
     extract = max(extracts, default=(0, 0))
     return Marks(list(epochs), forks, extract, {epoch: name for (epoch, _), name in extracts.items()} | epochs)
+
+
+def find_followed(catalog: Catalog, stream: str, marks: Marks) -> int | None:
+    """Return the epoch whose manifests a catalog that has its extract is to follow, None if there is none.
+
+    It is that of the newest extract: later ones did nothing. Its run must not have ended by itself, nor been given up.
+    """
+    epoch = marks.extract[0]
+    if not epoch or not catalog.runs.is_unfinished(stream, epoch):
+        return None
+    return None if any(each.epoch > epoch for each in catalog.rollbacks.list(stream)) else epoch
 
 
 def _marked_epochs(store: Store, stream: str) -> dict[int, str]:
@@ -310,8 +329,11 @@ def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWa
     )
 
 
-def _extract(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
+def _extract(
+    warehouse: OpenWarehouse, stream: str, epoch: int, bring_up: Callable[[int], None] = lambda _: None
+) -> None:
     try:
+        bring_up(epoch)
         write_extract(warehouse, stream)
     except BaseException:
         with suppress(Unreachable):
@@ -325,10 +347,13 @@ def _is_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
     while True:
         record, newest = catalog.streams.get(stream), catalog.checkpoints.last_id(stream)
         epoch = record.epoch
-        if max(marks.epochs, default=0) > epoch or marks.extract > (epoch, record.extracts):
+        if max(marks.epochs, default=0) > epoch or is_ahead(marks.extract, epoch, record.extracts):
             return True
         if epoch:
-            manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
+            followed = find_followed(catalog, stream, marks)
+            # The next checkpoint of an epoch that is fenced is taken over, or else would count as an orphan.
+            path = CheckpointPath(stream, epoch, newest + 2)
+            manifest = (path if followed in (None, epoch) else CheckpointPath(stream, followed, newest + 1)).manifest()
             newer = _first(store, manifest) == manifest
         else:  # it has never run, so any object under its name belongs to another stream
             newer = _first(store, stream_prefix(stream)) is not None
@@ -342,7 +367,7 @@ def _refuse_unknown(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None
     """Refuse to take a stream over if the store has of it what the catalog does not know, and could not be told."""
     record = warehouse.catalog.streams.get(stream)
     _refuse_forks(warehouse, stream, marks)
-    ahead = marks.extract > (record.epoch, record.extracts)
+    ahead = is_ahead(marks.extract, record.epoch, record.extracts)
     # If it has never run, any object under its name belongs to another stream.
     if ahead or (record.epoch == 0 and _first(warehouse.warehouse.store, stream_prefix(stream)) is not None):
         raise _older(warehouse, stream, _newer_epochs(warehouse.catalog, stream))

@@ -140,6 +140,15 @@ class Extract:
         return self.rows[t.stream.name][0]["forked_from"]
 
 
+def is_ahead(extract: tuple[int, int], epoch: int, extracts: int) -> bool:
+    """Whether an extract (epoch, number) has what a catalog with this epoch, and so many extracts, does not know.
+
+    A catalog counts its extracts over all epochs. One that lost some may have a higher epoch than they have, which
+    something began that makes no extract: an upgrade, or a run that was killed.
+    """
+    return extract[0] > epoch or extract[1] > extracts
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """An extract without its parts, and what its writer needs to add them: step 0, and the checkpoints that have steps
@@ -168,7 +177,7 @@ class Extracts(CatalogPart):
             s = t.stream.c
             raised = update(t.stream).where(s.name == stream).values(extracts=s.extracts + 1)
             number = connection.scalar(raised.returning(s.extracts)) or 0
-            if after >= (epoch, number):
+            if is_ahead(after, epoch, number - 1):
                 raise WrongWarehouse(
                     f"the catalog has lost transactions: the store has what came later with stream {stream}. Run the "
                     "stream, which brings the catalog up to the store, and repeat what you did"

@@ -125,6 +125,7 @@ class Rebuilding(CatalogPart):
             for table in reversed(_REPLACED):
                 connection.execute(delete(table).where(_is_replaced(table, stream, drafted[table])))
             [record] = drafted[t.stream]
+            record["epoch"] = max(record["epoch"], before.epoch)  # an upgrade may have begun one, which fences
             connection.execute(update(t.stream).where(t.stream.c.name == stream).values(record))
             for table in _REPLACED:
                 for part in _in_parts(drafted[table]):

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, update
 
 from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
@@ -123,11 +123,14 @@ class Rollbacks(CatalogPart):
             connection.execute(insert(t.rollback), asdict(record))
             return lost
 
-    def skip_epochs(self, stream: str, who: str, *, above: int, newest: int) -> int:
+    def skip_epochs(self, stream: str, who: str, *, above: int, newest: int, extracts: int = 0) -> int:
         """Take the stream over with a writer epoch higher than `above`, for a catalog restored from a backup.
 
         In the same transaction, what runs since the backup have written is given up, up to checkpoint `newest`, the
         highest in the store.
+
+        Args:
+            extracts: the number of the store's newest extract; those of this catalog get higher ones.
         """
         with self._transactions.writing(f"a run of stream {stream}") as connection:
             now = self._transactions.time(connection)
@@ -136,6 +139,8 @@ class Rollbacks(CatalogPart):
             id = last.id if last else 0
             reason = f"the catalog knew no writer epochs above those of its backup, the store had {above}"
             skip_sink_ids(connection, stream, max(0, newest - id))
+            fewer = (t.stream.c.name == stream) & (t.stream.c.extracts < extracts)
+            connection.execute(update(t.stream).where(fewer).values(extracts=extracts))
             record = RollbackRecord(stream, epoch, id, max(id, newest), reason, who, now)
             connection.execute(insert(t.rollback), asdict(record))
             return epoch

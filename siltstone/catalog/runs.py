@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, case, delete, func, insert, select, update
 
 from siltstone.catalog import fencing
+from siltstone.catalog.checkpoints import find_newest
 from siltstone.catalog.passes import RUNS, Pass, note_pass
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.tables import checkpoint, run, stream
@@ -16,6 +17,7 @@ from siltstone.model import MAX_EPOCH
 
 _LOG = get_logger(__name__)
 
+_SUPERSEDED = "superseded by epoch "
 RUNS_KEPT = 1000
 """minimum runs kept per stream"""
 
@@ -55,11 +57,22 @@ class Runs(CatalogPart):
                 fencing.hold(connection, stream, after)
             return take_over(connection, stream, who, self._transactions.time(connection), above)
 
-    def end(self, stream: str, epoch: int, outcome: str) -> None:
-        """Record how a run ended; one that has already ended (for example, superseded) stays as it is."""
+    def end(self, stream: str, epoch: int, outcome: str, completed: int = 0) -> bool:
+        """Record how a run ended; one that has already ended (for example, superseded) stays as it is.
+
+        Args:
+            completed: the newest checkpoint that the run knows to be complete.
+
+        Returns:
+            Whether the catalog has that checkpoint; if it has lost it, nothing is recorded.
+        """
         with self._transactions.writing(f"the end of a run of stream {stream}") as connection:
-            get_stream(connection, stream)
+            fencing.lock(connection, stream)
+            newest = find_newest(connection, stream)
+            if (newest.id if newest else 0) < completed:
+                return False
             end_runs(connection, stream, epoch, outcome, self._transactions.time(connection))
+            return True
 
     def check_epoch(self, stream: str, epoch: int) -> None:
         """Check that `epoch` is the newest writer of the stream.
@@ -77,6 +90,14 @@ class Runs(CatalogPart):
         with self._transactions.reading() as connection:
             found = connection.execute(newest).first()
             return found is not None and found.ended_at is None
+
+    def is_unfinished(self, stream: str, epoch: int) -> bool:
+        """Whether the run of an epoch has not ended by itself: it is at work, or was killed or superseded."""
+        r = run.c
+        query = select(r.outcome).where(r.stream == stream, r.epoch == epoch)
+        with self._transactions.reading() as connection:
+            found = connection.execute(query).first()
+            return found is not None and (found.outcome is None or found.outcome.startswith(_SUPERSEDED))
 
     def list_superseded(self, stream: str, epoch: int) -> list[RunRecord]:
         """List the runs of a stream that had not ended when `epoch` began and fenced them."""
@@ -121,7 +142,7 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
 
 def superseded_by(epoch: int) -> str:
     """Return the outcome of a run that had not ended when `epoch` began."""
-    return f"superseded by epoch {epoch}"
+    return f"{_SUPERSEDED}{epoch}"
 
 
 def _forget_old(connection: Connection, name: str, newest: int, who: str, now: datetime) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from siltstone.catalog.commit_details import CommitDetails, encode_details
+from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.epochs import begin_epoch, check_new_name
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.imports import Continuation
@@ -160,7 +160,10 @@ def _add(warehouse: OpenWarehouse, proven: ProvenExport, path: CheckpointPath) -
     def local(step: Step) -> Step:
         return replace(step, sources=_sources_below(step.sources, exported.origin, path.stream))
 
-    details = replace(proven.details, steps=[local(step) for step in proven.details.steps])
+    # It follows a checkpoint of another warehouse, so nobody takes it over from its manifest alone, which does not say
+    # how input and sinks go on: if this commit is lost, or without an extract, the import is repeated.
+    previous = PreviousCheckpoint(exported.manifest, catalog.now())
+    details = replace(proven.details, steps=[local(step) for step in proven.details.steps], previous=previous)
     manifest = replace(move(proven.manifest, path), commit=encode_details(details))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pairs = zip(proven.manifest.objects, manifest.objects, strict=True)

@@ -44,7 +44,7 @@ from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.run.take_over import take_over
+from siltstone.run.take_over import is_next_damaged, take_over
 
 _LOG = get_logger(__name__)
 OUTCOME = "recovered"
@@ -179,9 +179,11 @@ def _check_catalog(
         UnknownStream, UnknownCheckpoint, WrongWarehouse, Unreachable: as `recover`.
     """
     warehouse.warehouse.store.check(writable=not dry_run)
-    if accept_loss and not dry_run and go_on_from_backup(warehouse, stream, f"{this_process()} recovers", OUTCOME):
-        tell("the catalog is older than the store: what it does not know of is given up")
-        return True
+    if accept_loss and not dry_run:
+        damaged = is_next_damaged(warehouse, stream)
+        if go_on_from_backup(warehouse, stream, f"{this_process()} recovers", OUTCOME, older=damaged):
+            tell("the catalog is older than the store: what it does not know of is given up")
+            return True
     check_catalog(warehouse, stream)
     check_recoverable(warehouse.catalog, stream)
     return False

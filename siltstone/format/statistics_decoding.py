@@ -4,6 +4,7 @@ The catalog keeps them as they are, and reports, policies and the page compute w
 is there, and every number is one. What no reader knows is left alone.
 """
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,12 @@ _TIME_MAX_MS = 10**14
 _PARTS = {"opaque": 3, "whole": 2}
 """how many numbers there are of each variable, or of a table, under these names"""
 
+COUNTS = frozenset(
+    ("base_rows", "checkpoints", "d", "dear_for", "deltas", "restores", "rows", "rows_before", "seen", "untracked")
+)
+MAY_BE_NULL = frozenset(["log_ratio"])
+"""what of a chain is a whole number, or null (`chains.policy_rules.PolicyState`)"""
+
 
 def check_statistics(plain: Mapping[str, Any], operators: Collection[str], max_parallelism: int) -> None:
     """Check the statistics of a checkpoint with these operators.
@@ -23,12 +30,14 @@ def check_statistics(plain: Mapping[str, Any], operators: Collection[str], max_p
     Raises:
         ValueError, TypeError, KeyError, UsageError: they are damaged.
     """
+    json.dumps(plain, allow_nan=False)  # no catalog holds other numbers, also where no reader knows the name
     _check_counts(plain, "the statistics", "rows_in", "state_rows")
     check_integer(plain["parallelism"], 1, max_parallelism, "parallelism")
     for operator, count in check_object(plain.get("dead_letters", {}), "dead_letters").items():
         check_integer(count, 0, MAX_NUMBER, f"dead_letters of {check_name('operator', operator)}")
-    for output, count in check_object(plain.get("outputs") or {}, "outputs").items():
-        check_integer(count, 0, MAX_NUMBER, f"rows of output {check_name('operator', output)}")
+    if (outputs := plain.get("outputs")) is not None:
+        for output, count in check_object(outputs, "outputs").items():
+            check_integer(count, 0, MAX_NUMBER, f"rows of output {check_name('operator', output)}")
     said = check_object(plain["operators"], "operators of the statistics")
     for operator in {*operators, *said}:
         _check_operator(check_object(said[operator], f"statistics of {check_name('operator', operator)}"), operator)
@@ -74,6 +83,9 @@ def _check_table(of: Mapping[str, Any], what: str) -> None:
 
 def _check_chain(chain: Mapping[str, Any], what: str) -> None:
     check_numbers(chain, f"the chain of {what}")
+    for name, value in chain.items():
+        if (value is None and name not in MAY_BE_NULL) or (name in COUNTS and type(value) is not int):
+            raise ValueError(f"{name} of the chain of {what} is {value}")
     check_integer(chain.get("first", 1), 1, MAX_ID, f"first of the chain of {what}")
 
 

@@ -29,6 +29,7 @@ from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
 from siltstone.store.directories import below
+from siltstone.store.paths import check_label
 from siltstone.store.private import write_private_file
 
 NOTE = "_restored.json"
@@ -92,7 +93,12 @@ def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int
 
 
 def read_label(root: Path, label: str) -> RestoredLabel | None:
-    """Read the description of a label; None if it is missing or cannot be read."""
+    """Read the description of a label; None if it is missing or cannot be read.
+
+    Raises:
+        UsageError: the label is not valid. It may be a partition, which whoever reaches Dagster's page can name.
+    """
+    check_label(label)
     try:
         said = json.loads((root / label / NOTE).read_text())
         return RestoredLabel(label, int(said["checkpoint"]), str(said["digest"]), int(said["rows"]))

@@ -138,7 +138,7 @@ class ConsistentRegion:
         region.chains.own_files = tenure.files if tenure else {}
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
-            record = catalog.streams.get(stream.name)
+            record = catalog.streams.register(stream.name, stream.max_parallelism, definition)
             region._dropped = check_follows(catalog, record, definition, options.drop)
             if not catalog.definitions.list(stream.name) or record.definition != definition or region._dropped:
                 region._definition = definition
@@ -418,12 +418,11 @@ class ConsistentRegion:
         If the catalog has lost a checkpoint of this run, it is left as after a crash: the next run brings it back.
         """
         self._coordinator.end()
-        if self.catalog.checkpoints.last_id(self.stream.name) < self.completed:
+        if not self.catalog.runs.end(self.stream.name, self.epoch, outcome, self.completed):
             _LOG.warning("the catalog does not have what this run completed", completed=self.completed)
             return
         self._log.delete_replaced(self._store)
         self.outbox.clean()
-        self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(self._place, self.stream.name, self.epoch)
         try:
             try_write_extract(self._place, self.stream.name)

@@ -5,13 +5,14 @@ backup that was taken during a run. The store knows better. A run stores a manif
 with each other change, and both are complete. So before an epoch begins, the catalog follows the store:
 
     extract     newer than the catalog's newest: the stream's rows become those that `rebuild-catalog` would make
-    manifests   those that the newest epoch stored after the catalog's newest checkpoint, each naming the one before:
-                they are committed in the name of that epoch, as its own run would have done
+    manifests   those that the epoch of the newest extract stored after the catalog's newest checkpoint, each naming the
+                one before: they are committed in the name of that epoch, as its own run would have done; once before
+                the next epoch begins, and once after, when no other process can commit
 
 The last manifest may be one whose commit never happened, because the driver died first. Nothing tells it from one whose
 commit was acknowledged and lost, and both may be committed: all that it names is durable, the epoch had not ended, and
-no other epoch has made a checkpoint of that id, because each begins by doing this. Manifests of earlier epochs, and of
-those that ended, are not followed: a later epoch did without them, or their commit was refused
+no other epoch has made a checkpoint of that id, because each writes an extract before its first. Manifests of earlier
+epochs, and of those that ended, are not followed: a later epoch did without them, or their commit was refused
 (docs/adr/0062-the-catalog-follows-the-store.md).
 
 Each part is one transaction that the store's state alone determines. If the process dies, the next one does the rest.
@@ -19,17 +20,19 @@ If the epoch's own run is still at work, it commits the same checkpoint or finds
 """
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from siltstone.catalog.epochs import Marks, Tenure, begin_epoch, check_marks, read_marks
+from siltstone.catalog.epochs import Marks, Tenure, begin_epoch, check_marks, find_followed, read_marks
 from siltstone.catalog.extract_writer import read_newest_extract
+from siltstone.catalog.extracts import is_ahead
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.rebuilding import Rebuilding
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import CorruptObject, StateError, UsageError, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, StateError, UsageError, WrongWarehouse
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.log import get_logger
 from siltstone.model import StoredObject
@@ -40,6 +43,7 @@ from siltstone.run.rebuild_stream import (
     Found,
     committed_at,
     is_missing,
+    read_found,
     read_later,
     rebuild_stream,
     settle_outputs,
@@ -73,7 +77,14 @@ def take_over(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | 
     for _ in range(_LOOKS):
         if not catch_up(warehouse, stream, marks):
             break
-    return begin_epoch(warehouse, stream, who, tenure, marks)
+
+    def bring_up(epoch: int) -> None:
+        # The run before may have committed one more since, and its database lost that.
+        if followed is not None:
+            _follow(warehouse, stream, followed, epoch)
+
+    followed = find_followed(warehouse.catalog, stream, marks)
+    return begin_epoch(warehouse, stream, who, tenure, marks, bring_up)
 
 
 def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
@@ -87,11 +98,26 @@ def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
     """
     catalog = warehouse.catalog
     record = catalog.streams.get(stream)
-    if marks.extract > (record.epoch, record.extracts):
+    if is_ahead(marks.extract, record.epoch, record.extracts):
         return not _replace(warehouse, stream)
-    if marks.extract[0] != record.epoch or not catalog.runs.is_open(stream):
-        return False  # its newest epoch ended, or did nothing
-    return not _follow(warehouse, stream, record.epoch)
+    followed = find_followed(catalog, stream, marks)
+    return followed is not None and not _follow(warehouse, stream, followed, record.epoch)
+
+
+def is_next_damaged(warehouse: OpenWarehouse, stream: str) -> bool:
+    """Whether the next manifest to follow is damaged: no run can take the stream over until it is given up."""
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
+    followed = find_followed(catalog, stream, read_marks(store, stream))
+    if followed is None:
+        return False
+    path = CheckpointPath(stream, followed, catalog.checkpoints.last_id(stream) + 1)
+    for _ in range(2):  # a store may return wrong bytes once
+        try:
+            read_found(store, stream, path)
+            return False
+        except CorruptObject:
+            warehouse.confirm_store()
+    return True
 
 
 def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
@@ -131,15 +157,16 @@ def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
     return True
 
 
-def _follow(warehouse: OpenWarehouse, stream: str, epoch: int) -> bool:
+def _follow(warehouse: OpenWarehouse, stream: str, made_by: int, epoch: int) -> bool:
     """Commit the checkpoints whose manifests follow the newest one; return whether no other process did meanwhile.
 
     Args:
-        epoch: the stream's newest, which has not ended.
+        made_by: the epoch that stored them (`find_followed`).
+        epoch: the stream's newest, under whose fence they are committed.
     """
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     newest, later = catalog.checkpoints.last_id(stream), list[Found]()
-    path = CheckpointPath(stream, epoch, newest + 1)
+    path = CheckpointPath(stream, made_by, newest + 1)
     if is_missing(store, path.manifest()):
         return True
     before = catalog.checkpoints.get(stream, newest).manifest if newest else None
@@ -153,7 +180,9 @@ def _follow(warehouse: OpenWarehouse, stream: str, epoch: int) -> bool:
             oldest, replaced = references.advance(found.manifest, found.stored.name)
             commit = replace(commit, oldest_needed=oldest, replaced=replaced)
         try:
-            committed = catalog.commits.add(stream, epoch, commit, at=committed_at(store, found, after))
+            committed = catalog.commits.add(stream, epoch, commit, committed_at(store, found, after), made_by)
+        except Fenced:
+            return False
         except (UsageError, StateError) as error:
             if catalog.checkpoints.last_id(stream) != commit.id - 1:
                 return False
@@ -163,7 +192,8 @@ def _follow(warehouse: OpenWarehouse, stream: str, epoch: int) -> bool:
         references.follow(committed.manifests)
         later.append(found)
     if later:
-        settle_outputs(catalog, store, stream, epoch, later[-1])
+        with suppress(Fenced):  # who has fenced it delivers them again, under the same ids
+            settle_outputs(catalog, store, stream, epoch, later[-1])
         _LOG.info(
             "checkpoints that the store has and the catalog had not are taken over",
             stream=stream,

@@ -7,6 +7,7 @@ Once cast, equal values compare equal, and a value is what a later step reads.
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError, summarize
-from siltstone.state.types import is_nested
 
 NAN = "NaN"
 """what every NaN compares as"""
@@ -49,16 +49,13 @@ def cast_value(value: Any, field: pa.Field, what: str) -> Any:
         BadRow: it does not fit the column, or only with a part cut off.
     """
     kind = field.type
-    if value is None or _find_unchanged(kind)(value):
-        return value
     try:
-        if is_nested(kind):
-            _check_fields(value, kind)
+        if value is None or _find_unchanged(kind)(value):
+            return value
         cast = pa.scalar(value, kind).as_py()
-        if isinstance(value, Real) and _is_cut(value, cast, kind):
-            raise pa.ArrowInvalid(f"{value} would become {cast}")
+        _check_whole(value, cast, kind)
         return cast
-    except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+    except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
         reason = f"{what}: a value does not fit its column ({field.name} {kind})"
         raise BadRow(f"{reason}: {summarize(error)}", reason=reason) from None
 
@@ -81,23 +78,34 @@ def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
     return lambda value: type(value) is same
 
 
-def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
-    """Whether Arrow made another integer of a number, or an infinite one of a finite one."""
-    if pa.types.is_integer(kind):
-        return cast != value
-    return pa.types.is_float32(kind) and math.isinf(cast) and not math.isinf(value)
+def _check_whole(value: Any, cast: Any, kind: pa.DataType) -> None:
+    """Refuse a value of which Arrow left something out, at any depth.
 
-
-def _check_fields(value: Any, kind: pa.DataType) -> None:
-    """Refuse a struct with fields that are not declared, which Arrow leaves out."""
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        if unknown := sorted({*map(str, value)} - {field.name for field in kind}):
+    Arrow cuts decimals, and numbers in lists, to integers. It makes an infinite float32 of a finite number. It cuts
+    parts of a day or of a microsecond. It leaves out fields of a struct that are not declared.
+    """
+    if cast is None or isinstance(value, pa.Scalar):  # Arrow refuses scalars of other types
+        return
+    if pa.types.is_struct(kind):
+        given = value if isinstance(value, Mapping) else dict(value)
+        if unknown := sorted({*map(str, given)} - {field.name for field in kind}):
             raise pa.ArrowInvalid(f"field {unknown[0]} is not declared")
         for field in kind:
-            _check_fields(value.get(field.name), field.type)
-    elif pa.types.is_list(kind) and isinstance(value, list | tuple):
-        for each in value:
-            _check_fields(each, kind.value_type)
+            _check_whole(given.get(field.name), cast[field.name], field.type)
+    elif pa.types.is_list(kind):
+        for each, made in zip(value, cast, strict=True):
+            _check_whole(each, made, kind.value_type)
+    elif _is_cut(value, cast, kind):
+        raise pa.ArrowInvalid(f"{value} would become {cast}")
+
+
+def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
+    types, is_number = pa.types, isinstance(value, Real | Decimal)
+    if types.is_integer(kind):
+        return is_number and cast != value
+    if types.is_timestamp(kind) or types.is_date32(kind):
+        return value % 1 != 0 if is_number else bool(getattr(value, "nanosecond", 0) and types.is_timestamp(kind))
+    return types.is_float32(kind) and is_number and math.isinf(cast) and not math.isinf(value)
 
 
 def comparable(value: Any) -> Any:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.restored_state import _evaluation
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of
-from siltstone.errors import UnknownCheckpoint
+from siltstone.errors import UnknownCheckpoint, UsageError
+from siltstone.restore.series import NOTE
 from siltstone.stream import Stream
 from tests.catalog_cases import commit_of
 from tests.clock import Clock
@@ -77,3 +79,13 @@ def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(pl
     assert find_checkpoint(12) == 3
     with pytest.raises(CheckpointGone, match="2013-07-04-13"):
         find_checkpoint(13)
+
+
+@pytest.mark.parametrize("key", ["../../../../other", "{}/other", "..", "a/b", ".series-1"])
+def test_a_partition_leads_nowhere_else(place: OpenWarehouse, tmp_path: Path, key: str) -> None:
+    """Whoever reaches the page can add a partition of any name, and launch its check."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / NOTE).write_text('{"checkpoint": 3, "digest": "another\'s", "rows": 1}')
+    key = key.format(tmp_path)
+    with pytest.raises(UsageError, match="is not a label"):
+        _evaluation(place, HOURS, key)

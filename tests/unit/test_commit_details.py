@@ -31,7 +31,7 @@ from tests.spark_offsets import OFFSETS
 
 STORED = StoredObject("s/00000001/000000000001/manifest.arrow", 7, "sha-256:" + "0" * 64)
 FILE = SinkFile("_sinks/s/op/00000001/000000000001/op.0-a.rows.parquet", 7, STORED.checksum, statistics='{"a": 1}')
-TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
 
 
 def _definition(options: dict[str, str], kind: object = "ValueState", tables: object = None) -> dict[str, Any]:
@@ -140,6 +140,8 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
         ("steps", [[MAX_ID + 1, 1, "", 0, "", "{}"]]),
         ("steps", [[1, 2**63 - 1, "", 0, "", "{}"]]),
         ("steps", [[0, 1, "", 0, "", "{}"]]),
+        ("steps", [[1, 1, "\ud800", 0, "", "{}"]]),
+        ("steps", [[1, 1, "", 0, "\0", "{}"]]),
         ("steps", [[1, 1, "", 0, "", "{}"], [1, 2, "", 0, "", "{}"]]),
         ("edit", {"operator": "../x"}),
     ],

@@ -1,13 +1,16 @@
 """What a manifest says in numbers is checked where it is decoded, since reports and policies compute with it."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from siltstone.chains.policy_rules import PolicyState
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.statistics_decoding import COUNTS, MAY_BE_NULL
 from siltstone.model import Form
 from tests.stored import bare_statistics
 
@@ -47,6 +50,10 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
         SAID | {"parallelism": 3},
         {key: value for key, value in SAID.items() if key != "state_rows"},
         SAID | {"operators": {}},
+        SAID | {"outputs": []},
+        SAID | {"outputs": 0},
+        SAID | {"uploads": {"attempts": float("nan")}},
+        SAID | {"unknown": [[float("-inf")]]},
         SAID | {"rows_in": 1 << 63},
         SAID | {"dead_letters": {"op": "1"}},
         SAID | {"operators": SAID["operators"] | {"../x": SAID["operators"]["op"]}},
@@ -59,6 +66,9 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
                 {"tables": {"totals": {"D": 1}}},
                 {"tables": {"totals": TABLE | {"chain": {"first": 0}}}},
                 {"tables": {"totals": TABLE | {"chain": {"deltas": []}}}},
+                {"tables": {"totals": TABLE | {"chain": {"base_rows": None}}}},
+                {"tables": {"totals": TABLE | {"chain": {"deltas": 0.5}}}},
+                {"chain": {"base_s": None}},
                 {"tables": {"totals": TABLE | {"form": "other"}}},
                 {"tables": {"totals": TABLE | {"whole": 7}}},
                 {"chain": {"base_bytes": "7"}},
@@ -73,3 +83,9 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
 def test_crafted_statistics_are_refused(statistics: dict[str, Any]) -> None:
     with pytest.raises(CorruptObject, match=r"s/1/m\.arrow cannot be read as a manifest"):
         decode_manifest(encode_manifest(_manifest(statistics)), "s/1/m.arrow")
+
+
+def test_a_chain_that_is_read_is_one_that_policies_read() -> None:
+    """A null where they want a number made an imported stream that no report could show."""
+    assert {field.name for field in fields(PolicyState) if isinstance(field.default, int)} == COUNTS
+    assert {field.name for field in fields(PolicyState) if field.default is None} == MAY_BE_NULL

@@ -1,6 +1,7 @@
 """`KeyedProcessor` takes whatever Python value Arrow takes for a column, and treats equal ones as one."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -201,6 +202,61 @@ def test_a_window_evicts_as_it_does_in_state(kind: pa.DataType) -> None:
         assert seen[-3] == seen[-2] == seen[-1]
 
 
+CUT: list[tuple[pa.DataType, object]] = [
+    (pa.int64(), Decimal("1.5")),
+    (pa.date32(), 19723.5),
+    (pa.timestamp("us"), 1.5),
+    (pa.timestamp("us"), pd.Timestamp("2024-01-01 00:00:00.000000001")),
+    (pa.list_(pa.int64()), [1.5]),
+    (pa.list_(pa.int64()), np.array([1.5, 2.5])),
+    (pa.list_(pa.float32()), [1e300]),
+    (pa.struct([("a", pa.float32())]), {"a": 1e300}),
+    (pa.struct([("a", pa.int64())]), [("a", 1), ("b", 2)]),
+    (pa.list_(pa.struct([("a", pa.int64())])), np.array([{"a": 1, "b": 2}], object)),
+    (pa.list_(pa.struct([("a", pa.int64())])), deque([{"a": 1, "b": 2}])),
+    (pa.timestamp("us", "Nowhere/There"), datetime(2024, 1, 1)),
+]
+"""Arrow takes these, without a part of them; of the last, it knows no zone"""
+
+
+@pytest.mark.parametrize(("kind", "value"), CUT, ids=str)
+def test_a_row_that_is_returned_is_not_cut_either(kind: pa.DataType, value: object) -> None:
+    class Returns(KeyedProcessor):
+        name = "returns"
+        key = {"k": pa.int64()}  # noqa: RUF012
+        output = {"v": kind}  # noqa: RUF012
+        seen = ValueState({"n": pa.int64()})
+
+        def handle_input(self, key: tuple[int], rows: list[dict[str, Any]], state: Any) -> Any:
+            yield {"v": value}
+
+    with subtask(Returns()) as task, pytest.raises(UsageError, match="the output of operator returns: a value does"):
+        task.process({"k": [1]})
+
+
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.date32()], ids=str)
+def test_times_that_python_does_not_have_are_bad_rows(where: str, kind: pa.DataType) -> None:
+    """Of such a row, which Arrow and Spark may have, an OverflowError ended the stream, dead letters or not."""
+
+    class Times(KeyedProcessor):
+        name = "times"
+        key = {"k": kind if where == "k" else pa.int64()}  # noqa: RUF012
+        seen = ValueState({"n": pa.int64()})
+
+        def handle_input(self, key: tuple[Any], rows: list[dict[str, Any]], state: Any) -> None:
+            state.seen.put({"n": 1})
+
+    raw, ordinals = pa.int32() if kind == pa.date32() else pa.int64(), pa.array([5, 4, 3, 5, 4])
+    late = pa.array([0, 1, 2**31 - 1, 0, 2**31 - 1], raw)
+    if raw == pa.int64():
+        late = pa.array([0, 1, 2**62, 0, -(2**62)], raw)
+    with subtask(Times()) as task:
+        with pytest.raises(BadRow, match="years 1 to 9999") as caught:
+            task.process({"k": late.cast(kind)} if where == "k" else {"k": ordinals, "v": late.cast(kind)})
+        assert caught.value.rows.tolist() == [False, False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -220,6 +276,7 @@ def test_a_window_evicts_as_it_does_in_state(kind: pa.DataType) -> None:
         (pa.list_(pa.int64()), [1, "x"]),
         (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
         (pa.list_(pa.struct([("a", pa.int64())])), [{"a": 1}, {"c": 2}]),
+        *CUT,
     ],
     ids=str,
 )

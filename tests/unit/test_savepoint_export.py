@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from siltstone.catalog.commit_details import pack_parts, unpack_parts
 from siltstone.catalog.extract_coding import seal_values, unseal
+from siltstone.catalog.open import open_catalog
 from siltstone.catalog.outbox import Outbox
 from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -29,6 +30,7 @@ from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
+from siltstone.run.take_over import take_over
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.paths import EXPORT, is_base
@@ -129,6 +131,37 @@ def test_an_import_that_was_killed_has_no_checkpoint_and_is_repeated(
         assert run.step(rows(5)) and not failures(place, NAME)
         sweep(place, NAME)
         check_whole(place)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_nobody_follows_the_manifest_of_an_import_that_was_killed(
+    saved: Path, place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """Seen: a run, or a rebuild of the catalog, went on from it without its beginning, sink ids and savepoint."""
+    from siltstone.catalog.imports import Imports
+    from siltstone.catalog.runs import Runs
+
+    add = Imports.add
+
+    def killed(*given: Any, **named: Any) -> None:
+        if committed and named == {} and isinstance(given[0], Imports):
+            add(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Imports, "add", killed)
+        patch.setattr(Runs, "end", killed)
+        import_savepoint(place, prove_export(str(saved / "export")))
+    if committed:
+        url = f"sqlite:///{tmp_path / 'rebuilt.db'}"
+        rebuild_catalog(place.warehouse, url)
+        place = OpenWarehouse(place.warehouse, open_catalog(url, create=False))
+    else:
+        take_over(place, NAME, "a run")
+    assert place.catalog.checkpoints.last_id(NAME) == 0
+    assert import_savepoint(place, prove_export(str(saved / "export"))).checkpoint == 1
+    assert [s.name for s in place.catalog.savepoints.list(NAME)] == [SAVED] and not failures(place, NAME)
+    place.catalog.close()
 
 
 def test_an_import_that_wakes_up_late_commits_nothing(

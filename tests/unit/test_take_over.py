@@ -1,18 +1,26 @@
 """A catalog that lost what it had acknowledged is brought up to the store when a stream is taken over."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
 
-from siltstone.catalog.epochs import Tenure, check_catalog
+from siltstone.catalog.epochs import Tenure, check_catalog, go_on_from_backup
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
+from siltstone.catalog.tables import REVISION_TABLE
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
-from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, WrongWarehouse
+from siltstone.change.recover import recover
+from siltstone.errors import CorruptObject, Fenced, SchemaConflict, StateError, Unreachable, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint
@@ -23,6 +31,7 @@ from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.delta_run import TableRun, rows_in
 from tests.failover import Standby, losing_what_follows
+from tests.older_catalogs import engine_of
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import check_same, plant, what_it_knows
@@ -273,6 +282,20 @@ def test_a_manifest_that_cannot_be_read_is_named(place: OpenWarehouse, heard: He
     assert place.catalog.streams.get(NAME).epoch == epoch and sweep(place, NAME, AT_ONCE).deleted == 0
 
 
+def test_a_damaged_manifest_that_would_be_followed_is_given_up_on_request(place: OpenWarehouse, heard: Heard) -> None:
+    """Seen: a recovery found nothing to give up, and each run refused the stream."""
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+    path = place.warehouse.local.objects / CheckpointPath(NAME, 1, 3).manifest()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 2
+    later = Outboxed(place, heard)
+    assert later.region.completed == 2
+    later.step(batch(7))
+    assert heard.inputs == inputs([1, 2, 3, 7]) and not failures(place, NAME)
+
+
 def test_a_sweep_keeps_what_has_a_manifest(place: OpenWarehouse, heard: Heard) -> None:
     run = write(place, heard, 2)
     with losing_what_follows(place):
@@ -299,15 +322,134 @@ def test_a_deletion_whose_record_is_lost_deletes_nothing(
     assert len(place.catalog.checkpoints.list(NAME)) == 6 and not failures(place, NAME)
 
 
+def _upgraded(place: OpenWarehouse) -> None:
+    """Let the catalog be of the revision before, and upgrade it, which begins an epoch of each open run."""
+    engine = engine_of(place.catalog.url)
+    with engine.begin() as connection:
+        operations = Operations(MigrationContext.configure(connection))
+        with operations.batch_alter_table("step") as step:
+            step.drop_column("kind")
+            step.alter_column("batch_id", existing_type=sa.BigInteger, nullable=False)
+        connection.execute(sa.text(f"update {REVISION_TABLE} set version_num = '0015'"))
+    engine.dispose()
+    directory = Path(place.catalog.url.removeprefix("sqlite:///")).parent
+    assert upgrade_catalog(place.catalog.url, directory, fence=True).fenced == [NAME]
+
+
+@pytest.mark.parametrize("with_extract", [True, False])
+def test_an_upgrade_of_a_catalog_that_lost_commits_hides_none(
+    place: OpenWarehouse, heard: Heard, with_extract: bool
+) -> None:
+    """Seen: its epoch is above the store's, so the rest was neither followed nor missed, and a sweep deleted it."""
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        for n in (3, 4, 5):
+            run.step(batch(n))
+        if with_extract:
+            _savepoint(place)
+    _upgraded(place)
+    with pytest.raises(WrongWarehouse, match="Run the stream, which brings the catalog up to the store"):
+        sweep(place, NAME, AT_ONCE)
+    if with_extract:
+        with pytest.raises(WrongWarehouse, match="has lost transactions"):
+            write_extract(place, NAME)
+    go_on(place, heard, 5)
+    assert [s.checkpoint for s in place.catalog.savepoints.list(NAME)] == ([3] if with_extract else [])
+
+
+@pytest.mark.parametrize("with_extract", [True, False])
+def test_what_is_given_up_after_an_upgrade_stays_given_up(
+    place: OpenWarehouse, heard: Heard, with_extract: bool
+) -> None:
+    run = write(place, heard, 2)
+    with losing_what_follows(place):
+        run.step(batch(3))
+        if with_extract:
+            _savepoint(place)
+    _upgraded(place)
+    assert go_on_from_backup(place, NAME, "a test", "recovered")
+    later = Outboxed(place, heard)
+    assert later.region.completed == 2
+    later.step(batch(7))
+    assert heard.inputs == inputs([1, 2, 3, 7]), "under an id of its own"
+
+
+def test_a_run_whose_database_fails_over_as_it_ends_leaves_what_it_completed(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: it ended its epoch in the catalog that had just lost its last checkpoint, and swept that."""
+    run = write(place, heard, 2)
+    with closing(Standby(place)) as standby, monkeypatch.context() as patch:
+        run.step(batch(3))
+        end = type(place.catalog.runs).end
+
+        def fails_over(*given: Any) -> bool:
+            standby.promote()
+            return end(*given)
+
+        patch.setattr(type(place.catalog.runs), "end", fails_over)
+        run.region.close("done")
+    go_on(place, heard, 3)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_commit_between_the_look_and_the_epoch_is_followed(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Seen: the run before commits once more, its database loses that, and then the next one fences it."""
+    run, begin = write(place, heard, 2), type(place.catalog.runs).begin
+    with closing(Standby(place)) as standby, monkeypatch.context() as patch:
+
+        def late(*given: Any, **named: Any) -> int:
+            run.step(batch(3))
+            if lost:
+                standby.promote()
+            return begin(*given, **named)
+
+        patch.setattr(type(place.catalog.runs), "begin", late)
+        take_over(place, NAME, "a test")
+    [third] = place.catalog.checkpoints.list_after(NAME, 2, 1)
+    assert third.epoch == run.region.epoch
+    go_on(place, heard, 3)
+
+
+def test_of_two_that_take_a_stream_over_the_second_fences_the_first(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: the one that was slower to follow a manifest was refused, as if it had run before."""
+    run, add = write(place, heard, 2), type(place.catalog.commits).add
+    with losing_what_follows(place):
+        run.step(batch(3))
+
+    def slower(*given: Any, **named: Any) -> Any:
+        patch.setattr(type(place.catalog.commits), "add", add)
+        assert take_over(place, NAME, "the faster one") == 2
+        return add(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(place.catalog.commits), "add", slower)
+        assert take_over(place, NAME, "the slower one") == 3
+    go_on(place, heard, 3)
+
+
+def test_a_stream_that_comes_back_has_the_key_groups_that_it_had(place: OpenWarehouse, heard: Heard) -> None:
+    with losing_what_follows(place):
+        write(place, heard, 3)
+    other = replace(STREAM, max_parallelism=8)
+    with pytest.raises(SchemaConflict, match="has max_parallelism 4, now 8"):
+        Outboxed(place, heard, stream=other)
+    go_on(place, heard, 3)
+
+
 REQUESTS = ("list", "put", "read", "read_range", "delete")
 
 
-@pytest.mark.parametrize(("end", "more"), [("done", 0), ("killed", 1)])
+@pytest.mark.parametrize(("end", "more"), [("done", 0), ("killed", 2)])
 def test_taking_over_asks_the_store_few_times_more(
     place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, end: str, more: int
 ) -> None:
     """Marks, extracts, the own mark, marks again, and the extract before and after; one manifest if the last run did
-    not end."""
+    not end, before the new epoch and after."""
     run = write(place, heard, 2)
     if end == "done":
         run.region.close("done")
