@@ -2,14 +2,22 @@
 
 from collections.abc import Mapping
 
+from sqlalchemy import Engine, create_engine
+
 from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.engine import parse_url
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import Step
 from siltstone.chains.due import find_beginnings
 from siltstone.model import Form, StoredObject
 from tests.clock import NOON, Clock
 
-__all__ = ["NOON", "Clock", "add", "beginnings", "commit_of", "commit_one", "firsts", "names", "stored"]
+__all__ = ["NOON", "Clock", "add", "beginnings", "commit_of", "commit_one", "engine_of", "firsts", "names", "stored"]
+
+
+def engine_of(catalog_url: str) -> Engine:
+    """Return an engine of a catalog's database, without what an open catalog checks."""
+    return create_engine(parse_url(catalog_url))
 
 
 def stored(id: int, file: str, size: int = 10) -> StoredObject:

@@ -1,23 +1,15 @@
-"""Further warehouses that are kept as some version of Siltstone wrote them: of what `golden_warehouse` has nothing of.
-
-    python -m tests.golden_extras NAME
-
-writes two archives into `tests/golden` with today's formats: a warehouse of files, whose sink is a Delta table, with a
-savepoint that was exported; and one in RocksDB, whose larger values lie in chunks. Archives are never written again,
-only added, and the streams stay as they are.
+"""Further warehouses that are kept as Siltstone wrote them, of what `golden_warehouse` has nothing of: one of files,
+whose sink is a Delta table, with a savepoint that was exported; and one in RocksDB, whose larger values lie in chunks.
 
 The region has an operator with nullable keys and nested values, which prepares for each checkpoint, and dead letters;
 beside it is an autonomous operator. The outputs of the newest checkpoint are staged and not delivered.
 """
 
 import json
-import socket
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -31,7 +23,7 @@ from siltstone.operator import MapState, Operator, OperatorCheckpoint, Rows, Sta
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.sinks.delta import SinkTable
 from siltstone.stream import DEAD_LETTERS, Autonomous, Stream
-from tests.golden_warehouse import GOLDEN, contents, pack, unpack
+from tests.golden_warehouse import contents, pack, unpack
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 
@@ -204,9 +196,9 @@ def opened(archive: Path, directory: Path) -> tuple[str, dict[str, Any]]:
     return f"{kind}{directory / 'warehouse'}", unpack(archive, directory)
 
 
-def archive(path: Path, kind: str) -> None:
-    """Write an archive with today's formats."""
-    with tempfile.TemporaryDirectory() as directory, patch.object(socket, "gethostname", lambda: "golden"):
+def write_archive(path: Path, kind: str) -> None:
+    """Write an archive of a warehouse in a store of this kind: "", or "rocksdb://"."""
+    with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         with OpenWarehouse.writable(f"{kind}{root / 'warehouse'}") as place:
             write(place, root / "export")
@@ -214,8 +206,3 @@ def archive(path: Path, kind: str) -> None:
         for log in root.glob("warehouse/objects/_sinks/*/*/_delta_log/*.json"):
             log.write_text(log.read_text().replace(str(root), "/golden"))
         pack(path, root, expected, ("warehouse", "export"))
-
-
-if __name__ == "__main__":
-    archive(GOLDEN / f"{sys.argv[1]}.files.tar.xz", "")
-    archive(GOLDEN / f"{sys.argv[1]}.rocksdb.tar.xz", "rocksdb://")

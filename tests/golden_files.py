@@ -1,21 +1,13 @@
-"""A warehouse that is kept as some version of Siltstone wrote it: of checkpoints as files of RocksDB.
+"""A warehouse that is kept as Siltstone wrote it, of checkpoints as files of RocksDB."""
 
-    python -m tests.golden_files NAME
-
-writes `NAME.row-files.tar.xz` into `tests/golden`. Archives are never written again, only added.
-"""
-
-import socket
-import sys
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.retention.deletion import delete_checkpoints
 from tests.files_cases import rows, run_of
-from tests.golden_warehouse import GOLDEN, contents, pack
+from tests.golden_warehouse import contents, pack
 from tests.sums import NAME
 
 FORK = "forked"
@@ -34,10 +26,11 @@ def write(place: OpenWarehouse) -> None:
     delete_checkpoints(place, NAME, [*range(1, 9), 11])
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory, patch.object(socket, "gethostname", lambda: "golden"):
+def write_archive(path: Path) -> None:
+    """Write an archive."""
+    with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         with OpenWarehouse.writable(str(root / "warehouse")) as place:
             write(place)
             expected = contents(place, (NAME, FORK))
-        pack(GOLDEN / f"{sys.argv[1]}.row-files.tar.xz", root, expected, ("warehouse",))
+        pack(path, root, expected, ("warehouse",))

@@ -1,10 +1,8 @@
-"""Warehouses that are kept as some version of Siltstone wrote them, for every later version to read.
+"""Warehouses that are kept as Siltstone wrote them, for every later version to read (`tests.golden_archives`).
 
-    python -m tests.golden_warehouse NAME
-
-writes two archives into `tests/golden` with today's formats. An archive holds a warehouse (objects and SQLite catalog)
-and, in `expected.json`, what it must give: the digest and the rows of each checkpoint. Archives are never written
-again, only added. So the stream stays as it is, too: a change of it would be a change of an operator's definition.
+An archive holds a warehouse (objects and SQLite catalog) and, in `expected.json`, what it must give: the digest and the
+rows of each checkpoint. The stream stays as it is, once a version was released: a change of it would be a change of an
+operator's definition.
 
 The stream has everything that is stored: bases, deltas of several steps, tables and opaque values that did not change,
 opaque values in objects of their own, a materialization, a full snapshot, staged outputs, a savepoint, a fork, and
@@ -12,8 +10,6 @@ checkpoints that were given up.
 """
 
 import json
-import socket
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,7 +161,7 @@ def unpack(archive: Path, directory: Path) -> dict[str, Any]:
 def pack(path: Path, root: Path, expected: Mapping[str, Any], parts: Sequence[str]) -> None:
     """Write an archive of what is in `root` of these parts, and of what its warehouse must give."""
     (root / "expected.json").write_text(json.dumps(expected))
-    with tarfile.open(path, "x:xz") as file:
+    with tarfile.open(path, "w:xz") as file:
         for part in ("expected.json", *parts):
             if (root / part).exists():
                 file.add(root / part, part, filter=_needed)
@@ -189,20 +185,11 @@ def opened(archive: Path, directory: Path) -> Iterator[tuple[Path, dict[str, Any
         yield directory / "warehouse", expected
 
 
-def archive(path: Path, *, ranged: bool) -> None:
-    """Write an archive with today's formats, in one object for all sections of a segment or in one for each."""
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        patch.object(FilesystemStore, "ranged", ranged),
-        patch.object(socket, "gethostname", lambda: "golden"),
-    ):
+def write_archive(path: Path, *, ranged: bool) -> None:
+    """Write an archive with one object for all sections of a segment, or one for each."""
+    with tempfile.TemporaryDirectory() as directory, patch.object(FilesystemStore, "ranged", ranged):
         root = Path(directory)
         with OpenWarehouse.writable(str(root / "warehouse")) as place:
             write(place)
             expected = {"ranged": ranged, **contents(place)}
         pack(path, root, expected, ("warehouse/objects", "warehouse/catalog.db"))
-
-
-if __name__ == "__main__":
-    for ranged in (True, False):
-        archive(GOLDEN / f"{sys.argv[1]}.{'segments' if ranged else 'sections'}.tar.xz", ranged=ranged)

@@ -1,8 +1,6 @@
-"""What the suites of identities share: a catalog as Siltstone 0.1 left it, and stores that stop or lie."""
+"""What the suites of identities share: stores that stop or lie."""
 
-import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,14 +18,6 @@ def identity_of(place: OpenWarehouse) -> str | None:
     recorded = place.catalog.identity.read()
     assert recorded.next is None and recorded.identity == read_identity(place.warehouse.store)
     return recorded.identity
-
-
-def make_old(root: Path) -> None:
-    """Take from a local warehouse what Siltstone 0.1 did not write; its catalog is migrated already."""
-    (root / "objects" / IDENTITY).unlink()
-    with sqlite3.connect(root / "catalog.db") as connection:
-        connection.execute("DELETE FROM warehouse")
-    connection.close()
 
 
 def stop_at_identity(patch: pytest.MonkeyPatch, *, after: bool) -> None:

@@ -23,7 +23,6 @@ from sqlalchemy import (
     URL,
     BigInteger,
     Boolean,
-    Column,
     Connection,
     Engine,
     Float,
@@ -219,10 +218,9 @@ def _copy_tables(source: Connection, target: Connection, found: str) -> None:
     made = tables_made_by(found)
     run_migrations(target, found)
     target.execute(delete(made.tables[REVISION_TABLE]))
-    there = tables_found(source, made.tables)
     for table in made.sorted_tables:  # each after those it refers to
-        for part in _parts(source, there.tables[table.name]):
-            target.execute(insert(there.tables[table.name]), part)
+        for part in _parts(source, table):
+            target.execute(insert(table), part)
 
 
 def _parts(source: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
@@ -245,8 +243,10 @@ def _parts(source: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
 
 @cache  # asked for several times, and Alembic makes them all
 def tables_made_by(revision: str) -> MetaData:
-    """Return the tables that a revision makes, reflected from a database, including that of revisions. Do not change
-    the result."""
+    """Return the tables that a revision makes, including that of revisions, with column types that every database has.
+
+    They are reflected from a database. Do not change the result.
+    """
     engine = create_engine("sqlite://")
     made = MetaData()
     try:
@@ -255,21 +255,10 @@ def tables_made_by(revision: str) -> MetaData:
             made.reflect(connection)
     finally:
         engine.dispose()
+    for table in made.tables.values():
+        for column in table.c:
+            column.type = _KINDS[column.type.python_type]()
     return made
-
-
-def tables_found(connection: Connection, names: Mapping[str, Any]) -> MetaData:
-    """Return the existing tables among `names`: only their columns, with types that every database has."""
-    inspector = inspect(connection)
-    found = MetaData()
-    for name in sorted(set(inspector.get_table_names()) & set(names)):
-        keys = inspector.get_pk_constraint(name)["constrained_columns"]
-        columns = [
-            Column(c["name"], _KINDS[c["type"].python_type], primary_key=c["name"] in keys, nullable=c["nullable"])
-            for c in inspector.get_columns(name)
-        ]
-        Table(name, found, *columns)
-    return found
 
 
 def row_counts(connection: Connection, tables: MetaData) -> dict[str, int]:
@@ -284,7 +273,7 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
     try:
         with translate_errors(url), engine.begin() as target:
             lock_upgrades(target)
-            taken = tables_found(target, made.tables).tables
+            taken = made.tables.keys() & inspect(target).get_table_names()
             if taken:
                 raise UsageError(
                     f"the database {redacted_url(url)} has tables {', '.join(sorted(taken))} already, and was not "
@@ -307,5 +296,5 @@ def _settle(draft: Path, journal_mode: str) -> None:
 def _describe_backup(file: Path) -> Backup:
     with open_database(f"{_SQLITE}{file}") as engine, engine.connect() as connection:
         found = existing_revision(connection)
-        counts = row_counts(connection, tables_found(connection, tables_made_by(found).tables))
+        counts = row_counts(connection, tables_made_by(found))
     return Backup(str(file), found, sum(counts.values()) - counts[REVISION_TABLE], file.stat().st_size)

@@ -247,11 +247,12 @@ def _staged_to_json(staged: StoredObject) -> list[Any]:
 
 def _staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
     stored = check_stored(name, size, checksum)
-    if statistics is not None:
-        check_object(parse_json(check_text(statistics, "statistics")), "statistics")
-        if not is_table_file(stored.name):
-            raise ValueError(f"{stored.name} has statistics, but is not a file of a table")
-    return staged_object(stored.name, stored.bytes, stored.checksum, None if statistics is None else str(statistics))
+    if is_table_file(stored.name) != (statistics is not None):
+        raise ValueError(f"{stored.name} is a file of a table without statistics, or has some and is none")
+    if statistics is None:
+        return stored
+    check_object(parse_json(check_text(statistics, "statistics")), "statistics")
+    return staged_object(stored.name, stored.bytes, stored.checksum, str(statistics))
 
 
 def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:

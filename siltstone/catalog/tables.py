@@ -37,8 +37,8 @@ that are kept. A run, an edit and a rollback take some hundred bytes each, and s
 client has a receipt or two. SQLite's file does not shrink when rows are deleted; it reuses their space. A manifest
 holds one checkpoint's handles, digests and policy and grows with nothing else.
 
-A change here needs a new file in `migrations/versions`, and its number in `REVISION`; once a version was released that
-has a file, the file is never edited.
+Until a version is released, the first revision makes what is here, so a change needs nothing else. After that, a change
+needs a new file in `migrations/versions`, and its number in `REVISION`; a file that was released is never edited.
 """
 
 from typing import Any

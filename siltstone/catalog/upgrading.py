@@ -18,7 +18,6 @@ from siltstone.catalog.backup import (
     existing_revision,
     open_database,
     row_counts,
-    tables_found,
     tables_made_by,
     write_backup,
 )
@@ -85,7 +84,7 @@ def _upgrade(connection: Connection, directory: Path, file: Path | None, fence: 
     before = existing_revision(connection)
     if before == REVISION:  # another process was first
         return Upgraded(before, before, (), None)
-    found = tables_found(connection, tables_made_by(before).tables)
+    found = tables_made_by(before)
     _lock_writers(connection, found)
     open_runs = _check_stopped(connection, found, fence)
     backup = write_backup(connection, before, file or default_file(connection.engine.url, directory, before))
@@ -137,7 +136,7 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
 
 def _verify(connection: Connection, before: dict[str, int]) -> None:
     """Check that the current tables have all the rows from before."""
-    after = row_counts(connection, tables_found(connection, tables_made_by(REVISION).tables))
+    after = row_counts(connection, tables_made_by(REVISION))
     wrong = [f"{name} has {after[name]} rows of {before[name]}" for name in _KEPT if before[name] != after[name]]
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()

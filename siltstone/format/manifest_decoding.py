@@ -161,6 +161,8 @@ def _manifest(
     )
     if mismatch := found.find_mismatch():
         raise ValueError(mismatch)
+    if found.materialization and (found.versions or found.commit):
+        raise ValueError("a materialization has versions or details of a commit")
     return found
 
 

@@ -7,9 +7,9 @@ A checksum is a text that names its algorithm:
     xxh3-128:<32 hex digits>      the fastest, against faults only
 
 The first two prove that bytes were not altered by anyone; xxh3-128 does not, since other bytes with the same checksum
-are easily found. All are verified by their own algorithm, whatever the option: the text comes
-from the catalog, or from a manifest whose checksum is in the catalog, so a writer to the store alone cannot choose a
-weaker one (docs/threat-model.md).
+are easily found. All are verified by their own algorithm, whatever the option: the text comes from the catalog, or from
+a manifest whose checksum is in the catalog, so a writer to the store alone cannot choose a weaker one
+(docs/threat-model.md).
 """
 
 import hashlib

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from siltstone.catalog.outbox import OutputRecord
@@ -246,7 +245,7 @@ def test_recovery_takes_a_forged_manifest_for_damage(small: OpenWarehouse) -> No
 def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_can_be_forged(
     small: OpenWarehouse,
 ) -> None:
-    """Of what version 0.1 stored the checksum is xxh3-128, of which anybody finds a second preimage."""
+    """Of xxh3-128, which a warehouse may choose, anybody finds a second preimage."""
     store, catalog = small.warehouse.store, small.catalog
     older, newest = (catalog.checkpoints.get(SMALL.name, id).manifest for id in (3, 4))
     whole = _bytes(store, newest)
@@ -260,8 +259,7 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
 
 
 @pytest.mark.slow
-def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
-    """Bare xxh3-128 everywhere, in the formats of then; what is added says its algorithm."""
+def test_what_has_weaker_checksums_is_continued_with_stronger_ones(tmp_path: Path) -> None:
     url = str(tmp_path / "w")
     with OpenWarehouse.writable(f"{url}?checksums=xxh3-128") as place:
         run = RegionRun(place, SMALL, POLICY)
@@ -269,7 +267,7 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
             run.step(rows)
         run.region.close("done")
         recorded = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name)}
-    assert {len(checksum) for checksum in recorded.values()} == {32}
+    assert recorded and all(checksum.startswith("xxh3-128:") for checksum in recorded.values())
     with OpenWarehouse.writable(url) as place:
         assert not failures(place, SMALL.name)
         run = RegionRun(place, SMALL, POLICY)
@@ -278,10 +276,6 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
         assert not failures(place, SMALL.name)
         added = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name) if o.name not in recorded}
         assert added and all(checksum.startswith("sha-256:") for checksum in added.values())
-        for id, first in {1: b'"format":1', 4: b'"format":5'}.items():
-            data = _bytes(place.warehouse.store, place.catalog.checkpoints.get(SMALL.name, id).manifest)
-            about = pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py()
-            assert first.decode() in about
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -1,5 +1,4 @@
-"""What some version of Siltstone stored is read, proven and continued by this one (`tests/golden_warehouse.py`,
-`tests/golden_extras.py`, `tests/golden_files.py`)."""
+"""What Siltstone stored is read, proven and continued (`tests/golden_archives.py`)."""
 
 from pathlib import Path
 
@@ -17,22 +16,14 @@ from tests.places import place_at
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
-ARCHIVES = sorted(GOLDEN.glob("*.se*.tar.xz"))
-ROW_FILES = sorted(GOLDEN.glob("*.row-files.tar.xz"))
-EXTRAS = sorted([*GOLDEN.glob("*.files.tar.xz"), *GOLDEN.glob("*.rocksdb.tar.xz")])
+
+def test_the_archives_are_small() -> None:
+    assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 600_000
 
 
-def test_there_are_archives_of_both_kinds_of_store() -> None:
-    assert {path.name.split(".")[-3] for path in ARCHIVES} == {"segments", "sections"}
-
-
-@pytest.mark.parametrize(
-    "archive",
-    [pytest.param(path, marks=pytest.mark.slow) if path.name.startswith("0.1.") else path for path in ARCHIVES],
-    ids=lambda path: path.name.removesuffix(".tar.xz"),
-)
-def test_what_was_stored_is_read_and_continued(archive: Path, tmp_path: Path) -> None:
-    with opened(archive, tmp_path) as (root, expected):
+@pytest.mark.parametrize("name", ["segments", "sections"])
+def test_what_was_stored_is_read_and_continued(name: str, tmp_path: Path) -> None:
+    with opened(GOLDEN / f"{name}.tar.xz", tmp_path) as (root, expected):
         open_client(str(root)).upgrade()
         with OpenWarehouse.writable(str(root)) as place:
             assert contents(place) == expected
@@ -44,19 +35,8 @@ def test_what_was_stored_is_read_and_continued(archive: Path, tmp_path: Path) ->
             assert len(place.catalog.checkpoints.list(NAME)) == before + 2 and not failures(place, NAME)
 
 
-def test_there_are_archives_of_each_format_and_store() -> None:
-    assert {path.name for path in ROW_FILES} >= {"format-6.row-files.tar.xz"}
-    assert {path.name.removesuffix(".tar.xz") for path in EXTRAS} >= {
-        "format-4.files",
-        "format-4.rocksdb",
-        "format-5.files",
-    }
-    assert sum(path.stat().st_size for path in GOLDEN.iterdir()) < 600_000
-
-
-@pytest.mark.parametrize("archive", ROW_FILES, ids=lambda path: path.name.removesuffix(".tar.xz"))
-def test_checkpoints_as_files_of_rocksdb_are_read_and_continued(archive: Path, tmp_path: Path) -> None:
-    expected = unpack(archive, tmp_path)
+def test_checkpoints_as_files_of_rocksdb_are_read_and_continued(tmp_path: Path) -> None:
+    expected = unpack(GOLDEN / "row-files.tar.xz", tmp_path)
     url = str(tmp_path / "warehouse")
     open_client(url).upgrade()
     with OpenWarehouse.writable(url) as place:
@@ -73,11 +53,11 @@ def test_checkpoints_as_files_of_rocksdb_are_read_and_continued(archive: Path, t
             assert not failures(place, stream)
 
 
-@pytest.mark.parametrize("archive", EXTRAS, ids=lambda path: path.name.removesuffix(".tar.xz"))
+@pytest.mark.parametrize("name", ["values.files", "values.rocksdb"])
 def test_nested_values_null_keys_what_was_prepared_and_outputs_are_read_and_continued(
-    archive: Path, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    url, expected = extras.opened(archive, tmp_path)
+    url, expected = extras.opened(GOLDEN / f"{name}.tar.xz", tmp_path)
     open_client(url).upgrade()
     with OpenWarehouse.writable(url) as place:
         assert contents(place, extras.STREAMS) == expected
@@ -97,9 +77,8 @@ def test_nested_values_null_keys_what_was_prepared_and_outputs_are_read_and_cont
         assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
 
 
-@pytest.mark.parametrize("archive", [path for path in EXTRAS if ".files." in path.name], ids=lambda path: path.name)
-def test_an_exported_savepoint_is_imported(archive: Path, tmp_path: Path) -> None:
-    _, expected = extras.opened(archive, tmp_path)
+def test_an_exported_savepoint_is_imported(tmp_path: Path) -> None:
+    _, expected = extras.opened(GOLDEN / "values.files.tar.xz", tmp_path)
     with place_at(tmp_path / "new") as place:
         made = import_savepoint(place, prove_export(str(tmp_path / "export")))
         kept = expected[extras.NAME][str(made.exported_checkpoint)]

@@ -26,7 +26,7 @@ from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.paths import CheckpointPath
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases
-from tests.older_catalogs import make_revision
+from tests.next_revision import plant_next_revision
 from tests.region_run import RegionSteps
 
 POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
@@ -129,10 +129,10 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     assert f"no warehouse at {url}" in tick.skip_message
     assert tick.cursor in (None, '{"seen": 2}', '["a"]'), "what was told stays told"
     OpenWarehouse.writable(url).__exit__(None, None, None)
-    make_revision(f"sqlite:///{tmp_path}/older.db", "0003")
-    monkeypatch.setenv("SILTSTONE_CATALOG", f"sqlite:///{tmp_path}/older.db")
-    tick = look(name, instance, None, url, **more)
-    assert "older Siltstone (catalog revision 0003" in tick.skip_message and "`siltstone upgrade`" in tick.skip_message
+    with monkeypatch.context() as patch:
+        plant_next_revision(patch, tmp_path)
+        tick = look(name, instance, None, url, **more)
+    assert "older Siltstone (catalog revision" in tick.skip_message and "`siltstone upgrade`" in tick.skip_message
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody:secret@127.0.0.1:1/nothing?connect_timeout=1")
     tick = look(name, instance, None, url, **more)
     assert "127.0.0.1" in tick.skip_message and "secret" not in tick.skip_message

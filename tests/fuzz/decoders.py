@@ -156,7 +156,7 @@ def _manifest(data: bytes) -> None:
     assert len(manifest.digest) == 32
     for operator in manifest.operators:
         manifest.of_operator(operator)
-    for states in (manifest.policy, *manifest.chains.values()):
+    for states in manifest.chains.values():
         for state in states.values():
             PolicyState.from_json(state)
 

@@ -32,7 +32,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.files import FilesIndex, TableFile, TableRows, encode_files
-from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
+from siltstone.format.manifest import HEAD, SEAL_BYTES, Manifest, encode_manifest
 from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
@@ -41,7 +41,7 @@ from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.state.backends.rocksdb import RocksDBBackend
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
 from siltstone.state.backends.rocksdb.files import manifest_of, table_files
-from siltstone.state.backends.rocksdb.scan_program import HEAD
+from siltstone.state.backends.rocksdb.scan_program import HEAD as PAIRS_HEAD
 from siltstone.state.digest import row_digests
 from siltstone.state.nested import encode_nested
 from siltstone.state.protocol import set_state
@@ -55,15 +55,16 @@ from tests.stored import bare_statistics
 
 ROWS = 12
 GROUPS = KeyGroupRange(0, 4)
+CHECKSUM = "xxh3-128:" + "ab" * 16
 _NESTED = [
     {"s": "text", "l": [None, {"d": Decimal(7), "b": [True, None, False]}, {"d": None, "b": None}], "w": []},
     {"s": None, "l": None, "w": [None] * 9 + [{f"f{i}": i for i in range(100)}]},
 ]
 SINK_FILE = SinkFile(
-    "_sinks/s/op/00000001/000000000002/op.0-a.rows.parquet", 9, "ab" * 16, statistics='{"numRecords": 3}'
+    "_sinks/s/op/00000001/000000000002/op.0-a.rows.parquet", 9, CHECKSUM, statistics='{"numRecords": 3}'
 )
 TIMES = {"from": 10**12, "checkpoints": [[2, 1, None]], "steps": [[2, 0, 5]]}
-STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
+STORED = StoredObject(NAME, 900, CHECKSUM, RangeChecksums("xxh3-128", 1 << 18, "00" * 16))
 
 
 def _files() -> FilesIndex:
@@ -97,7 +98,7 @@ def _pairs() -> bytes:
     values = RowCoding(TEXTS).encode(rows.select(TEXTS.value.names), row_digests(rows), 0).to_pylist()
     sizes = [len(b"".join(strings)) for strings in (keys, values)]
     lengths = b"".join(len(each).to_bytes(4, "little") for each in keys + values)
-    return HEAD.pack(b"r", ROWS, *sizes) + lengths + b"".join(keys + values)
+    return PAIRS_HEAD.pack(b"r", ROWS, *sizes) + lengths + b"".join(keys + values)
 
 
 def _table_files() -> bytes:
@@ -134,9 +135,9 @@ def _manifest() -> Manifest:
     table = {"kind": "ValueState", "tables": {"totals": TOTALS.to_json()}}
     definition = {"key": [["k", "int64"]], "variables": {"totals": table, "models": {"kind": "", "tables": {}}}}
     handles = [
-        Handle("op", "totals", Kind.INCREMENTAL, Form.DELTA, NAME, 0, 700, "ab" * 16, GROUPS, ROWS, 1, 3),
-        Handle("op", "models", Kind.OPAQUE, Form.BASE, NAME, 700, 100, "cd" * 16, GROUPS, 0, 0),
-        Handle("op", "INDEX", Kind.INDEX, Form.BASE, NAME, 800, 100, "ef" * 16, GROUPS, 0, 0),
+        Handle("op", "totals", Kind.INCREMENTAL, Form.DELTA, NAME, 0, 700, CHECKSUM, GROUPS, ROWS, 1, 3),
+        Handle("op", "models", Kind.OPAQUE, Form.BASE, NAME, 700, 100, CHECKSUM, GROUPS, 0, 0),
+        Handle("op", "INDEX", Kind.INDEX, Form.BASE, NAME, 800, 100, CHECKSUM, GROUPS, 0, 0),
     ]
     digests = {"op": {name: np.arange(len(GROUPS)).astype(np.uint64) for name in ("totals", "models")}}
     return Manifest(
@@ -152,8 +153,8 @@ def _manifest() -> Manifest:
         forms={"op": Form.DELTA},
         d={"op": 4},
         first={"op": 1},
-        policy={"op": {"d": 4}},
         statistics=bare_statistics("op", rows=ROWS, parallelism=2) | {"times": TIMES},
+        versions={"op": {"totals": [(0, 2)], "models": [(0, 1), (2, 2)]}},
     )
 
 
@@ -169,8 +170,8 @@ def _exported_manifest() -> bytes:
         handles=[replace(h, object=stored.name, form=Form.BASE, previous=0) for h in plain.handles],
         objects=[stored],
         forms={"op": Form.BASE},
-        policy={},
         chains={"op": {"totals": {"first": 1, "deltas": 0, "base_bytes": 7.5}}},
+        versions={"op": {"totals": [(0, 1)], "models": [(0, 1)]}},
         commit=encode_details(details),
     )
     return _uncompressed(encode_manifest(manifest))
@@ -178,28 +179,13 @@ def _exported_manifest() -> bytes:
 
 def _uncompressed(manifest: bytes) -> bytes:
     """The same manifest, so that what the fuzzer alters is its content."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as out:
-        out.write_table(pa.ipc.open_stream(manifest[:-8]).read_all())
-    body = sink.getvalue().to_pybytes()
-    return body + xxhash.xxh3_64_digest(body)
-
-
-def _packed(*, compressed: bool) -> bytes:
-    """A manifest whose row is packed; and one in which the fuzzer alters the row itself."""
-    manifest = replace(_manifest(), versions={"op": {"totals": [(0, 2)], "models": [(0, 1), (2, 2)]}})
-    whole = encode_manifest(manifest)
-    if compressed:
-        return whole
-    stream = pa.BufferReader(whole)
-    about = json.loads(pa.ipc.open_stream(stream).read_all().column("about")[0].as_py())
-    row = zstandard.decompress(whole[-8 - about["packed"] : -8])
-    frame = b"\x28\xb5\x2f\xfd\xa0" + len(row).to_bytes(4, "little") + (len(row) << 3 | 1).to_bytes(3, "little") + row
-    outer = pa.record_batch([pa.array([json.dumps({**about, "packed": len(frame)})])], schema=OUTER)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, OUTER) as out:
-        out.write_batch(outer)
-    body = sink.getvalue().to_pybytes() + frame
+    [head] = pa.ipc.open_stream(manifest).read_all().to_pylist()
+    said = json.loads(head["about"])
+    row = zstandard.decompress(manifest[-SEAL_BYTES - said["row"] : -SEAL_BYTES])
+    text, sink = json.dumps({**said, "row": len(row), "compression": ""}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, HEAD) as out:
+        out.write_batch(pa.record_batch([pa.array([text])], schema=HEAD))
+    body = sink.getvalue().to_pybytes() + row
     return body + xxhash.xxh3_64_digest(body)
 
 
@@ -230,15 +216,15 @@ def _details() -> CommitDetails:
         definition={"operators": {}, "options": {}},
         dropped=("op.old",),
         outputs=(Output("op", b"schema", 3, (STORED,)), Output("other", b"schema", 3, (SINK_FILE,))),
-        previous=PreviousCheckpoint(StoredObject(name, 9, "ab" * 16), datetime(2020, 1, 1, tzinfo=UTC)),
+        previous=PreviousCheckpoint(StoredObject(name, 9, CHECKSUM), datetime(2020, 1, 1, tzinfo=UTC)),
         outstanding=((1, "op"),),
     )
 
 
 def _exported() -> Exported:
-    manifest = StoredObject("s/00000001/000000000001/manifest.arrow", 900, "ab" * 16)
+    manifest = StoredObject("s/00000001/000000000001/manifest.arrow", 900, CHECKSUM)
     beginning = Step(0, -1, "v1\n{}\n-", '{"0": {"7": "v1\\n9"}}')
-    return Exported("s", "saved", 7, "s", manifest, "ab" * 16, Continuation(beginning, 6, "table"))
+    return Exported("s", "saved", 7, "s", manifest, CHECKSUM, Continuation(beginning, 6, "table"))
 
 
 def _extract() -> Extract:
@@ -259,7 +245,6 @@ def _extract() -> Extract:
         rows=rows,
         retained=[Retained(1, 4, "s", 1, False, at), Retained(6, 6, "s", 2, True, at)],
         copies=[ReferenceCopy(4, 9, at, 1, (STORED,))],
-        steps_from=1,
         oldest_step=2,
         logged=[StepRecord(9, 8, "v1", "{}", checkpoint=7)],
         beginning=STORED,
@@ -300,12 +285,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "table-files": [_table_files()],
         "nested": encode_nested(pa.array(_NESTED, NESTED)).to_pylist(),
         "segment": [segment],
-        "manifest": [
-            manifest,
-            _uncompressed(manifest),
-            _packed(compressed=True),
-            _packed(compressed=False),
-        ],
+        "manifest": [manifest, _uncompressed(manifest)],
         "base": [_parquet()],
         "snapshot": [_parquet(opaque_rows({0: b"abc", 3: b""}))],
         "output": [_output(None), _output("zstd"), _output("lz4")],

@@ -9,7 +9,7 @@ from siltstone.catalog.tables import REVISION
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import WrongWarehouse
 from tests.command_line import plain, siltstone
-from tests.older_catalogs import make_revision, make_shape
+from tests.next_revision import NEXT, plant_next_revision
 from tests.outbox_run import NAME, Heard, write
 
 
@@ -18,47 +18,40 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def older_warehouse(root: Path) -> None:
-    with OpenWarehouse.writable(str(root)):
-        pass
-    for path in root.glob("catalog.db*"):
-        path.unlink()
-    make_shape(f"sqlite:///{root / 'catalog.db'}", "8595e15")
+def older_warehouse(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make a warehouse of an older Siltstone."""
+    with OpenWarehouse.writable(str(root)) as place:
+        place.catalog.streams.register("flights", 128, {})
+    plant_next_revision(patch, root.parent)
 
 
-def test_an_older_catalog_is_refused_by_each_command_and_upgraded_by_one(tmp_path: Path) -> None:
-    older_warehouse(tmp_path / "warehouse")
-    said = f"(catalog revision 0001, this one needs {REVISION}): stop what runs on it, then `siltstone upgrade`"
+def test_an_older_catalog_is_refused_by_each_command_and_upgraded_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_warehouse(tmp_path / "warehouse", monkeypatch)
+    said = f"(catalog revision {REVISION}, this one needs {NEXT}): stop what runs on it, then `siltstone upgrade`"
     for command in ("checkpoints", "verify", "truncate", "sweep", "recover"):
         siltstone(command, "flights").failed(2, "made by an older Siltstone", said)
-    upgraded, kept = plain(siltstone("upgrade"))
-    assert upgraded.startswith(f"the catalog now has revision {REVISION}, before 0001; backup: ")
-    assert "tables that did not match revision 0001 were rebuilt" in kept
-    [backup] = (tmp_path / "warehouse").glob("catalog-*-r0001.backup")
+    [upgraded] = plain(siltstone("upgrade"))
+    assert upgraded.startswith(f"the catalog now has revision {NEXT}, before {REVISION}; backup: ")
+    [backup] = (tmp_path / "warehouse").glob(f"catalog-*-r{REVISION}.backup")
     assert str(backup) in upgraded and stat.S_IMODE(backup.stat().st_mode) == 0o600
-    assert plain(siltstone("upgrade")) == [f"the catalog has revision {REVISION}: nothing to do"]
+    assert plain(siltstone("upgrade")) == [f"the catalog has revision {NEXT}: nothing to do"]
     assert siltstone("upgrade", "--json").json == {
-        "before": REVISION,
-        "after": REVISION,
-        "rebuilt": [],
+        "before": NEXT,
+        "after": NEXT,
         "fenced": [],
         "backup": None,
     }
 
 
-def test_an_upgrade_says_what_it_needs(tmp_path: Path) -> None:
+def test_an_upgrade_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     siltstone("upgrade").failed(2, "no catalog at")
-    older_warehouse(tmp_path / "warehouse")
+    older_warehouse(tmp_path / "warehouse", monkeypatch)
     (tmp_path / "there").touch()
     siltstone("upgrade", "--backup", "there").failed(2, "there exists already: name another file")
     siltstone("upgrade", "--backup", "nosuch/file").failed(3, "cannot write nosuch/file", "No such file")
     assert siltstone("upgrade", "--backup", "mine", "--json").json["backup"]["file"] == "mine"
-
-
-def test_an_empty_catalog_of_an_older_revision_is_not_changed_by_being_opened(tmp_path: Path) -> None:
-    (tmp_path / "warehouse").mkdir()
-    make_revision(f"sqlite:///{tmp_path}/warehouse/catalog.db", "0002")
-    siltstone("checkpoints", "flights").failed(2, "(catalog revision 0002, this one needs")
 
 
 def test_a_lost_catalog_is_rebuilt(tmp_path: Path) -> None:

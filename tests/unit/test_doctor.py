@@ -26,7 +26,7 @@ from siltstone.settings import load_settings
 from tests import outbox_run, tiny_stream
 from tests.command_line import plain, siltstone
 from tests.killed_child import frozen_at
-from tests.older_catalogs import make_shape
+from tests.next_revision import plant_next_revision
 from tests.redis_server import RedisServer
 from tests.region_run import RegionRun
 
@@ -163,10 +163,8 @@ def test_a_store_that_never_answers_is_asked_once(root: Path, silent: int) -> No
     assert not {"identity", "manifest", "epochs"} & states.keys() and {"permissions", "versions"} < states.keys()
 
 
-def test_an_older_catalog(root: Path) -> None:
-    for path in root.glob("catalog.db*"):
-        path.unlink()
-    make_shape(f"sqlite:///{root}/catalog.db", "8595e15")
+def test_an_older_catalog(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_next_revision(monkeypatch, tmp_path)
     before = (root / "catalog.db").read_bytes()
     state, said = found(doctor("--warehouse", root), "catalog")
     assert state == "problem" and "`siltstone upgrade`" in said

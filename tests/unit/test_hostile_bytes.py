@@ -25,7 +25,7 @@ from siltstone.format.base import KEY_GROUP, read_base
 from siltstone.format.block import decode_block, encode_block
 from siltstone.format.coding import Encoder, seal
 from siltstone.format.index import decode_index, encode_index
-from siltstone.format.manifest import OUTER, SCHEMA, Manifest, encode_manifest
+from siltstone.format.manifest import HEAD, SCHEMA, SEAL_BYTES, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.format.output import OutputWriter, read_output
@@ -44,6 +44,7 @@ GROUPS = KeyGroupRange(0, 2)
 TOTALS = TableSchema(
     pa.schema([pa.field("k", pa.int64(), nullable=False)]), pa.schema([]), pa.schema([("s", pa.string())])
 )
+CHECKSUM = "xxh3-128:" + "ab" * 16
 BAD_NAMES = ["../../x", "/tmp/x", "..", "", "A", "a/b", "a\0", "a" * 65]
 
 
@@ -67,7 +68,7 @@ SAID = bare_statistics("op", rows=1, parallelism=2)
 def _manifest(**changed: Any) -> Manifest:
     shape = {"key": [["k", "int64"]], "subkey": [], "value": [["s", "string"]]}
     handle = Handle(
-        "op", "totals", Kind.INCREMENTAL, Form.DELTA, "s/1/a.segment", 0, 9, "ab" * 16, GROUPS, 1, previous=1
+        "op", "totals", Kind.INCREMENTAL, Form.DELTA, "s/1/a.segment", 0, 9, CHECKSUM, GROUPS, 1, previous=1
     )
     plain = Manifest(
         stream="s",
@@ -77,10 +78,11 @@ def _manifest(**changed: Any) -> Manifest:
         max_parallelism=2,
         operators={"op": {"key": [["k", "int64"]], "variables": {"totals": {"tables": {"totals": shape}}}}},
         handles=[handle],
-        objects=[StoredObject("s/1/a.segment", 9, "ab" * 16)],
+        objects=[StoredObject("s/1/a.segment", 9, CHECKSUM)],
         digests={"op": {"totals": np.zeros(2, np.uint64)}},
         forms={"op": Form.DELTA},
         statistics=SAID,
+        versions={"op": {"totals": [(0, 2)]}},
     )
     return replace(plain, **changed)
 
@@ -111,7 +113,7 @@ def _renamed(name: str) -> list[Manifest]:
         _handle(operator=name),
         _handle(variable=name),
         replace(plain, digests={"op": {**plain.digests["op"], name: np.zeros(2, np.uint64)}}),
-        replace(plain, objects=[StoredObject(f"{name}/../x", 1, "ab" * 16)]),
+        replace(plain, objects=[StoredObject(f"{name}/../x", 1, CHECKSUM)]),
         replace(plain, materialization=f"{name}/x"),
     ]
 
@@ -139,7 +141,6 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(epoch=-1),
         _manifest(first={"op": 3}),
         _manifest(d={"op": 0.5}),
-        _manifest(policy={"op": []}),
         _manifest(chains={"op": {"totals": {"first": 1, "deltas": "1"}}}),
         _manifest(step=MAX_ID + 1),
         _manifest(checkpoint=MAX_ID + 1),
@@ -147,6 +148,9 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(digests={}),
         _manifest(operators={}),
         _manifest(materialization="x", operators={}, handles=[]),
+        _manifest(materialization="x"),
+        _manifest(materialization="x", versions={}, commit=(b"x",)),
+        _manifest(versions={}),
         _handle(offset=-1),
         _handle(length=(1 << 63) - 1, offset=1),
         _handle(rows=-1),
@@ -170,36 +174,54 @@ def test_a_crafted_checksum_of_a_manifest_is_refused(packed: bytes, monkeypatch:
         decode_manifest(crafted, "s/1/m.arrow")
 
 
+def _with_head(text: str, row: bytes = b"") -> bytes:
+    """Return a manifest with this head and this row."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, HEAD) as out:
+        out.write_table(pa.table([[text]], schema=HEAD))
+    body = sink.getvalue().to_pybytes() + row
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _with_row(row: bytes, **claimed: Any) -> bytes:
+    """Return a manifest with this row, compressed if nothing else is claimed."""
+    return _with_head(json.dumps({"format": 1, "row": len(row), "compression": "zstd", **claimed}), row)
+
+
+def _row_of(manifest: bytes) -> bytes:
+    """Return the message of a manifest's row."""
+    body = manifest[:-SEAL_BYTES]
+    [head] = pa.ipc.open_stream(body).read_all().to_pylist()
+    return zstandard.decompress(body[-json.loads(head["about"])["row"] :])
+
+
 def test_arrays_of_a_manifest_that_point_beyond_their_buffers_are_not_read() -> None:
     """Issue 11, item 2: reading them without validation ended the process."""
-    good = pa.ipc.open_stream(encode_manifest(_manifest())[:-8]).read_all().to_batches()[0]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as out:
-        out.write_batch(good)
-    stream, offsets = sink.getvalue().to_pybytes(), struct.pack("<ii", 0, 1)
-    assert offsets in stream, "each list has one value"
-    altered = stream.replace(offsets, struct.pack("<ii", 0, 1 << 30))
-    with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
-        decode_manifest(_sealed(pa.py_buffer(altered)), "s/1/m.arrow")
+    row, offsets = _row_of(encode_manifest(_manifest())), struct.pack("<ii", 0, 1)
+    assert decode_manifest(_with_row(row, compression="")).checkpoint == 2
+    assert offsets in row, "each list has one value"
+    altered = row.replace(offsets, struct.pack("<ii", 0, 1 << 30))
+    for crafted in (_with_row(zstandard.compress(altered)), _with_row(altered, compression="")):
+        with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
+            decode_manifest(crafted, "s/1/m.arrow")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format":1}', "[]", "{", "1" * 5000, '{"format":[]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * 100_000, '{"format":1}', "[]", "{", "1" * 5000, '{"format":[]}', '{"format":0}'),
+        *(
+            '{"format":1,"row":1}',
+            '{"format":1,"row":"1","compression":""}',
+            '{"format":true,"row":1,"compression":""}',
+        ),
+    ],
+)
 def test_crafted_json_of_a_manifest_is_corrupt(text: str) -> None:
     """Issue 11, item 4: RecursionError, KeyError and the like came out of decoders."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as out:
-        out.write_table(pa.table([[text], [[]], [[]], [[]]], schema=SCHEMA))
-    with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
-        decode_manifest(_sealed(sink.getvalue()), "s/1/m.arrow")
-
-
-def _with_row(row: bytes, **claimed: int) -> pa.Buffer:
-    """A manifest with this packed row."""
-    text = json.dumps({"format": 5, "packed": len(row), **claimed})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, OUTER) as out:
-        out.write_table(pa.table([[text]], schema=OUTER))
-    return _sealed(pa.py_buffer(sink.getvalue().to_pybytes() + row))
+    for crafted in (_with_head(text), _with_head(text, b"x"), _with_row(zstandard.compress(_message(1, text)))):
+        with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
+            decode_manifest(crafted, "s/1/m.arrow")
 
 
 def _message(count: int, text: str = "{}", compression: str | None = None) -> bytes:
@@ -217,24 +239,25 @@ def _message(count: int, text: str = "{}", compression: str | None = None) -> by
     [
         _with_row(b""),
         _with_row(b"no frame"),
-        _with_row(zstandard.compress(_message(1)), packed=1 << 40),
-        _with_row(zstandard.compress(_message(1)), packed=-1),
+        _with_row(b"no message", compression=""),
+        _with_row(_message(1), compression="lz4"),
+        _with_row(_message(1), compression=["zstd"]),
+        _with_row(zstandard.compress(_message(1)), row=1 << 40),
+        _with_row(zstandard.compress(_message(1)), row=-1),
         _with_row(zstandard.compress(b"")),
         _with_row(zstandard.compress(b"no message")),
         _with_row(zstandard.compress(_message(2))),
-        _with_row(zstandard.compress(_message(1, "[]"))),
-        _with_row(zstandard.compress(_message(1, "[" * 10_000))),
         _with_row(zstandard.compress(SCHEMA.serialize().to_pybytes())),
         _with_row(zstandard.ZstdCompressor(write_content_size=False).compress(_message(1))),
     ],
 )
-def test_a_crafted_packed_row_of_a_manifest_is_corrupt(crafted: pa.Buffer) -> None:
+def test_a_crafted_row_of_a_manifest_is_corrupt(crafted: bytes) -> None:
     with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
         decode_manifest(crafted, "s/1/m.arrow")
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_packed_row_that_claims_to_become_far_larger_is_not_decompressed(compression: str | None) -> None:
+def test_a_row_that_claims_to_become_far_larger_is_not_decompressed(compression: str | None) -> None:
     crafted = _with_row(zstandard.compress(_message(1, "0" * (1 << 27), compression)))
     assert len(crafted) < 1 << 17
     with at_most(64 << 20), pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
@@ -361,7 +384,7 @@ def test_damaged_values_are_refused_exactly_if_one_of_them_is_wanted() -> None:
 def test_an_index_whose_names_or_numbers_lead_elsewhere_is_corrupt() -> None:
     from siltstone.format.index import IndexEntry
 
-    good = IndexEntry("t", Form.BASE, 0, 0, 0, 9, 1, "ab" * 16, 1, source="s/1/b.parquet")
+    good = IndexEntry("t", Form.BASE, 0, 0, 0, 9, 1, CHECKSUM, 1, source="s/1/b.parquet")
     assert decode_index(encode_index(2, [good]))[1][0].source == "s/1/b.parquet"
     for changed in ({"variable": "../x"}, {"source": "../../x"}, {"source": "/x"}, {"length": (1 << 64) - 1}):
         with pytest.raises(CorruptObject, match="s/1/x"):

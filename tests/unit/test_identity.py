@@ -15,12 +15,11 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
-from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.identity import encode_identity, read_identity
 from siltstone.store.paths import IDENTITY
 from tests.fault.small_stream import SMALL, purchases
-from tests.identities import answer_not_found, identity_of, make_old, stop_at_identity
+from tests.identities import answer_not_found, identity_of, stop_at_identity
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
@@ -121,10 +120,10 @@ def test_an_empty_catalog_where_the_own_one_is_lost(
 
 
 @pytest.mark.slow
-def test_objects_without_identity_and_a_catalog_without_streams(root: Path, tmp_path: Path) -> None:
+def test_objects_without_identity_and_a_catalog_that_is_not_theirs(root: Path, tmp_path: Path) -> None:
     (root / "objects" / IDENTITY).unlink()
     for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
-        with pytest.raises(WrongWarehouse, match=r"holds objects, but has no identity, .*knows no stream: name the"):
+        with pytest.raises(WrongWarehouse, match=r"holds objects, but has no identity, .*is not its own: name the"):
             opened(str(root), f"sqlite:///{tmp_path}/new.db")
 
 
@@ -186,41 +185,6 @@ def test_two_catalogs_make_a_warehouse_in_one_store(tmp_path: Path) -> None:
         OpenWarehouse.writable(str(tmp_path / "w"), urls[0])
     with OpenWarehouse.writable(str(tmp_path / "free"), urls[0]) as place:
         assert identity_of(place)
-
-
-def test_a_warehouse_of_0_1_is_adopted(root: Path) -> None:
-    make_old(root)
-    with OpenWarehouse.existing(str(root)) as place:
-        identity = identity_of(place)
-        assert place.catalog.checkpoints.last_id(NAME) == 2 and sweep(place, NAME).deleted == 0
-    with OpenWarehouse.writable(str(root)) as place:
-        assert identity_of(place) == identity
-
-
-def test_a_warehouse_of_0_1_is_not_adopted_with_the_wrong_store(root: Path, tmp_path: Path) -> None:
-    make_old(root)
-    (tmp_path / "empty" / "objects").mkdir(parents=True)
-    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
-        with pytest.raises(WrongWarehouse, match=r"does not hold the warehouse of the catalog .*manifest.* is missing"):
-            opened(str(tmp_path / "empty"), f"sqlite:///{root}/catalog.db")
-    assert objects(tmp_path / "empty") == {}
-    with OpenWarehouse.existing(str(root)) as place:
-        assert identity_of(place)
-
-
-def test_a_damaged_warehouse_of_0_1_is_adopted_by_hand(root: Path) -> None:
-    make_old(root)
-    with sqlite3.connect(root / "catalog.db") as connection:
-        [(newest,)] = connection.execute("SELECT manifest FROM checkpoint WHERE id = 2")
-    connection.close()
-    moved = (root / "objects" / newest).rename(root / "lost")
-    with pytest.raises(WrongWarehouse, match="siltstone reidentify"):
-        OpenWarehouse.existing(str(root))
-    made = OpenWarehouse.reidentify(str(root))
-    assert made.before is None
-    with OpenWarehouse.existing(str(root)) as place:
-        assert identity_of(place) == made.identity
-    moved.rename(root / "objects" / newest)
 
 
 def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenWarehouse:
     run, rows = RegionRun(place, SMALL, POLICY), purchases()
     run.step(rows[0])
     with monkeypatch.context() as patch:
-        patch.setattr(manifests, "_format", lambda _: manifests.FORMAT + 1)
+        patch.setattr(manifests, "FORMAT", manifests.FORMAT + 1)
         run.step(rows[1])
     run.region.close("done")
     return place

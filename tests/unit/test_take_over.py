@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
 
 from siltstone.catalog.epochs import Tenure, check_catalog, go_on_from_backup
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
-from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
@@ -31,7 +27,7 @@ from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.delta_run import TableRun, rows_in
 from tests.failover import Standby, losing_what_follows
-from tests.older_catalogs import engine_of
+from tests.next_revision import plant_next_revision
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import check_same, plant, what_it_knows
@@ -322,23 +318,16 @@ def test_a_deletion_whose_record_is_lost_deletes_nothing(
     assert len(place.catalog.checkpoints.list(NAME)) == 6 and not failures(place, NAME)
 
 
-def _upgraded(place: OpenWarehouse) -> None:
-    """Let the catalog be of the revision before, and upgrade it, which begins an epoch of each open run."""
-    engine = engine_of(place.catalog.url)
-    with engine.begin() as connection:
-        operations = Operations(MigrationContext.configure(connection))
-        with operations.batch_alter_table("step") as step:
-            step.drop_column("kind")
-            step.alter_column("batch_id", existing_type=sa.BigInteger, nullable=False)
-        connection.execute(sa.text(f"update {REVISION_TABLE} set version_num = '0015'"))
-    engine.dispose()
+def _upgrade(place: OpenWarehouse, patch: pytest.MonkeyPatch) -> None:
+    """Upgrade the catalog to a later revision, which begins an epoch of each open run."""
     directory = Path(place.catalog.url.removeprefix("sqlite:///")).parent
+    plant_next_revision(patch, directory)
     assert upgrade_catalog(place.catalog.url, directory, fence=True).fenced == [NAME]
 
 
 @pytest.mark.parametrize("with_extract", [True, False])
 def test_an_upgrade_of_a_catalog_that_lost_commits_hides_none(
-    place: OpenWarehouse, heard: Heard, with_extract: bool
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, with_extract: bool
 ) -> None:
     """Seen: its epoch is above the store's, so the rest was neither followed nor missed, and a sweep deleted it."""
     run = write(place, heard, 2)
@@ -347,7 +336,7 @@ def test_an_upgrade_of_a_catalog_that_lost_commits_hides_none(
             run.step(batch(n))
         if with_extract:
             _savepoint(place)
-    _upgraded(place)
+    _upgrade(place, monkeypatch)
     with pytest.raises(WrongWarehouse, match="Run the stream, which brings the catalog up to the store"):
         sweep(place, NAME, AT_ONCE)
     if with_extract:
@@ -359,14 +348,14 @@ def test_an_upgrade_of_a_catalog_that_lost_commits_hides_none(
 
 @pytest.mark.parametrize("with_extract", [True, False])
 def test_what_is_given_up_after_an_upgrade_stays_given_up(
-    place: OpenWarehouse, heard: Heard, with_extract: bool
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, with_extract: bool
 ) -> None:
     run = write(place, heard, 2)
     with losing_what_follows(place):
         run.step(batch(3))
         if with_extract:
             _savepoint(place)
-    _upgraded(place)
+    _upgrade(place, monkeypatch)
     assert go_on_from_backup(place, NAME, "a test", "recovered")
     later = Outboxed(place, heard)
     assert later.region.completed == 2

@@ -18,7 +18,7 @@ from siltstone.catalog.tables import REVISION
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
 from tests.catalog_cases import commit_of
-from tests.older_catalogs import engine_of, make_shape
+from tests.next_revision import plant_next_revision
 
 
 @pytest.fixture
@@ -176,28 +176,17 @@ def test_what_an_older_database_left_is_not_taken_for_the_log_of_the_one_that_co
     bring_back(tmp_path / "b", url)
 
 
-@pytest.mark.slow
-def test_a_catalog_whose_tables_are_of_no_revision_comes_back_as_it_is_and_is_upgraded_there(
-    catalog_url: str, tmp_path: Path
+def test_an_older_catalog_is_backed_up_and_brought_back_as_it_is(
+    filled: Catalog, catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was refused by any database but SQLite, while a backup of it was not."""
-    first = f"sqlite:///{tmp_path}/first.db"
-    make_shape(first, "3c5218b")
-    back_up(first, tmp_path / "b", tmp_path)
-    bring_back(tmp_path / "b", catalog_url)
-    assert upgrade_catalog(catalog_url, tmp_path).rebuilt
-    upgrade_catalog(first, tmp_path)
-    with open_catalog(first) as catalog, open_catalog(catalog_url) as again:
-        assert content(again) == content(catalog)
-
-
-def test_an_older_catalog_is_backed_up_and_brought_back_as_it_is(catalog_url: str, tmp_path: Path) -> None:
-    make_shape(catalog_url, "8595e15")
-    assert back_up(catalog_url, tmp_path / "b", tmp_path).revision == "0001"
-    bring_back(tmp_path / "b", f"sqlite:///{tmp_path}/again.db")
-    engine = engine_of(f"sqlite:///{tmp_path}/again.db")
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM checkpoint").scalar() == 2
-    engine.dispose()
+    filled.runs.end("flights", 1, "done")
+    before = content(filled)
+    plant_next_revision(monkeypatch, tmp_path)
+    assert back_up(catalog_url, tmp_path / "b", tmp_path).revision == REVISION
+    again = f"sqlite:///{tmp_path}/again.db"
+    bring_back(tmp_path / "b", again)
     with pytest.raises(UsageError, match="`siltstone upgrade`"):
-        open_catalog(f"sqlite:///{tmp_path}/again.db")
+        open_catalog(again)
+    upgrade_catalog(again, tmp_path)
+    with open_catalog(again) as catalog:
+        assert content(catalog) == before

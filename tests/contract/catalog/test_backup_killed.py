@@ -11,9 +11,8 @@ from siltstone.catalog.backup import Backup, back_up, bring_back
 from siltstone.catalog.engine import parse_url
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.errors import UsageError
-from tests.catalog_cases import commit_of
+from tests.catalog_cases import commit_of, engine_of
 from tests.killed_child import frozen_at, killed_at
-from tests.older_catalogs import engine_of
 
 FIRST, STEP = 22, 31
 """each of the first moments, when files are made and named, and then one of so many, are killed at"""

@@ -1,17 +1,10 @@
 """Definitions belong to checkpoints: recorded with the first made under them, gone with it, carried by forks."""
 
-from pathlib import Path
-
 import pytest
-from sqlalchemy import create_engine, text
 
-from siltstone.catalog.engine import parse_url
-from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import run_migrations
-from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Fenced
-from tests.catalog_cases import NOON, commit_of
+from tests.catalog_cases import commit_of
 
 OLD, NEW = {"operators": {"old": {}}}, {"operators": {"new": {}}}
 
@@ -46,7 +39,7 @@ def test_a_commit_that_is_refused_leaves_no_definition(flights: Catalog) -> None
     assert flights.streams.get("flights").definition == NEW and len(found(flights)) == 2
 
 
-def test_a_rewinding_brings_back_the_definition_of_where_it_goes(flights: Catalog) -> None:
+def test_a_rollback_brings_back_the_definition_of_its_checkpoint(flights: Catalog) -> None:
     made(flights)
     flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "other"), 2, "damaged", "a test")
     assert found(flights) == [(1, OLD, ())]
@@ -62,17 +55,3 @@ def test_a_fork_has_the_definition_of_its_checkpoint(flights: Catalog) -> None:
     flights.forks.create("flights", "later", 4)
     assert flights.streams.get("earlier").definition == OLD and found(flights, "earlier") == [(1, OLD, ())]
     assert flights.streams.get("later").definition == NEW and found(flights, "later") == found(flights)
-
-
-def test_streams_of_0_1_keep_theirs_for_all_of_their_checkpoints(catalog_url: str, tmp_path: Path) -> None:
-    engine = create_engine(parse_url(catalog_url))
-    with engine.begin() as connection:
-        run_migrations(connection, "0001")
-        columns = "name, max_parallelism, definition, epoch, created_at"
-        values = {"at": NOON, "definition": '{"operators": {"old": {}}}'}
-        connection.execute(text(f"INSERT INTO stream ({columns}) VALUES ('flights', 128, :definition, 7, :at)"), values)
-    engine.dispose()
-    upgrade_catalog(catalog_url, tmp_path)
-    with open_catalog(catalog_url, create=False) as migrated:
-        assert found(migrated) == [(0, OLD, ())]
-        assert migrated.definitions.get("flights", 9) == OLD

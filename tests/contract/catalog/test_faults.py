@@ -1,13 +1,11 @@
 """A catalog whose process dies, whose server is away, or whose tables are another version's."""
 
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +15,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from siltstone.catalog import upgrade, upgrading
+from siltstone.catalog import upgrade
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import Step
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
-from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import UsageError
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import commit_one
@@ -125,25 +122,6 @@ def test_a_process_killed_at_random_leaves_what_it_was_told_and_at_most_one_more
 # Versions
 
 
-@pytest.fixture
-def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The code is a later Siltstone's, with one more revision, until this is undone."""
-    later = tmp_path / "later migrations 100%"
-    shutil.copytree(upgrade.MIGRATIONS, later, ignore=shutil.ignore_patterns("__pycache__"))
-    (later / "versions" / "r9998_added.py").write_text(
-        "import sqlalchemy as sa\n"
-        "from alembic import op\n"
-        f"revision, down_revision, branch_labels, depends_on = '9998', '{REVISION}', None, None\n"
-        "def upgrade():\n"
-        "    op.add_column('checkpoint', sa.Column('added', sa.Text))\n"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(upgrade, "MIGRATIONS", later)
-        patch.setattr(upgrade, "REVISION", "9998")
-        patch.setattr(upgrading, "REVISION", "9998")
-        yield patch
-
-
 def test_migrations_make_the_tables_that_the_code_uses(catalog_url: str) -> None:
     with open_catalog(catalog_url) as catalog, catalog.transactions.engine.connect() as connection:
         options = {"version_table": REVISION_TABLE, "compare_type": True}
@@ -164,25 +142,6 @@ def test_a_newer_catalog_is_refused_and_left_as_it_is(catalog_url: str) -> None:
         connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '{REVISION}'"))
     with open_catalog(catalog_url, create=False) as catalog:
         assert catalog.checkpoints.list("flights") == before
-
-
-def test_an_older_catalog_is_upgraded_when_people_say_so(
-    catalog_url: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    with open_catalog(catalog_url) as catalog:
-        commit_one(catalog)
-        before = catalog.checkpoints.list("flights")
-    patch = request.getfixturevalue("next_version")
-    with pytest.raises(UsageError, match=rf"older Siltstone \(catalog revision {REVISION}, this one needs 9998\)"):
-        open_catalog(catalog_url)
-    upgrade_catalog(catalog_url, tmp_path, fence=True)
-    with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.checkpoints.list("flights") == before
-        with catalog.transactions.engine.connect() as connection:
-            assert connection.scalar(text("SELECT added FROM checkpoint")) is None
-    patch.undo()
-    with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9998\): upgrade siltstone"):
-        open_catalog(catalog_url)
 
 
 @pytest.mark.slow

@@ -1,18 +1,11 @@
 """Which warehouse a catalog is of: proposed, written into the store, settled; by many at once."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 
-from sqlalchemy import create_engine, text
-
-from siltstone.catalog.engine import parse_url
 from siltstone.catalog.identity_rules import CatalogIdentity
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import run_migrations
-from siltstone.catalog.upgrading import upgrade_catalog
-from tests.catalog_cases import NOON
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
@@ -47,19 +40,3 @@ def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(propose, range(4)))
     assert len(found) == 1 and found.pop().next in {f"{n:032x}" for n in range(4)}
-
-
-def test_a_catalog_of_0_1_with_data_has_none_until_it_is_written(catalog_url: str, tmp_path: Path) -> None:
-    engine = create_engine(parse_url(catalog_url))
-    with engine.begin() as connection:
-        run_migrations(connection, "0001")
-        created = {"at": NOON}
-        of = "name, max_parallelism, definition, epoch, created_at"
-        connection.execute(text(f"INSERT INTO stream ({of}) VALUES ('flights', 128, '{{}}', 7, :at)"), created)
-    engine.dispose()
-    upgrade_catalog(catalog_url, tmp_path)
-    with open_catalog(catalog_url, create=False) as migrated:
-        assert [(s.name, s.epoch) for s in migrated.streams.list()] == [("flights", 7)]
-        assert migrated.identity.read() == CatalogIdentity()
-        assert migrated.identity.propose(A) == CatalogIdentity(None, A)
-        assert migrated.identity.settle(A) == CatalogIdentity(A)

@@ -1,27 +1,29 @@
-"""Older catalogs with data, told apart and upgraded, over every database a catalog can be in."""
+"""Catalogs of an older Siltstone, told apart and upgraded, over every database a catalog can be in."""
 
 import os
 import signal
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from siltstone.catalog import upgrading
+from siltstone.catalog.backup import tables_made_by
 from siltstone.catalog.engine import WRITE, parse_url
 from siltstone.catalog.open import NoCatalog, open_catalog
-from siltstone.catalog.shapes import differences, tables_found, tables_made_by
+from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.catalog.tables import REVISION, REVISION_TABLE
-from siltstone.catalog.upgrade import revision, revisions
+from siltstone.catalog.upgrade import revision
 from siltstone.catalog.upgrading import upgrade_catalog
-from siltstone.errors import Fenced, UsageError
+from siltstone.errors import Fenced, Unreachable, UsageError
 from siltstone.retention.leases import this_process
-from tests.catalog_cases import NOON, commit_of
+from tests.catalog_cases import NOON, commit_of, engine_of
 from tests.killed_child import killed_at
-from tests.older_catalogs import FILES, OFFSETS, SHAPES, engine_of, make_revision, make_shape
+from tests.next_revision import NEXT, plant_next_revision
 
+OFFSETS = "v1\n{}\n1"
+FILES = '{"0": {"4": "v1\\n{\\"path\\":\\"file:///in/a.parquet\\",\\"timestamp\\":1,\\"batchId\\":4}"}}'
 ADVICE = "stop what runs on it, then `siltstone upgrade`"
 
 
@@ -45,90 +47,88 @@ def backups(directory: Path) -> list[Path]:
     return sorted(directory.glob("catalog-*.backup"))
 
 
-@pytest.mark.parametrize("made", revisions())
-def test_every_revision_makes_the_same_tables_in_every_database(catalog_url: str, made: str) -> None:
-    make_revision(catalog_url, made)
-    engine = engine_of(catalog_url)
-    expected = tables_made_by(made)
-    with engine.connect() as connection:
-        assert differences(tables_found(connection, expected.tables), expected) == []
-    engine.dispose()
-
-
-@pytest.mark.parametrize(
-    "commit", [c if c in ("b6c1e66", "8595e15") else pytest.param(c, marks=pytest.mark.slow) for c in SHAPES]
-)
-def test_each_content_that_revision_0001_had_is_upgraded_without_loss(
-    catalog_url: str, commit: str, tmp_path: Path
-) -> None:
-    make_shape(catalog_url, commit)
-    for create in (True, False):
-        with pytest.raises(UsageError, match=rf"older Siltstone \(catalog revision 0001, .* {REVISION}\): {ADVICE}"):
-            open_catalog(catalog_url, create=create)
-    done = upgrade_catalog(catalog_url, tmp_path)
-    assert (done.before, done.after, done.fenced) == ("0001", REVISION, [])
-    assert "step has offsets as str" in done.rebuilt, "it was not of another revision only"
-    with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.streams.get("flights").definition == {"a": 1}
-        assert [(run.epoch, run.first_checkpoint) for run in catalog.runs.list("flights")] == [(1, 1), (2, 2), (3, 3)]
-        assert [c.statistics for c in catalog.checkpoints.list("flights")] == [{"state_rows": 7}] * 2
-        assert [(s.offsets, s.sources) for s in catalog.input_log.list("flights", 2)] == [
-            (OFFSETS, "{}"),
-            (OFFSETS, FILES),
-        ]
-        assert len(catalog.objects.list("flights")) == 2
-        assert catalog.definitions.get("flights", 2) == {"a": 1}
-        if "savepoint" not in SHAPES[commit]:
-            assert catalog.checkpoints.resolve("flights", "good") == 1
-        epoch = catalog.runs.begin("flights", "me")
-        catalog.commits.add("flights", epoch, commit_of(3, first={"aircraft": 2}))
-        assert catalog.chains.list_checkpoints("flights", 3) == [2, 3]
-        catalog.forks.create("flights", "branch", 2)
-    assert done.backup is not None
-    with closing(sqlite3.connect(done.backup.file)) as backup:
-        [(sources,)] = backup.execute("SELECT sources FROM step WHERE step = 2").fetchall()
-    assert sources == FILES, "it holds what the catalog did, as it did"
-
-
-def test_what_cannot_be_carried_over_is_refused_and_left_as_it_is(catalog_url: str, tmp_path: Path) -> None:
-    """As of 04b3efd, the first of all, whose dependencies were of checkpoints and not of operators."""
-    make_shape(catalog_url, "b6c1e66")
-    execute(catalog_url, "ALTER TABLE dependency RENAME COLUMN first TO depends_on")
-    with pytest.raises(UsageError, match=r"without loss: dependency lacks first, dependency has depends_on, .*again"):
-        upgrade_catalog(catalog_url, tmp_path)
-    assert revision_of(catalog_url) == "0001" and backups(tmp_path) == []
-    execute(catalog_url, "ALTER TABLE dependency RENAME COLUMN depends_on TO first")
-    assert upgrade_catalog(catalog_url, tmp_path).after == REVISION, "nothing else of it was touched"
-
-
-def test_a_catalog_that_lacks_columns_of_its_own_revision_is_told_apart_and_repaired(
-    catalog_url: str, tmp_path: Path
-) -> None:
+def write_flights(catalog_url: str) -> list[object]:
+    """Make stream flights with two checkpoints and three runs, and forks whose names come before their parents'."""
     with open_catalog(catalog_url) as catalog:
-        catalog.streams.register("flights", 128, {})
-        catalog.commits.add("flights", catalog.runs.begin("flights", "nowhere:1"), commit_of(1))
-        catalog.runs.end("flights", 1, "done")
-        catalog.forks.create("flights", "branch", 1)
-        catalog.forks.create("branch", "a-branch-of-it", 1)  # by name it comes before what it was made from
-    execute(catalog_url, "ALTER TABLE stream DROP COLUMN sink_offset", "ALTER TABLE output DROP COLUMN sink_id")
-    with pytest.raises(UsageError, match=rf"revision {REVISION} but lacks some of its columns.*{ADVICE}"):
+        catalog.streams.register("flights", 128, {"a": 1})
+        for id, sources in (1, "{}"), (2, FILES):
+            epoch = catalog.runs.begin("flights", "nowhere:1")
+            catalog.commits.add("flights", epoch, commit_of(id, steps=[Step(id, id - 1, OFFSETS, sources)]))
+        catalog.savepoints.add("flights", epoch, "good", 1)
+        catalog.forks.create("flights", "branch", 2)
+        catalog.forks.create("branch", "a-branch-of-it", 2)
+        catalog.runs.end("flights", catalog.runs.begin("flights", "nowhere:1"), "done")
+        return content(catalog)
+
+
+def content(catalog: Catalog) -> list[object]:
+    streams = catalog.streams.list()
+    return [streams] + [
+        part
+        for stream in streams
+        for part in (
+            catalog.runs.list(stream.name),
+            catalog.checkpoints.list(stream.name),
+            catalog.objects.list(stream.name),
+            catalog.input_log.list(stream.name, 2),
+            catalog.savepoints.list(stream.name),
+            catalog.definitions.list(stream.name),
+        )
+    ]
+
+
+@pytest.fixture
+def older(catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What a catalog of an older Siltstone holds."""
+    before = write_flights(catalog_url)
+    plant_next_revision(monkeypatch, tmp_path)
+    return before
+
+
+def test_an_older_catalog_is_refused_and_upgraded_without_loss(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = write_flights(catalog_url)
+    with monkeypatch.context() as patch:
+        plant_next_revision(patch, tmp_path)
+        for create in (True, False):
+            said = rf"older Siltstone \(catalog revision {REVISION}, this one needs {NEXT}\): {ADVICE}"
+            with pytest.raises(UsageError, match=said):
+                open_catalog(catalog_url, create=create)
+        done = upgrade_catalog(catalog_url, tmp_path)
+        assert (done.before, done.after, done.fenced) == (REVISION, NEXT, [])
+        with open_catalog(catalog_url, create=False) as catalog:
+            assert content(catalog) == before
+            with catalog.transactions.engine.connect() as connection:
+                assert set(connection.scalars(text("SELECT added FROM checkpoint"))) == {"nothing"}
+            catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit_of(3, first={"aircraft": 2}))
+            assert catalog.chains.list_checkpoints("flights", 3) == [2, 3]
+    with pytest.raises(UsageError, match=rf"newer Siltstone \(revision {NEXT}\): upgrade siltstone"):
         open_catalog(catalog_url)
-    done = upgrade_catalog(catalog_url, tmp_path)
-    assert sorted(done.rebuilt) == ["output lacks sink_id", "stream lacks sink_offset"]
+    assert done.backup is not None
+    with open_catalog(f"sqlite:///{done.backup.file}", create=False) as catalog:
+        assert content(catalog) == before, "the backup is the catalog as it was"
+
+
+@pytest.mark.parametrize("table", ["step", "savepoint", "object"])
+def test_an_upgrade_that_would_lose_rows_changes_nothing(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    before = write_flights(catalog_url)
+    with monkeypatch.context() as patch:
+        plant_next_revision(patch, tmp_path, f"DELETE FROM {table}")
+        with pytest.raises(Unreachable, match=rf"{table} has 0 rows of [1-9]\), so it was not changed"):
+            upgrade_catalog(catalog_url, tmp_path)
     with open_catalog(catalog_url, create=False) as catalog:
-        assert [s.name for s in catalog.streams.list()] == ["a-branch-of-it", "branch", "flights"]
-        assert catalog.checkpoints.last_id("a-branch-of-it") == 1
-    execute(catalog_url, "ALTER TABLE checkpoint DROP COLUMN digest")
-    with pytest.raises(UsageError, match="without loss: checkpoint lacks digest"):
-        upgrade_catalog(catalog_url, tmp_path)
+        assert content(catalog) == before
 
 
+@pytest.mark.usefixtures("older")
 def test_done_again_an_upgrade_does_nothing(catalog_url: str, tmp_path: Path) -> None:
-    make_shape(catalog_url, "8595e15")
     first = upgrade_catalog(catalog_url, tmp_path)
     assert [str(path) for path in backups(tmp_path)] == [first.backup and first.backup.file]
     again = upgrade_catalog(catalog_url, tmp_path)
-    assert (again.before, again.after, again.backup) == (REVISION, REVISION, None)
+    assert (again.before, again.after, again.backup) == (NEXT, NEXT, None)
     assert len(backups(tmp_path)) == 1
 
 
@@ -145,9 +145,8 @@ def test_there_must_be_a_catalog_and_none_that_is_newer(catalog_url: str, tmp_pa
 # Who is at work
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("older")
 def test_a_run_that_may_live_is_waited_for_and_a_dead_one_fenced(catalog_url: str, tmp_path: Path) -> None:
-    make_shape(catalog_url, "8595e15")
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -160,7 +159,7 @@ def test_a_run_that_may_live_is_waited_for_and_a_dead_one_fenced(catalog_url: st
     execute(catalog_url, running.format("elsewhere:1"))
     with pytest.raises(UsageError, match=r"a run of flights by elsewhere:1.*siltstone upgrade --fence"):
         upgrade_catalog(catalog_url, tmp_path)
-    assert revision_of(catalog_url) == "0001" and backups(tmp_path) == []
+    assert revision_of(catalog_url) == REVISION and backups(tmp_path) == []
     execute(catalog_url, running.format(f"{host}:{child}"))
     assert upgrade_catalog(catalog_url, tmp_path).fenced == ["flights"]
     with open_catalog(catalog_url) as catalog:
@@ -173,8 +172,8 @@ def test_a_run_that_may_live_is_waited_for_and_a_dead_one_fenced(catalog_url: st
         catalog.commits.add("flights", catalog.runs.begin("flights", "next"), commit_of(3))
 
 
+@pytest.mark.usefixtures("older")
 def test_a_lease_that_lives_is_waited_for(catalog_url: str, tmp_path: Path) -> None:
-    make_shape(catalog_url, "8595e15")
     columns = "id, stream, first, last, who, taken_at, expires_at"
     execute(
         catalog_url,
@@ -184,12 +183,12 @@ def test_a_lease_that_lives_is_waited_for(catalog_url: str, tmp_path: Path) -> N
     )
     with pytest.raises(UsageError, match=r"elsewhere:7 verifies on stream flights \(its lease ends at 12:34:56"):
         upgrade_catalog(catalog_url, tmp_path)
-    assert upgrade_catalog(catalog_url, tmp_path, fence=True).after == REVISION
+    assert upgrade_catalog(catalog_url, tmp_path, fence=True).after == NEXT
 
 
+@pytest.mark.usefixtures("older")
 def test_two_processes_upgrade_once(catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second looks before the first has the lock, and goes on after it has ended."""
-    make_shape(catalog_url, "8595e15")
     look = upgrading.lock_upgrades
 
     def late(connection: object) -> None:
@@ -208,27 +207,27 @@ def test_two_processes_upgrade_once(catalog_url: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(catalog_url: str, tmp_path: Path) -> None:
-    make_shape(catalog_url, "3c5218b")
-    for known in ("0001", REVISION):
+def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(
+    catalog_url: str, tmp_path: Path, older: list[object]
+) -> None:
+    for known in (REVISION, NEXT):
         tables_made_by(known)  # so that every statement at which it dies is one on the catalog or its backup
-    kills, at, step = 0, 1, 41
+    kills, at, step = 0, 1, 5
     while (ended := killed_at(lambda: upgrade_catalog(catalog_url, tmp_path), at)) == -signal.SIGKILL:
         kills += 1
-        assert revision_of(catalog_url) == "0001"
+        assert revision_of(catalog_url) == REVISION
         with pytest.raises(UsageError, match="older Siltstone"):
             open_catalog(catalog_url)
         at += step
     assert kills > 5 and ended < at
     with open_catalog(catalog_url) as catalog:
-        assert len(catalog.checkpoints.list("flights")) == 2
-        assert [s.sources for s in catalog.input_log.list("flights", 2)] == ["{}", FILES]
+        assert content(catalog) == older
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("older")
 @pytest.mark.parametrize("moment", ["commit", "checkin"])
 def test_killed_right_before_and_right_after_its_commit(catalog_url: str, tmp_path: Path, moment: str) -> None:
-    make_shape(catalog_url, "8595e15")
     child = os.fork()
     if child == 0:
 
@@ -249,5 +248,5 @@ def test_killed_right_before_and_right_after_its_commit(catalog_url: str, tmp_pa
             os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
-    assert revision_of(catalog_url) == ("0001" if moment == "commit" else REVISION)
+    assert revision_of(catalog_url) == (REVISION if moment == "commit" else NEXT)
     assert (upgrade_catalog(catalog_url, tmp_path).backup is None) == (moment == "checkin")
