@@ -14,5 +14,5 @@ def stream_objects(store: Store) -> Iterator[tuple[str, int]]:
 def bare_statistics(*operators: str, rows: int = 0, parallelism: int = 1) -> dict[str, Any]:
     """The least that a checkpoint's manifest says of itself and each operator."""
     counts = {"rows_in": rows, "state_rows": rows}
-    each = {operator: {**counts, "bytes": 0, "seconds": {}} for operator in operators}
+    each = {operator: {**counts, "bytes": 0, "seconds": {}, "tables": {}} for operator in operators}
     return {**counts, "parallelism": parallelism, "operators": each}

@@ -179,33 +179,26 @@ def _bytes_of(received: Sequence[Acknowledgement], kind: Kind) -> int:
     return sum(a.bytes_of(kind) for a in received)
 
 
-def recorded_cost(record: CheckpointRecord, operator: str, table: str | None = None) -> CheckpointCost:
-    """Return the cost of a table in a recorded checkpoint; None, or a record from before there were tables: of the
-    operator's part."""
-    said = record.statistics.get("operators", {}).get(operator, {})
-    if table is not None and "tables" in said:
-        own = said["tables"].get(table, {})
-        seconds, size = own.get("seconds", 0.0), own.get("bytes", 0)
-        form, rows, index_bytes = Form(own.get("form", Form.DELTA)), own.get("rows", 0), own.get("index_bytes", 0)
-    else:
-        seconds = sum(said.get("seconds", {}).get(phase, 0.0) for phase in ("delta", "base", "persist"))
-        size, form = said.get("incremental_bytes", said.get("bytes", 0)), record.forms.get(operator, Form.DELTA)
-        rows, index_bytes = said.get("state_rows", 0), said.get("index_bytes", 0)
-    return CheckpointCost(form=form, bytes=int(size), seconds=seconds, rows=int(rows), index_bytes=int(index_bytes))
+def recorded_cost(record: CheckpointRecord, operator: str, table: str) -> CheckpointCost:
+    """Return the cost of a table in a recorded checkpoint."""
+    own = record.statistics.get("operators", {}).get(operator, {}).get("tables", {}).get(table, {})
+    return CheckpointCost(
+        form=Form(own.get("form", Form.DELTA)),
+        bytes=int(own.get("bytes", 0)),
+        seconds=own.get("seconds", 0.0),
+        rows=int(own.get("rows", 0)),
+        index_bytes=int(own.get("index_bytes", 0)),
+    )
 
 
 def recorded_chains(record: CheckpointRecord, operator: str) -> dict[str, tuple[int, PolicyState]]:
     """Return table -> (first checkpoint, sizes and seconds) of its chain, as recorded with the checkpoint.
 
-    The rest of the policy's state is not recorded. A record from before there were tables has one chain, "", of all of
-    them.
+    The rest of the policy's state is not recorded.
     """
-    said = record.statistics.get("operators", {}).get(operator, {})
-    if "tables" not in said:
-        tables = {"": said.get("chain", {})}
-    else:
-        tables = {table: of["chain"] for table, of in said["tables"].items()}
-    return {table: (int(of.get("first", record.id)), PolicyState.from_json(of)) for table, of in tables.items()}
+    tables = record.statistics.get("operators", {}).get(operator, {}).get("tables", {})
+    chains = {table: of["chain"] for table, of in tables.items()}
+    return {table: (int(of.get("first", record.id)), PolicyState.from_json(of)) for table, of in chains.items()}
 
 
 def recorded_states(record: CheckpointRecord, operator: str) -> list[PolicyState]:

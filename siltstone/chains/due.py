@@ -139,7 +139,7 @@ def _add_unnoticed(
     for base in bases:
         late = [table for table, (first, _) in chains.items() if first < base.checkpoint]
         sizes = _table_bytes(catalog, base) if late else {}
-        held = [table for table in late if table in sizes or not table]
+        held = [table for table in late if table in sizes]
         if not held:
             continue
         rows = sum(chains[table][1].rows for table in held)
@@ -147,9 +147,8 @@ def _add_unnoticed(
         for table in held:
             state = chains[table][1]
             share = round((base.rows or 0) * state.rows / rows) if rows else 0
-            size = sizes.get(table, base.bytes or 0)
-            made = CheckpointCost(form=Form.BASE, bytes=size, seconds=0.0, rows=share)
-            deltas = [cost for each in since if (cost := recorded_cost(each, operator, table or None)).bytes]
+            made = CheckpointCost(form=Form.BASE, bytes=sizes[table], seconds=0.0, rows=share)
+            deltas = [cost for each in since if (cost := recorded_cost(each, operator, table)).bytes]
             chains[table] = base.checkpoint, chain.rebase(state, made, deltas)
     return list(chains.values())
 

@@ -64,10 +64,8 @@ def _check_operator(said: Mapping[str, Any], operator: str) -> None:
     check_numbers({name: said[name] for name in known if name in said}, what)
     for variable, numbers in check_object(said.get("opaque", {}), f"opaque variables of {operator}").items():
         _check_list(numbers, _PARTS["opaque"], f"{operator}.{check_table_name(variable)}")
-    for table, of in check_object(said.get("tables", {}), f"tables of {operator}").items():
+    for table, of in check_object(said["tables"], f"tables of {operator}").items():
         _check_table(check_object(of, table), f"{operator}.{check_table_name(table)}")
-    if "tables" not in said:  # written before each table had a chain
-        _check_chain(check_object(said.get("chain", {}), f"the chain of {operator}"), operator)
 
 
 def _check_table(of: Mapping[str, Any], what: str) -> None:

@@ -9,7 +9,7 @@ groups to be of the same size.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from siltstone.catalog.checkpoints import CheckpointRecord
@@ -58,8 +58,6 @@ class ChainSizes:
 
     def __init__(self, operator: str) -> None:
         self._operator = operator
-        self._whole: ChainSize | None = None
-        """the chain by records from before tables had chains of their own, which tell the operator's form"""
         self._tables: dict[str, ChainSize] = {}
         self._opaque: dict[str, ChainSize] = {}
         self._recorded: dict[str, int] = {}
@@ -68,8 +66,6 @@ class ChainSizes:
     def follow(self, record: CheckpointRecord, materialized_bytes: int | None) -> ChainSize:
         """Go on to the next checkpoint, given the bytes of its materialization's bases if it has one."""
         said: Mapping[str, Any] = record.statistics.get("operators", {}).get(self._operator, {})
-        if "tables" not in said:
-            return self._by_form(record, int(said.get("bytes", 0)), materialized_bytes)
         chains = recorded_chains(record, self._operator)
         self._tables = {
             table: self._table(record.id, table, first, state, said["tables"][table])
@@ -89,16 +85,6 @@ class ChainSizes:
             delta_bytes=round(sum(of.delta_bytes for of in every)),
             deltas=max((of.deltas for of in self._tables.values()), default=0),
         )
-
-    def _by_form(self, record: CheckpointRecord, size: int, materialized_bytes: int | None) -> ChainSize:
-        before = self._whole or ChainSize(record.id)
-        if materialized_bytes is not None:
-            self._whole = ChainSize(record.id, materialized_bytes)
-        elif record.forms[self._operator] is Form.DELTA:
-            self._whole = replace(before, delta_bytes=before.delta_bytes + size, deltas=before.deltas + 1)
-        else:
-            self._whole = ChainSize(record.id, size)
-        return self._whole
 
     def _table(self, checkpoint: int, table: str, first: int, state: PolicyState, said: Mapping[str, Any]) -> ChainSize:
         """Return a table's chain after a checkpoint, given what its record says (`costs.table_statistics`)."""

@@ -109,9 +109,7 @@ class Sinks:
         # What came before the stream began anew, it began with batch 1, once or more often.
         before = [bounds[id] for id in bounds if self._anew and id <= offset]
         now = {id: at for id, at in bounds.items() if not (self._anew and id <= offset)}
-        anew = [
-            rewinding for rewinding in self.place.catalog.rollbacks.list(self.stream.name) if not rewinding.checkpoint
-        ]
+        anew = [rollback for rollback in self.place.catalog.rollbacks.list(self.stream.name) if not rollback.checkpoint]
         gaps = [(one, next_) for one, next_ in pairwise(before) if next_[0] != one[1] + 1]
         begins = {1, self.birth.batches + 1} if self.birth is not None else {1}
         wrong = any(next_[0] != 1 for _, next_ in gaps) or (before and before[0][0] not in begins)

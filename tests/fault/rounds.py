@@ -198,7 +198,7 @@ class Rounds:
                 self.strict(round, "run", stream)
             self.strict(round, self.chance.choice(["materialize", "verify"]), stream)
             self.strict(round, "truncate", stream)
-        self._outwait_rewindings()
+        self._outwait_rollbacks()
         # All of them first: what one deletes may be what another was the last to refer to.
         for stream in self.streams():
             self.strict(round, "sweep", stream, ("--age-guard", AGE_GUARD))
@@ -208,13 +208,11 @@ class Rounds:
                 round.violations += promises.left_over(place, stream)
         round.violations += self.check(afresh=True)
 
-    def _outwait_rewindings(self) -> None:
+    def _outwait_rollbacks(self) -> None:
         """What was given up is kept for the age guard."""
         with self.place() as place:
             assert place is not None
-            at = [
-                rewinding.rolled_back_at for name in self.streams() for rewinding in place.catalog.rollbacks.list(name)
-            ]
+            at = [rollback.rolled_back_at for name in self.streams() for rollback in place.catalog.rollbacks.list(name)]
             if at:
                 time.sleep(max(0.0, 1.1 - (place.catalog.now() - max(at)).total_seconds()))
 

@@ -154,7 +154,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
 def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     """`siltstone run`, with some options, of the small stream or a fork of it.
 
-    What a rewinding has logged comes again with the same boundaries, whatever the options say.
+    What a rollback has logged comes again with the same boundaries, whatever the options say.
     """
     wanted = dict(options)
     batches = int(wanted.pop("batches", len(purchases())))

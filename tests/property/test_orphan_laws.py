@@ -1,4 +1,4 @@
-"""Laws of what is an orphan, over any history of runs, checkpoints, rewindings, attempts that lose, and work beside."""
+"""Laws of what is an orphan, over any history of runs, checkpoints, rollbacks, attempts that lose, and work beside."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ class History:
     runs: list[RunRecord] = field(default_factory=lambda: [_run(1, 1)])
     committed_by: dict[int, int] = field(default_factory=dict)
     """checkpoint -> epoch"""
-    rewindings: list[RollbackRecord] = field(default_factory=list)
+    rollbacks: list[RollbackRecord] = field(default_factory=list)
     leased: dict[int, str] = field(default_factory=dict)
     """checkpoint -> the snapshot being taken of it"""
 
@@ -94,7 +94,7 @@ class History:
         """Under an epoch of its own, which commits nothing."""
         self.epoch, self.ended, self.put = self.epoch + 1, True, []
         self.runs.append(_run(self.epoch, self.newest + 1))
-        self.rewindings.append(RollbackRecord("s", self.epoch, checkpoint, self.newest, "damaged", "a test", NOON))
+        self.rollbacks.append(RollbackRecord("s", self.epoch, checkpoint, self.newest, "damaged", "a test", NOON))
         self.newest = checkpoint
         self.referenced = {name for name in self.referenced if _checkpoint(name) <= checkpoint}
         self.committed_by = {c: epoch for c, epoch in self.committed_by.items() if c <= checkpoint}
@@ -114,7 +114,7 @@ class History:
             leases,
             frozenset(self.referenced),
             NOON,
-            tuple(self.rewindings),
+            tuple(self.rollbacks),
         )
 
     def later(self) -> CatalogView:
@@ -148,7 +148,7 @@ def test_what_is_deleted_is_not_referred_to_now_or_ever(before, after):
     for event in after:
         history.happen(event)
     assert not deleted & history.referenced
-    # And it is seen alike by whoever judges later, but for a lease that covers it meanwhile, or a rewinding.
+    # And it is seen alike by whoever judges later, but for a lease that covers it meanwhile, or a rollback.
     assert deleted <= orphans(replace(history.later(), leases=()), deleted)
 
 

@@ -31,7 +31,7 @@ class _Followed:
     """What is known of one stream."""
 
     checkpoints: dict[int, _Seen] = field(default_factory=lambda: {0: _NOTHING})
-    rewindings: int = 0
+    rollbacks: int = 0
     epoch: int = 0
     """the newest writer's, when it was last looked at; who takes the stream over may complete a checkpoint of its"""
     visible: frozenset[int] = frozenset()
@@ -105,9 +105,9 @@ class Oracle:
         """Visible checkpoint -> the writer epoch that made it."""
         return dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ? AND deleted_at IS NULL", stream))
 
-    def rewindings(self, stream: str) -> int:
+    def rollbacks(self, stream: str) -> int:
         """How often checkpoints were given up."""
-        return self.rows("SELECT count(*) FROM rewinding WHERE stream = ?", stream)[0][0]
+        return self.rows("SELECT count(*) FROM rollback WHERE stream = ?", stream)[0][0]
 
     def whole(self, stream: str, id: int) -> bool:
         """Whether nothing that a restore of a checkpoint reads is damaged."""
@@ -148,7 +148,7 @@ class Oracle:
         streams = self.streams()
         self._streams = {stream: known for stream, known in self._streams.items() if stream in streams}
         for stream, known in self._streams.items():
-            known.rewindings, known.epoch = self.rewindings(stream), self.epoch(stream)
+            known.rollbacks, known.epoch = self.rollbacks(stream), self.epoch(stream)
             epochs = dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream))
             assert known.visible <= epochs.keys(), f"{stream} had {known.visible}, and has {epochs.keys()}"
             for id in range(1, max(epochs, default=0) + 1):
@@ -161,10 +161,10 @@ class Oracle:
         if stream not in self._streams:
             self._streams[stream] = self._forked(stream)
         known = self._streams[stream]
-        back = self.rows("SELECT checkpoint FROM rewinding WHERE stream = ? ORDER BY epoch", stream)
-        for (checkpoint,) in back[known.rewindings :]:
+        back = self.rows("SELECT checkpoint FROM rollback WHERE stream = ? ORDER BY epoch", stream)
+        for (checkpoint,) in back[known.rollbacks :]:
             known.checkpoints = {id: seen for id, seen in known.checkpoints.items() if id <= checkpoint}
-        known.rewindings = len(back)
+        known.rollbacks = len(back)
         last = max(known.checkpoints)
         found = "SELECT id, epoch FROM checkpoint WHERE stream = ? AND id > ? ORDER BY id"
         for id, epoch in self.rows(found, stream, last):
@@ -191,7 +191,7 @@ class Oracle:
         if parent is None:
             return _Followed()
         known = self._streams[parent].checkpoints
-        return _Followed({id: seen for id, seen in known.items() if id <= at}, self.rewindings(stream))
+        return _Followed({id: seen for id, seen in known.items() if id <= at}, self.rollbacks(stream))
 
     def restore(self, stream: str, id: int) -> None:
         """A checkpoint is what it was when it was made."""

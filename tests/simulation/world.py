@@ -264,7 +264,7 @@ class World:
     def _recover(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             before, damaged = self.oracle.written_by(stream), set(self.oracle.damaged)
-            rewindings = self.oracle.rewindings(stream)
+            rollbacks = self.oracle.rollbacks(stream)
             whole = [id for id in before if self.oracle.whole(stream, id)]
             accepts = a % 3 != 0
             done = recover(place, stream, run=_in_order, dry_run=a % 7 == 0, accept_loss=accepts)
@@ -273,7 +273,7 @@ class World:
                 assert not done.savepoints
             kept = {id: epoch for id, epoch in before.items() if id <= done.checkpoint}
             alone = kept == self.oracle.written_by(stream) and damaged == self.oracle.damaged
-            alone &= self.oracle.rewindings(stream) == rewindings + bool(done.given_up)
+            alone &= self.oracle.rollbacks(stream) == rollbacks + bool(done.given_up)
             if alone and not (done.rebuilt or done.dry_run):
                 best = max(whole, default=0)
                 assert done.checkpoint == best, f"{stream} goes back to {done.checkpoint} rather than {best}"

@@ -133,7 +133,7 @@ SCHEMA = TableSchema(
 
 
 def _base(store: FilesystemStore, rows: int, *, ranges: bool = True) -> tuple[StoredObject, Handle]:
-    """A base whose rows are spread evenly over the key groups; without `ranges` as version 0.1 wrote it."""
+    """A base whose rows are spread evenly over the key groups; or one without `ranges`."""
     table = pa.table({"k": np.arange(rows), "v": [xxhash.xxh3_128_hexdigest(str(i).encode()) for i in range(rows)]})
     owners = (np.arange(rows) * len(GROUPS) // rows).astype(np.uint16)
     with ranged.create_ranged(store, "s/1/t.base.parquet") as out:

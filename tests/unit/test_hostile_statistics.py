@@ -68,10 +68,10 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
                 {"tables": {"totals": TABLE | {"chain": {"deltas": []}}}},
                 {"tables": {"totals": TABLE | {"chain": {"base_rows": None}}}},
                 {"tables": {"totals": TABLE | {"chain": {"deltas": 0.5}}}},
-                {"chain": {"base_s": None}},
+                {"tables": {"totals": TABLE | {"chain": {"base_s": None}}}},
                 {"tables": {"totals": TABLE | {"form": "other"}}},
                 {"tables": {"totals": TABLE | {"whole": 7}}},
-                {"chain": {"base_bytes": "7"}},
+                {"tables": {"totals": TABLE | {"chain": {"base_bytes": "7"}}}},
             )
         ),
         *(

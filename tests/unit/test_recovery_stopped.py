@@ -69,7 +69,7 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
 
 
 @pytest.mark.slow
-def test_killed_after_rewinding_the_rest_is_left_to_others(
+def test_killed_after_rolling_back_the_rest_is_left_to_others(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digests(place)
