@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Engine, create_engine
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.engine import parse_url
 from siltstone.catalog.repository import Catalog
@@ -35,7 +36,8 @@ def commit_of(id: int, *, first: Mapping[str, int] | None = None, **changes: obj
         "bytes": 100 * id,
         "forms": {"aircraft": Form.DELTA if id > 1 else Form.BASE},
     }
-    return CheckpointCommit(**(values | changes))
+    details = {key: changes.pop(key) for key in CommitDetails.__dataclass_fields__ if key in changes}
+    return CheckpointCommit(**(values | changes), details=CommitDetails(**details))
 
 
 def add(catalog: Catalog, count: int, **changes: object) -> None:
@@ -61,5 +63,5 @@ def commit_one(catalog: Catalog) -> None:
     """Make stream flights in a catalog that holds nothing, and one checkpoint of it."""
     catalog.streams.register("flights", 128, {})
     manifest = StoredObject("flights/1/1/manifest.arrow", 1, "0" * 32)
-    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=[Step(1, 0, "x")])
+    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, details=CommitDetails([Step(1, 0, "x")]))
     catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit)

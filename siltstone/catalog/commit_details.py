@@ -43,9 +43,17 @@ class PreviousCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommitDetails:
-    """What one commit adds to the catalog besides stored objects; fields as in `commits.CheckpointCommit`.
+    """What one commit adds to the catalog besides stored objects.
 
     Attributes:
+        steps: its steps of the input log.
+        edit: the edit by hand that the checkpoint contains.
+        parallelism: from this checkpoint on, the parallelism of runs that name none.
+        definition: the definition, if this checkpoint is the first made under it; `dropped` (`OPERATOR` or
+            `OPERATOR.VARIABLE`) was given up with it.
+        outputs: what sinks get once the checkpoint exists.
+        repeats: the checkpoint was given up, and its steps must be those logged for it, whose output is decided already
+            (`catalog.outbox`).
         previous: the checkpoint it follows; None for the first.
         outstanding: (checkpoint, output) of the earlier outputs that sinks did not have yet when the manifest was
             written; None if the writer had not looked.

@@ -14,12 +14,12 @@ from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
 from siltstone.catalog.chains import read_manifests
 from siltstone.catalog.checkpoints import find_newest
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.definitions import record_definition
-from siltstone.catalog.edits import Edit
 from siltstone.catalog.objects import ObjectKind, close_objects, insert_objects
-from siltstone.catalog.outbox import Output, insert_outputs
+from siltstone.catalog.outbox import insert_outputs
 from siltstone.catalog.rollbacks import settle_log
-from siltstone.catalog.steps import Step, step_values
+from siltstone.catalog.steps import step_values
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import UsageError
 from siltstone.log import get_logger
@@ -44,13 +44,7 @@ class CheckpointCommit:
         replaced: further objects that neither it nor any later checkpoint needs (`restore.live_rules`; patent
             US 9471438: dependencies are kept).
         event_time_max: the highest event time seen.
-        edit: the edit by hand that this checkpoint contains.
-        parallelism: from this checkpoint on, the parallelism of runs that name none.
-        definition: the definition, if this checkpoint is the first made under it; `dropped` (`OPERATOR` or
-            `OPERATOR.VARIABLE`) was given up with it.
-        outputs: what sinks get once the checkpoint exists.
-        repeats: the checkpoint was given up, and its steps must be those logged for it, whose output is decided already
-            (`catalog.outbox`).
+        details: what else it adds to the catalog, which its manifest carries, too.
 
     Raises:
         UsageError: an object name could leave the store.
@@ -69,16 +63,10 @@ class CheckpointCommit:
     bases: Sequence[StoredObject] = ()
     oldest_needed: int = 0
     replaced: Collection[str] = ()
-    steps: Sequence[Step] = ()
-    edit: Edit | None = None
-    parallelism: int | None = None
-    definition: Mapping[str, Any] | None = None
-    dropped: Sequence[str] = ()
-    outputs: Sequence[Output] = ()
-    repeats: bool = False
+    details: CommitDetails = field(default_factory=CommitDetails)
 
     def __post_init__(self) -> None:
-        staged = [stored for output in self.outputs for stored in output.objects]
+        staged = [stored for output in self.details.outputs for stored in output.objects]
         for stored in (self.manifest, *self.segments, *self.bases, *staged):
             check_object_name(stored.name)
 
@@ -141,10 +129,12 @@ def add_checkpoint(
     now: datetime,
 ) -> Committed:
     """Make a checkpoint exist after the `newest` one, in a transaction of a caller that has checked that it may."""
-    settle_log(connection, stream, commit)
+    details = commit.details
+    settle_log(connection, stream, commit.id, details.steps, repeats=details.repeats)
     _insert(connection, stream, epoch, commit, newest, now)
-    record_definition(connection, stream, commit, now)
-    insert_outputs(connection, stream, epoch, commit.id, commit.outputs)
+    if details.definition is not None:
+        record_definition(connection, stream, commit.id, details.definition, details.dropped, now)
+    insert_outputs(connection, stream, epoch, commit.id, details.outputs)
     before = newest.id if newest else 0
     close_objects(connection, stream, before, before=commit.oldest_needed, names=commit.replaced)
     return Committed(read_manifests(connection, stream, commit.id), as_utc(now))
@@ -196,10 +186,10 @@ def _insert(
     objects += [(ObjectKind.SEGMENT, stored) for stored in commit.segments]
     objects += [(ObjectKind.BASE, stored) for stored in commit.bases]
     insert_objects(connection, stream, epoch, commit.id, objects)
-    place = {"stream": stream, "checkpoint": commit.id}
-    if commit.steps:
-        connection.execute(insert(t.step), [place | step_values(step) for step in commit.steps])
-    if commit.edit is not None:
-        connection.execute(insert(t.edit), place | asdict(commit.edit) | {"epoch": epoch, "edited_at": now})
-    if commit.parallelism is not None:
-        connection.execute(update(t.stream).where(t.stream.c.name == stream).values(parallelism=commit.parallelism))
+    place, details = {"stream": stream, "checkpoint": commit.id}, commit.details
+    if details.steps:
+        connection.execute(insert(t.step), [place | step_values(step) for step in details.steps])
+    if details.edit is not None:
+        connection.execute(insert(t.edit), place | asdict(details.edit) | {"epoch": epoch, "edited_at": now})
+    if details.parallelism is not None:
+        connection.execute(update(t.stream).where(t.stream.c.name == stream).values(parallelism=details.parallelism))

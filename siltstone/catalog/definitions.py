@@ -4,10 +4,10 @@ A definition is recorded with the first checkpoint made under it, in the same tr
 one. So a run that completes no checkpoint records none, and giving checkpoints up gives up their definitions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -15,13 +15,10 @@ from siltstone.catalog import tables as t
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
 
-if TYPE_CHECKING:
-    from siltstone.catalog.commits import CheckpointCommit
-
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRecord:
-    """The definition of the checkpoints from `checkpoint` on, until the next record; fields see `CheckpointCommit`."""
+    """The definition of the checkpoints from `checkpoint` on, until the next record; `dropped` was given up with it."""
 
     stream: str
     checkpoint: int
@@ -63,11 +60,16 @@ def definition_at(connection: Connection, stream: str, checkpoint: int) -> dict[
     return get_stream(connection, stream).definition if found is None else _record(found).definition
 
 
-def record_definition(connection: Connection, stream: str, commit: "CheckpointCommit", now: datetime) -> None:
-    """Record a checkpoint's definition, if it is the first made under it."""
-    if commit.definition is None:
-        return
-    record = DefinitionRecord(stream, commit.id, dict(commit.definition), tuple(commit.dropped), now)
+def record_definition(
+    connection: Connection,
+    stream: str,
+    checkpoint: int,
+    definition: Mapping[str, Any],
+    dropped: Sequence[str],
+    now: datetime,
+) -> None:
+    """Record the definition that a checkpoint is the first to be made under."""
+    record = DefinitionRecord(stream, checkpoint, dict(definition), tuple(dropped), now)
     connection.execute(insert(t.definition), asdict(record) | {"dropped": list(record.dropped)})
     _set(connection, stream, record.definition)
 

@@ -21,7 +21,6 @@ committed once, and no object name is used twice.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, update
 
@@ -38,9 +37,6 @@ from siltstone.catalog.steps import Step, to_step
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError, UsageError
-
-if TYPE_CHECKING:
-    from siltstone.catalog.commits import CheckpointCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,29 +187,32 @@ def _refuse_second(connection: Connection, stream: str, epoch: int, checkpoint: 
         )
 
 
-def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") -> None:
-    """Remove logged steps from the input log before a checkpoint's own steps are recorded.
+def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequence[Step], *, repeats: bool) -> None:
+    """Remove logged steps from the input log before a checkpoint's own `steps` are recorded.
 
     If the checkpoint's steps equal those logged for it, they replace these. If they differ, the run does not follow the
     log, and all logged steps are removed.
+
+    Args:
+        repeats: whether they must be equal.
 
     Raises:
         StateError: the checkpoint must repeat the logged steps, and does not: sinks have other rows under its id.
     """
     s = t.step.c
-    logged = (s.stream == stream) & (s.checkpoint >= commit.id)
-    query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(commit.steps) + 1)
+    logged = (s.stream == stream) & (s.checkpoint >= checkpoint)
+    query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(steps) + 1)
     next_ = connection.execute(query).all()
-    follows = _is_same_input(commit.steps, [to_step(row) for row in next_ if row.checkpoint == commit.id])
-    if commit.repeats and not follows:
+    follows = _is_same_input(steps, [to_step(row) for row in next_ if row.checkpoint == checkpoint])
+    if repeats and not follows:
         raise StateError(
-            f"checkpoint {commit.id} of stream {stream} was given up and must have the steps logged for it, since "
+            f"checkpoint {checkpoint} of stream {stream} was given up and must have the steps logged for it, since "
             "sinks have their rows under its id: run the stream again, which follows the log first"
         )
     if not next_:
         return
     if follows:
-        logged &= s.checkpoint == commit.id
+        logged &= s.checkpoint == checkpoint
     connection.execute(delete(t.step).where(logged))
 
 

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from siltstone.catalog.checkpoints import CheckpointRecord
@@ -75,29 +74,19 @@ class OperatorPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPoint:
-    """One checkpoint of the report; fields that are not listed are as in `CheckpointRecord`.
+    """One checkpoint of the report.
 
     Attributes:
         other_bytes: bytes written outside all operators: its manifest.
         materialized_bytes: bytes of materializations at this checkpoint, with which its chains begin.
         chain_other_bytes: bytes of the manifests that a restore reads, from the oldest base it needs on.
-        restore_s: seconds of its newest measured restore; None if none was measured.
-        restore_bytes: bytes that this restore read.
     """
 
-    id: int
-    epoch: int
-    committed_at: datetime
-    event_time_max: datetime | None
-    bytes: int
-    rows: int
-    proven: bool | None
+    record: CheckpointRecord
     operators: Mapping[str, OperatorPart]
     other_bytes: int
     materialized_bytes: int
     chain_other_bytes: int
-    restore_s: float | None
-    restore_bytes: int | None
 
     @property
     def chain_bytes(self) -> int:
@@ -122,19 +111,19 @@ class CheckpointPoint:
     def to_dict(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
         return {
-            "id": self.id,
-            "epoch": self.epoch,
-            "committed_at": self.committed_at.isoformat(timespec="seconds"),
-            "event_time_max": self.event_time_max.isoformat() if self.event_time_max else None,
-            "bytes": self.bytes,
-            "rows": self.rows,
-            "proven": self.proven,
+            "id": self.record.id,
+            "epoch": self.record.epoch,
+            "committed_at": self.record.committed_at.isoformat(timespec="seconds"),
+            "event_time_max": self.record.event_time_max.isoformat() if self.record.event_time_max else None,
+            "bytes": self.record.bytes,
+            "rows": self.record.rows,
+            "proven": self.record.proven,
             "materialized_bytes": self.materialized_bytes,
             "chain_bytes": self.chain_bytes,
             "restore_bound_bytes": self.bound_bytes,
             "restore_bound_seconds": self.bound_s,
-            "restore_seconds": self.restore_s,
-            "restore_bytes": self.restore_bytes,
+            "restore_seconds": self.record.restore_s,
+            "restore_bytes": self.record.restore_bytes,
             "operators": {name: part.to_dict() for name, part in self.operators.items()},
         }
 
@@ -164,7 +153,7 @@ class ReportData:
     @property
     def stored_bytes(self) -> int:
         """Bytes of checkpoints and materializations in the store, without full snapshots, which are made on request."""
-        return sum(point.bytes + point.materialized_bytes for point in self.checkpoints)
+        return sum(point.record.bytes + point.materialized_bytes for point in self.checkpoints)
 
     @property
     def amplification(self) -> float | None:
@@ -227,7 +216,15 @@ def report_data(
         if record.deleted_at is None:
             first = min((of.first for of in chains.values()), default=record.id)
             other = others[-1] - others[bisect_left(ids, first) - 1]
-            points.append(_point(record, parts, own, sum(bases.values()), other))
+            points.append(
+                CheckpointPoint(
+                    record=record,
+                    operators=parts,
+                    other_bytes=own,
+                    materialized_bytes=sum(bases.values()),
+                    chain_other_bytes=other,
+                )
+            )
     health = materialization_health(
         catalog, stream, options or MaterializationOptions(), policy_options or PolicyOptions()
     )
@@ -250,26 +247,6 @@ def _part(record: CheckpointRecord, name: str, chain: ChainSize) -> OperatorPart
         bound_bytes=said.get("restore_bound_bytes"),
         bound_s=said.get("restore_bound_s"),
         amplification=amplification(recorded_states(record, name)),
-    )
-
-
-def _point(
-    record: CheckpointRecord, parts: Mapping[str, OperatorPart], other: int, materialized: int, chain_other: int
-) -> CheckpointPoint:
-    return CheckpointPoint(
-        id=record.id,
-        epoch=record.epoch,
-        committed_at=record.committed_at,
-        event_time_max=record.event_time_max,
-        bytes=record.bytes,
-        rows=record.rows,
-        proven=record.proven,
-        operators=parts,
-        other_bytes=other,
-        materialized_bytes=materialized,
-        chain_other_bytes=chain_other,
-        restore_s=record.restore_s,
-        restore_bytes=record.restore_bytes,
     )
 
 

@@ -53,7 +53,7 @@ class Page:
     def __init__(self, data: ReportData) -> None:
         self.data = data
         self.points: Sequence[CheckpointPoint] = data.checkpoints[-SHOWN_MAX:]
-        self.ids = np.array([point.id for point in self.points])
+        self.ids = np.array([point.record.id for point in self.points])
         self.series = self._series()
         # A few checkpoints are drawn in the middle instead of filling the page.
         pad = max(0, 4 - (self.ids[-1] - self.ids[0])) / 2
@@ -72,7 +72,7 @@ class Page:
         return figure
 
     def _draw(self, figure: FigureBase) -> None:
-        timed = any(p.bound_s is not None or p.restore_s is not None for p in self.points)
+        timed = any(p.bound_s is not None or p.record.restore_s is not None for p in self.points)
         heights = [0.13, 1.25, 1.25, 0.9] + ([0.9] if timed else [])
         grid = figure.add_gridspec(
             len(heights), 1, height_ratios=heights, left=0.075, right=0.957, top=0.83, bottom=0.085, hspace=0.42
@@ -92,7 +92,7 @@ class Page:
 
     def _proofs(self, ax: Axes) -> None:
         for proven, (colour, _) in _PROOFS.items():
-            ids = np.array([p.id for p in self.points if p.proven is proven])
+            ids = np.array([p.record.id for p in self.points if p.record.proven is proven])
             self._bars(ax, ids, np.zeros(len(ids)), np.ones(len(ids)), colour)
             if proven is False and len(ids):
                 ax.plot(ids, np.full(len(ids), 0.5), "x", color="white", markersize=5, markeredgewidth=1.4)
@@ -100,7 +100,7 @@ class Page:
         ax.set_yticks([0.5], ["proof"])
         ax.tick_params(length=0, labelbottom=False, labelcolor=_QUIET, labelsize=9)
         ax.spines[:].set_visible(False)
-        seen = {p.proven for p in self.points}
+        seen = {p.record.proven for p in self.points}
         handles = [Patch(color=colour, label=label) for key, (colour, label) in _PROOFS.items() if key in seen]
         self._legend(ax, handles, above=2.5)
 
@@ -115,7 +115,7 @@ class Page:
         highest = self._stack(ax, [s.chain_base for s in self.series], [s.chain_delta for s in self.series], other)
         self._title(ax, "Bytes a restore reads: the base, and the deltas since")
         known = self._bound_and_measured(
-            ax, [p.bound_bytes for p in self.points], [p.restore_bytes for p in self.points]
+            ax, [p.bound_bytes for p in self.points], [p.record.restore_bytes for p in self.points]
         )
         self._bytes(ax, max(highest, known))
 
@@ -154,7 +154,9 @@ class Page:
 
     def _times(self, ax: Axes) -> None:
         self._title(ax, "Seconds a restore takes")
-        highest = self._bound_and_measured(ax, [p.bound_s for p in self.points], [p.restore_s for p in self.points])
+        highest = self._bound_and_measured(
+            ax, [p.bound_s for p in self.points], [p.record.restore_s for p in self.points]
+        )
         ax.set_ylim(0, highest * 1.12 or 1)
         ax.yaxis.set_major_locator(MaxNLocator(4))
         ax.yaxis.set_major_formatter(EngFormatter("s"))
@@ -259,14 +261,14 @@ class Page:
         """Draw a thin line wherever another run took over, with its epoch if there is room."""
         free_from = self.first
         for before, point in zip(self.points, self.points[1:], strict=False):
-            if before.epoch == point.epoch:
+            if before.record.epoch == point.record.epoch:
                 continue
-            x = (before.id + point.id) / 2
+            x = (before.record.id + point.record.id) / 2
             for ax in axes[1:]:
                 ax.axvline(x, color="#999999", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
             if x >= free_from:
                 axes[0].annotate(
-                    f"epoch {point.epoch}",
+                    f"epoch {point.record.epoch}",
                     (x, 1),
                     xytext=(0, 4),
                     textcoords="offset points",
@@ -285,8 +287,11 @@ class Page:
         if len(ids) > _TICKS:
             nice = MaxNLocator(_TICKS, integer=True, steps=[1, 2, 5, 10]).tick_values(ids[0], ids[-1])
             ticks = sorted(set(ids) & {int(tick) for tick in nice}) or [ids[0], ids[-1]]
-        events = all(p.event_time_max for p in self.points)
-        times = {p.id: (p.event_time_max if events and p.event_time_max else p.committed_at) for p in self.points}
+        events = all(p.record.event_time_max for p in self.points)
+        times = {
+            p.record.id: (p.record.event_time_max if events and p.record.event_time_max else p.record.committed_at)
+            for p in self.points
+        }
         span = times[ids[-1]] - times[ids[0]]
         step = span / max(1, len(ticks))
         form = "%Y-%m-%d" if step >= timedelta(days=1) else "%m-%d %H:%M" if span >= timedelta(hours=12) else "%H:%M:%S"
@@ -307,7 +312,7 @@ class Page:
             f"{count} checkpoint{'s' * (count != 1)}",
             f"{filesize.decimal(data.stored_bytes)} stored"
             + (f", {data.amplification:.1f} times the newest base" if data.amplification else ""),
-            f"a restore of checkpoint {newest.id} reads {filesize.decimal(newest.chain_bytes)}"
+            f"a restore of checkpoint {newest.record.id} reads {filesize.decimal(newest.chain_bytes)}"
             + (f", {data.restore_amplification:.1f} times its base" if data.restore_amplification else ""),
         ]
         if len(self.points) < count:

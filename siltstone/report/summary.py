@@ -21,7 +21,7 @@ def summary_table(data: ReportData) -> Table:
     table.caption_justify = "left"
     newest = data.newest
     table.add_column("operator", "all")
-    table.add_column("state rows", f"{newest.rows:,}", justify="right")
+    table.add_column("state rows", f"{newest.record.rows:,}", justify="right")
     table.add_column("bases", justify="right")
     table.add_column("mean base", justify="right")
     table.add_column("deltas", justify="right")
@@ -67,13 +67,13 @@ def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
     table.add_column("proven")
     for point in data.checkpoints[-newest:] if newest else data.checkpoints:
         table.add_row(
-            str(point.id),
+            str(point.record.id),
             *(_form(point.operators.get(name)) for name in data.operators),
-            filesize.decimal(point.bytes),
+            filesize.decimal(point.record.bytes),
             filesize.decimal(point.chain_bytes),
-            _seconds(point.restore_s),
-            f"{point.event_time_max:%Y-%m-%d}" if point.event_time_max else "-",
-            _PROOF[point.proven],
+            _seconds(point.record.restore_s),
+            f"{point.record.event_time_max:%Y-%m-%d}" if point.record.event_time_max else "-",
+            _PROOF[point.record.proven],
         )
     return table
 
@@ -87,10 +87,10 @@ def _form(part: OperatorPart | None) -> Text:
 
 def _measured(data: ReportData) -> str:
     """Return the newest checkpoint's measured restore, or else the last one measured and its checkpoint."""
-    found: list[CheckpointPoint] = [point for point in data.checkpoints if point.restore_s is not None]
+    found: list[CheckpointPoint] = [point for point in data.checkpoints if point.record.restore_s is not None]
     if not found:
         return "-"
-    return _seconds(found[-1].restore_s) + ("" if found[-1] is data.newest else f" (at {found[-1].id})")
+    return _seconds(found[-1].record.restore_s) + ("" if found[-1] is data.newest else f" (at {found[-1].record.id})")
 
 
 def _mean(sizes: list[int]) -> str:

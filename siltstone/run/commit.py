@@ -1,7 +1,7 @@
 """Store a manifest; make the catalog's record of a checkpoint, and what the run reports of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails
@@ -21,25 +21,71 @@ class Completed:
     """A checkpoint that has just completed.
 
     Attributes:
-        steps: how many steps it took, those without rows, too.
-        rows_in: rows of the source; `operator_rows` are those of each operator.
+        commit: what the catalog has of it.
+        uploads: what was uploaded for it.
         seconds: since its last step was processed.
+        reasons: operator -> why its tables have their forms.
     """
 
-    id: int
-    digest: str
-    forms: Mapping[str, Form]
-    d: Mapping[str, int]
-    rows_in: int
-    dead_letters: Mapping[str, int]
-    state_rows: int
-    bytes: int
-    seconds: float
-    event_time_max: datetime | None
-    reasons: Mapping[str, str]
+    commit: CheckpointCommit
     uploads: UploadStatistics
-    steps: int = 1
-    operator_rows: Mapping[str, int] = field(default_factory=dict)
+    seconds: float
+    reasons: Mapping[str, str]
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+        return self.commit.id
+
+    @property
+    def digest(self) -> str:
+        """The digest of the state: 32 hex digits."""
+        return self.commit.digest
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Operator -> the form of its part."""
+        return self.commit.forms
+
+    @property
+    def d(self) -> Mapping[str, int]:
+        """Operator -> the D in force."""
+        return self.commit.d
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it wrote."""
+        return self.commit.bytes
+
+    @property
+    def event_time_max(self) -> datetime | None:
+        """The highest event time so far, in UTC; None if there was none."""
+        return self.commit.event_time_max
+
+    @property
+    def state_rows(self) -> int:
+        """Live rows of the whole state."""
+        return self.commit.rows
+
+    @property
+    def rows_in(self) -> int:
+        """Rows of the source."""
+        return self.commit.statistics["rows_in"]
+
+    @property
+    def operator_rows(self) -> Mapping[str, int]:
+        """Operator -> the rows that it got."""
+        return {name: of["rows_in"] for name, of in self.commit.statistics["operators"].items()}
+
+    @property
+    def dead_letters(self) -> Mapping[str, int]:
+        """Operator -> the rows that it refused, if any."""
+        return self.commit.statistics["dead_letters"]
+
+    @property
+    def steps(self) -> int:
+        """How many steps it took, those without rows, too."""
+        return len(self.commit.details.steps)
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) -> CheckpointCommit:
@@ -56,35 +102,7 @@ def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) 
         event_time_max=manifest.event_time_max,
         segments=[o for o in manifest.objects if not is_base(o.name)],
         bases=[o for o in manifest.objects if is_base(o.name)],
-        steps=details.steps,
-        edit=details.edit,
-        parallelism=details.parallelism,
-        definition=details.definition,
-        dropped=details.dropped,
-        outputs=details.outputs,
-        repeats=details.repeats,
-    )
-
-
-def completed_of(
-    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str]
-) -> Completed:
-    """Describe a checkpoint whose commit succeeded; the arguments are fields of `Completed`."""
-    return Completed(
-        id=commit.id,
-        digest=commit.digest,
-        forms=commit.forms,
-        d=commit.d,
-        rows_in=commit.statistics["rows_in"],
-        dead_letters=commit.statistics["dead_letters"],
-        state_rows=commit.rows,
-        bytes=commit.bytes,
-        seconds=seconds,
-        event_time_max=commit.event_time_max,
-        reasons=reasons,
-        uploads=uploads,
-        steps=len(commit.steps),
-        operator_rows={name: of["rows_in"] for name, of in commit.statistics["operators"].items()},
+        details=details,
     )
 
 

@@ -6,15 +6,12 @@ segments, and last the manifest. The commit makes it complete, between two steps
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.edits import Edit
-from siltstone.catalog.steps import Step
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -22,7 +19,7 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.format.manifest import Manifest
 from siltstone.run import callbacks
 from siltstone.run.chains import NextChains
-from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
+from siltstone.run.commit import Completed, commit_of, store_manifest
 from siltstone.run.outbox import Outbox
 from siltstone.run.references import RunReferences
 from siltstone.run.times import CheckpointTimes
@@ -37,28 +34,21 @@ class PendingCheckpoint:
 
     Attributes:
         path: names what is stored for it, with its id and last step.
-        steps: all steps since the checkpoint before it.
+        details: what it adds to the catalog, as far as it is known before it is stored.
         gathered: its subtasks' acknowledgements.
         log: its steps' changes.
         chains: what the chains are with it.
         reasons: operator -> why its tables have their forms.
-        edit: an edit by hand to record.
-        parallelism: the parallelism to record for later runs.
-        definition: the definition, if it is the first checkpoint made under it; `dropped` is given up with it.
         commit: its record for the catalog, once it is stored.
     """
 
     path: StepPath
-    steps: Sequence[Step]
+    details: CommitDetails
     gathered: StepReports
     log: LoggedInterval
     chains: NextChains
     reasons: Mapping[str, str]
     event_time_max: datetime | None
-    edit: Edit | None
-    parallelism: int | None
-    definition: Mapping[str, Any] | None
-    dropped: Sequence[str]
     commit: CheckpointCommit | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
     _began_s: float = field(default_factory=time.perf_counter)
@@ -98,16 +88,8 @@ class PendingCheckpoint:
         uploads = self.log.persist()
         self.gathered.last = self.log.merge(self.gathered.last)
         uploads = uploads.merge(uploads_of(self.gathered))
-        details = CommitDetails(
-            steps=self.steps,
-            edit=self.edit,
-            parallelism=self.parallelism,
-            definition=self.definition,
-            dropped=self.dropped,
-            outputs=outputs,
-            repeats=repeats,
-            previous=previous,
-            outstanding=outbox.outstanding,
+        details = replace(
+            self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )
         rows = None if repeats else {output.name: output.rows for output in outputs}
         manifest = replace(self._manifest(stream, uploads, times, rows), commit=encode_details(details))
@@ -120,7 +102,7 @@ class PendingCheckpoint:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
         seconds = time.perf_counter() - self._began_s
-        return completed_of(self.commit, self.uploads, seconds, self.reasons)
+        return Completed(self.commit, self.uploads, seconds, self.reasons)
 
     def _manifest(
         self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes, outputs: Mapping[str, int] | None

@@ -46,12 +46,8 @@ _OPERATOR_GAUGES = {
 class _Newest:
     """The newest completed checkpoint; `seconds` is None if another run or epoch has completed it."""
 
-    id: int
+    checkpoint: CheckpointRecord | Completed
     committed_at: datetime
-    event_time_max: datetime | None
-    bytes: int
-    d: Mapping[str, int]
-    forms: Mapping[str, Form]
     seconds: float | None = None
 
 
@@ -89,13 +85,11 @@ class RunProgress:
         After a reset, a checkpoint that is new then is one of this run whose commit got no answer.
         """
         with self._lock:
-            before, found = self._newest.id if self._newest else 0, newest.id if newest else 0
+            before, found = self._newest.checkpoint.id if self._newest else 0, newest.id if newest else 0
             self._counts["checkpoints"] += max(0, found - before) if self._epochs else 0
             if found != before:
-                self._newest = None  # a recovery may have rolled everything back
-                if newest is not None:
-                    parts = newest.event_time_max, newest.bytes, newest.d, newest.forms
-                    self._newest = _Newest(newest.id, newest.committed_at, *parts)
+                # a recovery may have rolled everything back
+                self._newest = None if newest is None else _Newest(newest, newest.committed_at)
             self._epochs += 1
             self._forget_waiting()
 
@@ -139,8 +133,7 @@ class RunProgress:
         """Count a completed checkpoint."""
         with self._lock:
             self._counts["checkpoints"] += 1
-            parts = completed.event_time_max, completed.bytes, completed.d, completed.forms, completed.seconds
-            self._newest = _Newest(completed.id, self._now(), *parts)
+            self._newest = _Newest(completed, self._now(), completed.seconds)
             self._waiting_steps = max(0, self._waiting_steps - completed.steps)
             for operator, rows in completed.operator_rows.items():
                 self._add("waiting_rows", operator, -rows)
@@ -195,7 +188,7 @@ class RunProgress:
         if newest is None:
             return
         plain: list[tuple[str, str, str, float | None]] = [
-            ("siltstone_checkpoint_id", "Id of the newest completed checkpoint.", "", newest.id),
+            ("siltstone_checkpoint_id", "Id of the newest completed checkpoint.", "", newest.checkpoint.id),
             (
                 "siltstone_checkpoint_age_seconds",
                 "Time since the newest checkpoint completed.",
@@ -206,9 +199,9 @@ class RunProgress:
                 "siltstone_event_time_lag_seconds",
                 "Time since the highest event time in the newest checkpoint.",
                 "seconds",
-                newest.event_time_max and self._since(newest.event_time_max),
+                newest.checkpoint.event_time_max and self._since(newest.checkpoint.event_time_max),
             ),
-            ("siltstone_checkpoint_bytes", "Bytes stored for the newest checkpoint.", "bytes", newest.bytes),
+            ("siltstone_checkpoint_bytes", "Bytes stored for the newest checkpoint.", "bytes", newest.checkpoint.bytes),
             (
                 "siltstone_checkpoint_seconds",
                 "Time the driver took to complete the newest checkpoint.",
@@ -220,9 +213,13 @@ class RunProgress:
             if value is not None:
                 yield self._gauge(name, text, {(): value}, unit=unit)
         text = "How many deltas the policy allows the operator before the next base (D)."
-        yield self._gauge("siltstone_checkpoint_d", text, {(name,): d for name, d in newest.d.items()}, "operator")
+        yield self._gauge(
+            "siltstone_checkpoint_d", text, {(name,): d for name, d in newest.checkpoint.d.items()}, "operator"
+        )
         shown = tuple(Form)
-        forms = {(name, form.value): float(form is has) for name, has in newest.forms.items() for form in shown}
+        forms = {
+            (name, form.value): float(form is has) for name, has in newest.checkpoint.forms.items() for form in shown
+        }
         text = "1 for the form that the newest checkpoint has of the operator, 0 for the others."
         yield self._gauge("siltstone_checkpoint_form", text, forms, "operator", "form")
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.commit_details import PreviousCheckpoint
+from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint
 from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure
@@ -357,10 +357,8 @@ class ConsistentRegion:
         gathered, reasons, log = self._gathered, self.chains.reasons, self._log.cut(path)
         chains = self.chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
         self._event_time_max = gathered.event_time(self._event_time_max)
-        further = edit, parallelism, self._definition, self._dropped
-        self._pending.append(
-            PendingCheckpoint(path, self._steps, gathered, log, chains, reasons, self._event_time_max, *further)
-        )
+        details = CommitDetails(self._steps, edit, parallelism, self._definition, self._dropped)
+        self._pending.append(PendingCheckpoint(path, details, gathered, log, chains, reasons, self._event_time_max))
         self._gathered, self._steps, self._begins_after = StepReports(), [], self.step
         self._definition, self._dropped = None, ()
         self._pending[-1].call_operators(self.stream, self.options.upload, blocking=True)
@@ -387,7 +385,7 @@ class ConsistentRegion:
         if made is None:
             raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
         add = self.catalog.commits.add
-        self.outbox.expect(pending.id, made.outputs)
+        self.outbox.expect(pending.id, made.details.outputs)
         try:
             self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
         except UsageError:

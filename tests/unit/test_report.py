@@ -75,8 +75,12 @@ def test_amplification_compares_with_the_newest_base(data: ReportData) -> None:
 def test_bounds_and_measured_restores_are_told_where_they_are_known(catalog: Catalog, data: ReportData) -> None:
     assert [p.bound_bytes for p in data.checkpoints] == [2900, 2901, 2902, 2903, 2904]
     assert data.newest.bound_s == pytest.approx(2.904)
-    assert [(p.restore_s, p.restore_bytes) for p in data.checkpoints[1:4]] == [(None, None), (1.5, 1900), (None, None)]
-    assert [p.proven for p in data.checkpoints] == [None, False, True, None, None]
+    assert [(p.record.restore_s, p.record.restore_bytes) for p in data.checkpoints[1:4]] == [
+        (None, None),
+        (1.5, 1900),
+        (None, None),
+    ]
+    assert [p.record.proven for p in data.checkpoints] == [None, False, True, None, None]
     add(catalog, CHAIN[4], 2, bound={"aircraft": 2000.0})
     newest = report_data(catalog, "flights").newest
     assert newest.operators["aircraft"].bound_bytes == 2000

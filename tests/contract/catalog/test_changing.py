@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.edits import Edit, EditRecord
 from siltstone.catalog.open import open_catalog
@@ -20,7 +21,7 @@ EDIT = Edit("aircraft", "totals", 2**40, 3, "/data/rows.parquet", "0" * 32, "hos
 def commit_of(id: int, edit: Edit | None = None, parallelism: int | None = None) -> CheckpointCommit:
     manifest = StoredObject(f"flights/00000001/{id:012d}/manifest.arrow", 10, f"{id:032x}")
     forms = {"aircraft": Form.BASE}
-    return CheckpointCommit(id, manifest, "d", 1, 10, forms, edit=edit, parallelism=parallelism)
+    return CheckpointCommit(id, manifest, "d", 1, 10, forms, details=CommitDetails(edit=edit, parallelism=parallelism))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from siltstone.catalog import upgrade
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
@@ -50,7 +51,8 @@ def next_commit(catalog: Catalog, epoch: int) -> CheckpointCommit:
 
     segments, steps = [stored(f"{n}.segment") for n in range(5)], [Step(id, id - 1, "x" * 5000)]
     forms, manifest = {"aircraft": Form.DELTA}, stored("manifest.arrow")
-    return CheckpointCommit(id, manifest, "0" * 32, id, id, forms, segments=segments, oldest_needed=1, steps=steps)
+    details = CommitDetails(steps)
+    return CheckpointCommit(id, manifest, "0" * 32, id, id, forms, segments=segments, oldest_needed=1, details=details)
 
 
 def commit_on(url: str) -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.open import open_catalog
@@ -60,8 +61,7 @@ def commit(
             bases=[stored(name_of(id, "aircraft.totals.00000.a.base.parquet", stream))],
             oldest_needed=min(firsts),
             replaced=[name_of(id - 1, "s.NON", stream)] if id > 1 else [],
-            steps=[Step(2 * id + n, 2 * id + n, f"v1\n{{}}\n{n}") for n in (-1, 0)],
-            edit=edit,
+            details=CommitDetails([Step(2 * id + n, 2 * id + n, f"v1\n{{}}\n{n}") for n in (-1, 0)], edit),
         ),
     )
 

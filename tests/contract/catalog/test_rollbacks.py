@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import event, insert
 
 from siltstone.catalog import tables as t
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
@@ -49,7 +50,9 @@ def commit(catalog: Catalog, id: int, first: int = 1, epoch: int = 1, steps: Seq
 
     made = CheckpointCommit(id, stored("manifest.arrow"), f"{id:032x}", 0, 0, {"aircraft": Form.DELTA})
     made = replace(made, segments=[stored("a.segment")], oldest_needed=first)
-    catalog.commits.add("flights", epoch, replace(made, steps=steps_of(id) if steps is None else steps))
+    catalog.commits.add(
+        "flights", epoch, replace(made, details=CommitDetails(steps_of(id) if steps is None else steps))
+    )
 
 
 def rewind(catalog: Catalog, checkpoint: int, reason: str = "damaged") -> int:

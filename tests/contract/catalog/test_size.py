@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from siltstone.catalog import tombstones
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.input_log import PRUNE_AT_LEAST
 from siltstone.catalog.open import open_catalog
@@ -63,14 +64,16 @@ def commit_of(id: int) -> CheckpointCommit:
         },
         segments=[stored(f"{id:032x}-7.segment")],
         oldest_needed=max(1, id // 10 * 10),
-        steps=[
-            Step(
-                id,
-                id - 1,
-                OFFSETS % (1372896000000 + id, CONF, json.dumps({"logOffset": id})),
-                json.dumps({"0": {str(id): f"v1\n{json.dumps(file)}"}}),
-            )
-        ],
+        details=CommitDetails(
+            [
+                Step(
+                    id,
+                    id - 1,
+                    OFFSETS % (1372896000000 + id, CONF, json.dumps({"logOffset": id})),
+                    json.dumps({"0": {str(id): f"v1\n{json.dumps(file)}"}}),
+                )
+            ]
+        ),
     )
 
 

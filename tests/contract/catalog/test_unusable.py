@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, make_url, text
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.steps import Step
@@ -203,7 +204,7 @@ def test_a_full_disk_is_unreachable_and_changes_nothing(tmp_path: Path) -> None:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         manifest = StoredObject("flights/1/2/manifest.arrow", 1, "0" * 32)
         steps = [Step(n, n, os.urandom(5_000).hex()) for n in range(2, 50)]
-        big = CheckpointCommit(2, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=steps)
+        big = CheckpointCommit(2, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, details=CommitDetails(steps))
         with pytest.raises(Unreachable, match=r"full.*has space left"):
             catalog.commits.add("flights", 1, big)
         assert catalog.checkpoints.last_id("flights") == 1
