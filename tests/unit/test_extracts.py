@@ -144,7 +144,7 @@ def test_an_extract_that_is_altered_is_refused_and_written_anew(flights: OpenWar
         ({"retained": [[2, 1, "flights", 1, False, "2020-01-01"]]}, CorruptObject),
         ({"retained": [[1, 2, "../x", 1, False, "2020-01-01"]]}, CorruptObject),
         ({"retained": [[n, n + 1, "a", 1, False, "2020-01-01"] for n in (1, 2)]}, CorruptObject),
-        ({"parts": [[["/etc/passwd", 1, "0" * 32], 1, [[1, 1]]]]}, CorruptObject),
+        ({"parts": [[["/etc/passwd", 1, "xxh3-128:" + "0" * 32], 1, [[1, 1]]]]}, CorruptObject),
         ({"beginning": ["x", 1, "not a checksum"]}, CorruptObject),
         ({"logged": {"options": [], "steps": [], "checkpoints": [1]}}, CorruptObject),
     ],
