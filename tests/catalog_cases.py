@@ -62,6 +62,7 @@ def beginnings(catalog: Catalog, stream: str, id: int) -> dict[str, int]:
 def commit_one(catalog: Catalog) -> None:
     """Make stream flights in a catalog that holds nothing, and one checkpoint of it."""
     catalog.streams.register("flights", 128, {})
-    manifest = StoredObject("flights/1/1/manifest.arrow", 1, "0" * 32)
-    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, details=CommitDetails([Step(1, 0, "x")]))
+    manifest = StoredObject("flights/1/1/manifest.arrow", 1, "xxh3-128:" + "0" * 32)
+    details = CommitDetails([Step(1, 0, "x")])
+    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, details=details)
     catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit)

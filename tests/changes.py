@@ -32,7 +32,7 @@ def opaque(variable: str, value: int, groups: KeyGroupRange = GROUPS) -> OpaqueC
 
 def base(variable: str, name: str) -> WholeTable:
     """A table in an object of this name, which nobody reads."""
-    return WholeTable(variable, StoredObject(name, 7, "ab" * 16), rows=1, digest=0)
+    return WholeTable(variable, StoredObject(name, 7, "xxh3-128:" + "ab" * 16), rows=1, digest=0)
 
 
 def value_of(handle: Handle, block: pa.Buffer) -> int:

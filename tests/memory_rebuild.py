@@ -34,7 +34,7 @@ class _InMemory(_Replay):
     manifests: Mapping[str, Manifest]
 
     def _read(self, path: CheckpointPath) -> Found | None:
-        manifest, stored = self.manifests.get(path.manifest()), StoredObject(path.manifest(), 1, "0" * 32)
+        manifest, stored = self.manifests.get(path.manifest()), StoredObject(path.manifest(), 1, "xxh3-128:" + "0" * 32)
         return manifest and Found(manifest, stored, pa.py_buffer(b""), None)
 
 

@@ -52,7 +52,7 @@ def add(
         epoch,
         CheckpointCommit(
             id=id,
-            manifest=StoredObject(f"flights/{epoch:08d}/{id:012d}/manifest.a.arrow", MANIFEST, "0" * 32),
+            manifest=StoredObject(f"flights/{epoch:08d}/{id:012d}/manifest.a.arrow", MANIFEST, "xxh3-128:" + "0" * 32),
             digest="0" * 32,
             rows=10 * id * len(parts),
             bytes=MANIFEST + sum(size for _, size in parts.values()),

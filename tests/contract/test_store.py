@@ -229,7 +229,7 @@ def test_names_stay_inside(store: Store, name: str) -> None:
     with pytest.raises(UsageError):
         store.put(name, b"x")
     with pytest.raises(UsageError):
-        store.read(replace(StoredObject("a", 1, "00" * 16), name=name))
+        store.read(replace(StoredObject("a", 1, "xxh3-128:" + "00" * 16), name=name))
     with pytest.raises(UsageError):
         store.delete([name])
     with pytest.raises(UsageError):

@@ -292,7 +292,7 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         monkeypatch.setenv("SILTSTONE_MATERIALIZATION__CHAIN_BYTES", "1")
         (request,) = tick("materialize", instance, url).run_requests
         assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}
-        taken = StoredObject(f"{work_prefix(place)}accounts.a.snapshot.parquet", 1, "0" * 32)
+        taken = StoredObject(f"{work_prefix(place)}accounts.a.snapshot.parquet", 1, "xxh3-128:" + "0" * 32)
         place.catalog.reference_copies.add(SMALL.name, 1, place.catalog.checkpoints.last_id(SMALL.name), [taken], 1)
         assert "has a full snapshot already" in tick("snapshot", instance, url).skip_message
         assert tick("verify_deep", instance, url).run_requests

@@ -8,7 +8,7 @@ from siltstone.format.coding import seal
 from siltstone.format.index import FIELDS, MAGIC, IndexEntry, decode_index, encode_index, field_bytes
 from siltstone.model import Form
 
-checksums = st.binary(min_size=16, max_size=16).map(bytes.hex)
+checksums = st.binary(min_size=16, max_size=16).map(lambda digest: f"xxh3-128:{digest.hex()}")
 names = st.from_regex(r"[a-z][a-z0-9_-]{0,9}(\.bounds)?", fullmatch=True)
 
 
@@ -103,7 +103,7 @@ def _operator(checkpoint: int, tables: int, bases: set[int], groups: int) -> lis
             0 if base else i,
             length,
             int(counts.sum()),
-            rng.bytes(16).hex(),
+            f"xxh3-128:{rng.bytes(16).hex()}",
             int(rng.integers(0, 2**63)),
             f"flights/00000001/{checkpoint:012d}/o.table{i}.00000.0.base.parquet" if base else "",
             0,

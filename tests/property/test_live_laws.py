@@ -74,7 +74,7 @@ def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
     digests = {o: {v: np.zeros(GROUPS, np.uint64) for of, v in VARIABLES if of == o} for o in operators}
     own = CheckpointPath(STREAM, epoch, checkpoint).prefix
     names = {handle.object for handle in handles if handle.object.startswith(own)}
-    objects = [StoredObject(name, 1, "0" * 32) for name in sorted(names)]
+    objects = [StoredObject(name, 1, "xxh3-128:" + "0" * 32) for name in sorted(names)]
     of = {operator: {"variables": {}} for operator in operators}
     for (operator, name), kind in VARIABLES.items():
         if operator in of:
@@ -164,7 +164,7 @@ class History:
     def commit_handles(self, handles) -> None:
         manifest, name = manifest_of(self.epoch, self.newest, handles), self.path().manifest()
         oldest_needed, replaced = self.references.advance(manifest, name)
-        stored, objects = StoredObject(name, 1, "0" * 32), manifest.objects
+        stored, objects = StoredObject(name, 1, "xxh3-128:" + "0" * 32), manifest.objects
         commit = CheckpointCommit(
             self.newest, stored, "0" * 32, 0, 0, {"a": Form.DELTA, "b": Form.DELTA}, segments=objects,
             oldest_needed=oldest_needed, replaced=replaced,
@@ -182,7 +182,7 @@ class History:
         return sorted(mine & {stored.name for stored in self.catalog.chains.list_objects(STREAM, self.newest)})
 
     def _handle(self, variable, kind, form, name, part, previous, sqn) -> Handle:
-        return Handle(*variable, kind, form, name, 0, 1, "0" * 32, part, 1, previous, sqn)
+        return Handle(*variable, kind, form, name, 0, 1, "xxh3-128:" + "0" * 32, part, 1, previous, sqn)
 
     def chain(self, checkpoint) -> list[tuple[str, Manifest]]:
         """Name and manifest of all that the catalog says a restore of the checkpoint reads."""
@@ -214,7 +214,7 @@ class History:
         self.catalog.leases.take(STREAM, [checkpoint], id=id, who="t", lasts=timedelta(hours=1))
         self.catalog.materializations.begin(STREAM, operator, checkpoint, id=id, who="t")
         self.catalog.materializations.complete(
-            STREAM, id, StoredObject(name, 1, "0" * 32), manifest.objects, replaced, open_ - needed,
+            STREAM, id, StoredObject(name, 1, "xxh3-128:" + "0" * 32), manifest.objects, replaced, open_ - needed,
             rows_=0, bytes_=0, seconds=0.0,
         )  # fmt: skip
         self.catalog.leases.release(id)

@@ -19,10 +19,10 @@ def _full() -> Acknowledgement:
         subtask=1,
         key_groups=GROUPS,
         handles=[
-            Handle("aircraft", t, kind, Form.DELTA, name, 8, 2**40, "ab" * 16, GROUPS, 5, 6)
+            Handle("aircraft", t, kind, Form.DELTA, name, 8, 2**40, "xxh3-128:" + "ab" * 16, GROUPS, 5, 6)
             for t, kind in zip(TABLES, [Kind.OPAQUE, *[Kind.INCREMENTAL] * 5], strict=True)
         ],
-        objects=[StoredObject(name, 2**40, "cd" * 16), StoredObject("x", 5, "")],
+        objects=[StoredObject(name, 2**40, "xxh3-128:" + "cd" * 16), StoredObject("x", 5, "")],
         digests={t: rng.integers(0, 2**64 - 1, 64, np.uint64, endpoint=True) for t in TABLES},
         inline=[b"", bytes(range(256))],
         uploads={"requests": 3, "seconds": [1.5, None]},

@@ -26,7 +26,7 @@ def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[
                 previous_entry=previous,
                 length=10 + checkpoint,
                 rows=1,
-                checksum="ab" * 16,
+                checksum="xxh3-128:" + "ab" * 16,
                 digest=checkpoint,
                 source=f"base/{variable}/{checkpoint}" if base else "",
             )

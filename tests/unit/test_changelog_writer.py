@@ -164,7 +164,7 @@ def test_an_altered_change_is_noticed_and_named(tmp_path: Path) -> None:
         changes = writer.persist().result(10)
     part, *rest = changes.handles
     with pytest.raises(CorruptObject, match=part.object):
-        read(store, [replace(part, checksum="00" * 16), *rest], changes.objects)
+        read(store, [replace(part, checksum="xxh3-128:" + "00" * 16), *rest], changes.objects)
 
 
 CHANGES = st.lists(

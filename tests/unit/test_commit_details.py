@@ -1,7 +1,6 @@
 """What a commit adds to the catalog besides objects is in its manifest, so that a lost catalog can be rebuilt."""
 
 import json
-from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
 from tests.spark_offsets import OFFSETS
 
 STORED = StoredObject("s/00000001/000000000001/manifest.arrow", 7, "sha-256:" + "0" * 64)
+CHECKSUM = "xxh3-128:" + "0" * 32
 FILE = SinkFile("_sinks/s/op/00000001/000000000001/op.0-a.rows.parquet", 7, STORED.checksum, statistics='{"a": 1}')
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
 
@@ -99,13 +99,6 @@ def test_damaged_details_are_refused(parts: list[bytes]) -> None:
         decode_details(parts, "m")
 
 
-def test_a_file_of_a_table_is_one_by_its_name_if_an_older_manifest_has_no_statistics_of_it() -> None:
-    values = json.loads(unpack_parts(encode_details(CommitDetails(outputs=[Output("o", b"", 1, (FILE,))]))))
-    del values["outputs"][0][3][0][3:]
-    [output] = decode_details(pack_parts(json.dumps(values)), "m").outputs
-    assert output.sink_files == [replace(FILE, statistics="{}")]
-
-
 def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> None:
     with pytest.raises(ValueError, match="unpacks to more than"):
         unpack_parts([pack("a" * (7 << 20))] * 40)
@@ -126,14 +119,15 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
         ("definition", _definition({}, tables=[])),
         ("dropped", [1]),
         ("outputs", [["o", "!", 1, []]]),
-        ("outputs", [["o", "", 1, [["../x", 1, "0" * 32]]]]),
+        ("outputs", [["o", "", 1, [["../x", 1, CHECKSUM]]]]),
         ("outputs", [["o", "", 1, [["x", 1, "sha-1:00"]]]]),
-        ("outputs", [["o", "", 1, [["x", 1, "0" * 32, "{}"]]]]),
-        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "[]"]]]]),
-        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "not JSON"]]]]),
-        ("outputs", [["o", "", 1, [[FILE.name, 1, "0" * 32, "{}"], ["x", 1, "0" * 32]]]]),
-        ("previous", [["x", -1, "0" * 32], "2020-01-01"]),
-        ("previous", [["x", 1, "0" * 32], "yesterday"]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, CHECKSUM]]]]),
+        ("outputs", [["o", "", 1, [["x", 1, CHECKSUM, "{}"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, CHECKSUM, "[]"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, CHECKSUM, "not JSON"]]]]),
+        ("outputs", [["o", "", 1, [[FILE.name, 1, CHECKSUM, "{}"], ["x", 1, CHECKSUM]]]]),
+        ("previous", [["x", -1, CHECKSUM], "2020-01-01"]),
+        ("previous", [["x", 1, CHECKSUM], "yesterday"]),
         ("outstanding", [[0, "o"]]),
         ("steps", [[1, 0, "", 1, "", "{}"]]),
         ("steps", [[1, -3, "", 0, "", "{}"]]),

@@ -13,7 +13,7 @@ from siltstone.errors import CorruptObject, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.filesystem import FilesystemStore
 
-ABSENT = StoredObject("s/1/a", 1, "00" * 16)
+ABSENT = StoredObject("s/1/a", 1, "xxh3-128:" + "00" * 16)
 
 
 @pytest.fixture

@@ -183,9 +183,9 @@ def _with_head(text: str, row: bytes = b"") -> bytes:
     return body + xxhash.xxh3_64_digest(body)
 
 
-def _with_row(row: bytes, **claimed: Any) -> bytes:
+def _with_row(message: bytes, **claimed: Any) -> bytes:
     """Return a manifest with this row, compressed if nothing else is claimed."""
-    return _with_head(json.dumps({"format": 1, "row": len(row), "compression": "zstd", **claimed}), row)
+    return _with_head(json.dumps({"format": 1, "row": len(message), "compression": "zstd", **claimed}), message)
 
 
 def _row_of(manifest: bytes) -> bytes:

@@ -140,9 +140,13 @@ def test_parts_that_name_different_variables_are_not_read_and_not_committed(
 
 def test_the_part_of_one_operator_is_all_that_its_tasks_need() -> None:
     manifest = _manifest()
-    other = Handle("route", "totals", Kind.INCREMENTAL, Form.BASE, "x", 0, 1, "ab" * 16, KeyGroupRange(0, 128), 1, 0)
+    other = Handle(
+        "route", "totals", Kind.INCREMENTAL, Form.BASE, "x", 0, 1, "xxh3-128:" + "ab" * 16, KeyGroupRange(0, 128), 1, 0
+    )
     both = replace(
-        manifest, handles=[*manifest.handles, other], objects=[*manifest.objects, StoredObject("x", 1, "ab" * 16)]
+        manifest,
+        handles=[*manifest.handles, other],
+        objects=[*manifest.objects, StoredObject("x", 1, "xxh3-128:" + "ab" * 16)],
     )
     route, aircraft = both.of_operator("route"), both.of_operator("aircraft")
     assert list(route.handles) == [other] and [o.name for o in route.objects] == ["x"]

@@ -400,7 +400,7 @@ def test_a_forged_export_is_refused_and_leaves_no_stream(
 
 def test_an_export_brings_no_outputs_edits_or_parallelism(saved: Path, place: OpenWarehouse, tmp_path: Path) -> None:
     """A delivered output's objects are deleted, so a forged one could name any object of the warehouse."""
-    output = ["by_key", "", 1, [["other/00000001/000000000001/x.base.parquet", 9, "0" * 32]]]
+    output = ["by_key", "", 1, [["other/00000001/000000000001/x.base.parquet", 9, "xxh3-128:" + "0" * 32]]]
     url = forge(
         saved, tmp_path / "forged", lambda said: said | {"outputs": [output], "parallelism": 7, "dropped": ["x"]}
     )

@@ -13,7 +13,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.store.checksums import checksum_of
 
 GROUPS = KeyGroupRange(64, 128)
-BASE = StoredObject("flights/00000001/000000000007/o.routes.00001.3.base.parquet", 4711, "ab" * 16)
+BASE = StoredObject("flights/00000001/000000000007/o.routes.00001.3.base.parquet", 4711, "xxh3-128:" + "ab" * 16)
 PLACES = {section: ("x", 0) for section in Section}
 OPAQUE = {"model": {64: b"", 70: b"x" * 500, 127: b"\0\xff"}, "none": {}}
 

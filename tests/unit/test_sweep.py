@@ -172,8 +172,8 @@ def test_what_a_fork_refers_to_stays(place: OpenWarehouse) -> None:
     injected = inject(place)
     shared = injected.fenced[0]
     place.catalog.streams.register("fork", 4, {})
-    manifest = StoredObject("fork/00000001/000000000001/manifest.arrow", 1, "0" * 32)
-    segments = [StoredObject(shared, 1, "0" * 32)]
+    manifest = StoredObject("fork/00000001/000000000001/manifest.arrow", 1, "xxh3-128:" + "0" * 32)
+    segments = [StoredObject(shared, 1, "xxh3-128:" + "0" * 32)]
     commit = CheckpointCommit(1, manifest, "", 0, 0, {"by_key": Form.BASE}, segments=segments)
     place.catalog.commits.add("fork", place.catalog.runs.begin("fork", "a test"), commit)
     sweep(place, NAME)
@@ -372,8 +372,8 @@ def test_many_objects_are_listed_once_and_take_few_statements(
         for name in names:
             (objects / name).write_bytes(b"x")
         orphans |= set(names[:300])
-        segments = [StoredObject(name, 1, "0" * 32) for name in names[300:-1]]
-        manifest = StoredObject(names[-1], 1, "0" * 32)
+        segments = [StoredObject(name, 1, "xxh3-128:" + "0" * 32) for name in names[300:-1]]
+        manifest = StoredObject(names[-1], 1, "xxh3-128:" + "0" * 32)
         place.catalog.commits.add(NAME, epoch, CheckpointCommit(id, manifest, "", 0, 0, {}, segments=segments))
     list_, statements = FilesystemStore.list, []
     monkeypatch.setattr(FilesystemStore, "list", lambda self, prefix: lists.append(prefix) or list_(self, prefix))

@@ -146,7 +146,19 @@ def test_where_only_one_subtask_changes_the_size_of_a_base_stays_known(tmp_path:
 def acknowledged(subtask: int, rows: int, form: Form | None, size: int = 100) -> Acknowledgement:
     """Of a subtask that wrote a table in a form, or nothing of it."""
     groups = KeyGroupRange(subtask, subtask + 1)
-    place = "op", "table", Kind.INCREMENTAL, form or Form.BASE, "an object", 0, size, "0" * 32, groups, rows, 0
+    place = (
+        "op",
+        "table",
+        Kind.INCREMENTAL,
+        form or Form.BASE,
+        "an object",
+        0,
+        size,
+        "xxh3-128:" + "0" * 32,
+        groups,
+        rows,
+        0,
+    )
     handles = [] if form is None else [Handle(*place)]
     return Acknowledgement("op", subtask, groups, handles=handles, table_rows={"table": rows})
 

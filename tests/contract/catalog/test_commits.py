@@ -95,7 +95,7 @@ def test_a_commit_that_does_not_fit_changes_nothing(flights: Catalog, fault: dic
 
 @pytest.mark.parametrize("name", ["../x", "flights/../../x", "/etc/passwd", "", "a//b", "a\\b", "a\nb", ".tmp/x"])
 def test_an_object_name_that_leaves_the_store_is_refused(flights: Catalog, name: str) -> None:
-    outside = StoredObject(name, 1, "0" * 32)
+    outside = StoredObject(name, 1, "xxh3-128:" + "0" * 32)
     for place in ({"manifest": outside}, {"segments": [outside]}, {"bases": [outside]}):
         with pytest.raises(UsageError, match="not an object name"):
             commit_of(1, **place)

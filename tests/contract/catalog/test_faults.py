@@ -47,7 +47,7 @@ def next_commit(catalog: Catalog, epoch: int) -> CheckpointCommit:
     id = catalog.checkpoints.last_id("flights") + 1
 
     def stored(file: str) -> StoredObject:
-        return StoredObject(f"flights/{epoch:08d}/{id:012d}/{file}", id, "0" * 32)
+        return StoredObject(f"flights/{epoch:08d}/{id:012d}/{file}", id, "xxh3-128:" + "0" * 32)
 
     segments, steps = [stored(f"{n}.segment") for n in range(5)], [Step(id, id - 1, "x" * 5000)]
     forms, manifest = {"aircraft": Form.DELTA}, stored("manifest.arrow")

@@ -46,7 +46,7 @@ def name_of(id: int, file: str, epoch: int = 1) -> str:
 
 def commit(catalog: Catalog, id: int, first: int = 1, epoch: int = 1, steps: Sequence[Step] | None = None) -> None:
     def stored(file: str) -> StoredObject:
-        return StoredObject(name_of(id, file, epoch), 10, "0" * 32)
+        return StoredObject(name_of(id, file, epoch), 10, "xxh3-128:" + "0" * 32)
 
     made = CheckpointCommit(id, stored("manifest.arrow"), f"{id:032x}", 0, 0, {"aircraft": Form.DELTA})
     made = replace(made, segments=[stored("a.segment")], oldest_needed=first)
@@ -79,7 +79,7 @@ def test_what_lies_above_ceases_to_exist_and_its_input_is_to_come_again(catalog:
     for id, name in ((4, "kept"), (6, "newest"), (5, "fifth")):
         catalog.savepoints.add("flights", 1, name, id)
     for id in (3, 6):
-        snapshot = StoredObject(name_of(id, "s.snapshot"), 7, "0" * 32)
+        snapshot = StoredObject(name_of(id, "s.snapshot"), 7, "xxh3-128:" + "0" * 32)
         catalog.reference_copies.add("flights", 1, id, [snapshot], 1)
     catalog.deletions.mark("flights", 1, [1, 2])
     epoch = catalog.runs.begin("flights", "host:2")
@@ -123,12 +123,12 @@ def test_a_materialization_goes_with_its_checkpoint_and_one_that_runs_has_lost_i
         catalog.leases.take("flights", [at], id=id, who="host:7", lasts=timedelta(minutes=5))
         catalog.materializations.begin("flights", "aircraft", at, id=id, who="host:7")
         if id == "a":
-            manifest = StoredObject(name_of(at, "m.materialization.arrow"), 3, "0" * 32)
+            manifest = StoredObject(name_of(at, "m.materialization.arrow"), 3, "xxh3-128:" + "0" * 32)
             catalog.materializations.complete("flights", id, manifest, [], (), (), rows_=1, bytes_=3, seconds=0.1)
     rewind(catalog, 4)
     assert [(m.id, m.outcome) for m in catalog.materializations.list("flights")] == [("a", "done")]
     with pytest.raises(Fenced, match="materialization b of stream flights has lost its lease"):
-        manifest = StoredObject(name_of(5, "m.materialization.arrow"), 3, "0" * 32)
+        manifest = StoredObject(name_of(5, "m.materialization.arrow"), 3, "xxh3-128:" + "0" * 32)
         catalog.materializations.complete("flights", "b", manifest, [], (), (), rows_=1, bytes_=3, seconds=0.1)
 
 

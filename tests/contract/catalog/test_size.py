@@ -114,7 +114,7 @@ def commit_round(catalog: Catalog, number: int) -> None:
 @pytest.mark.slow
 def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
     store = SimpleNamespace(delete=lambda names: None, list=lambda prefix: iter(()))
-    store.put = lambda name, data: StoredObject(name, len(data), "0" * 32)
+    store.put = lambda name, data: StoredObject(name, len(data), "xxh3-128:" + "0" * 32)
     place = OpenWarehouse(cast(Any, SimpleNamespace(store=store)), catalog)
     before = used_bytes(catalog)
     commit_round(catalog, 0)
@@ -178,7 +178,9 @@ def test_materializations_of_long_ago_are_forgotten_with_their_checkpoints(catal
                 if what == "failed":
                     catalog.materializations.fail(NAME, name, "a test")
                 else:
-                    stored = StoredObject(f"{NAME}/00000001/{id:012d}/aircraft.{name}.materialized.arrow", 1, "0" * 32)
+                    stored = StoredObject(
+                        f"{NAME}/00000001/{id:012d}/aircraft.{name}.materialized.arrow", 1, "xxh3-128:" + "0" * 32
+                    )
                     catalog.materializations.complete(NAME, name, stored, [], (), (), rows_=1, bytes_=1, seconds=1.0)
                 catalog.leases.release(name)
             time += timedelta(days=40)

@@ -171,3 +171,18 @@ def test_runs_of_long_ago_are_forgotten_but_for_those_that_checkpoints_are_of(
         with pytest.raises(Fenced):
             flights.commits.add("flights", fenced, commit_of(3))
     flights.commits.add("flights", 15, commit_of(3))
+
+
+def test_a_stream_has_the_retention_that_it_was_registered_with_until_it_is_told(catalog: Catalog) -> None:
+    rules = {"keep_last": 100}
+    assert catalog.streams.register("flights", 128, {}).retention is None
+    assert catalog.streams.register("flights", 128, {}, rules).retention is None, "it is not new"
+    assert catalog.streams.register("others", 128, {}, rules).retention == rules
+    catalog.commits.add("flights", catalog.runs.begin("flights", "host:1"), commit_of(1))
+    assert catalog.forks.create("flights", "branch", 1).retention is None
+    assert catalog.streams.set_retention("flights", rules).retention == rules
+    assert catalog.streams.get("flights").retention == rules
+    assert catalog.forks.create("flights", "later", 1).retention == rules, "a fork keeps what its parent does"
+    assert catalog.streams.set_retention("others", None).retention is None
+    with pytest.raises(UnknownStream):
+        catalog.streams.set_retention("nosuch", rules)

@@ -35,8 +35,8 @@ def name_of(id: int, file: str, stream: str = "flights") -> str:
 
 
 def commit(catalog: Catalog, id: int, first: int = 1, stream: str = "flights", segments: Sequence[str] = ()) -> None:
-    manifest = StoredObject(name_of(id, "manifest.arrow", stream), 10, "0" * 32)
-    stored = [StoredObject(name, 5, "0" * 32) for name in segments]
+    manifest = StoredObject(name_of(id, "manifest.arrow", stream), 10, "xxh3-128:" + "0" * 32)
+    stored = [StoredObject(name, 5, "xxh3-128:" + "0" * 32) for name in segments]
     forms = {"aircraft": Form.DELTA}
     made = CheckpointCommit(id, manifest, "", 0, 0, forms, segments=stored, oldest_needed=first)
     catalog.commits.add(stream, 1, made)
@@ -190,7 +190,9 @@ def test_nothing_can_refer_to_what_was_deleted(catalog: Catalog, kind: str) -> N
     catalog.runs.begin("fork", "host")
     calls: dict[str, Callable[[], object]] = {
         "segment": lambda: commit(catalog, 7, segments=[name_of(7, "b.segment"), name]),
-        "snapshot": lambda: catalog.reference_copies.add("flights", 1, 6, [StoredObject(name, 1, "0" * 32)], 1),
+        "snapshot": lambda: catalog.reference_copies.add(
+            "flights", 1, 6, [StoredObject(name, 1, "xxh3-128:" + "0" * 32)], 1
+        ),
         "another stream's": lambda: commit(catalog, 1, stream="fork", segments=[name]),
     }
     before = catalog.objects.list("flights")

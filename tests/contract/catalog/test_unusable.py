@@ -202,7 +202,7 @@ def test_a_full_disk_is_unreachable_and_changes_nothing(tmp_path: Path) -> None:
         with catalog.transactions.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-        manifest = StoredObject("flights/1/2/manifest.arrow", 1, "0" * 32)
+        manifest = StoredObject("flights/1/2/manifest.arrow", 1, "xxh3-128:" + "0" * 32)
         steps = [Step(n, n, os.urandom(5_000).hex()) for n in range(2, 50)]
         big = CheckpointCommit(2, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, details=CommitDetails(steps))
         with pytest.raises(Unreachable, match=r"full.*has space left"):

@@ -41,7 +41,7 @@ if "s3-versitygw" in store_cases_s3.factories():  # moto checks no signature
         place = FreshBucket(servers.versitygw())
         monkeypatch.setenv(wrong, "hunter2hunter2")
         store = place.open("", PARTS)
-        stored = StoredObject("a", 1, "00" * 16)
+        stored = StoredObject("a", 1, "xxh3-128:" + "00" * 16)
         for use in (
             lambda: store.check(writable=True),
             lambda: store.put("a", b"1"),
