@@ -130,8 +130,8 @@ def forged_manifest(original: bytes, manifest: Manifest) -> bytes:
         "statistics": bare_statistics(*manifest.operators),
     }
     forged = encode_manifest(replace(manifest, **said))
-    # It is shorter, with fewer statistics and no checksums of ranges. The row is counted from its end, so what is before
-    # it does not matter.
+    # It is shorter, with fewer statistics and no checksums of ranges. The row is counted from its end, so it may be
+    # preceded by anything.
     [head] = pa.ipc.open_stream(forged).read_all().to_pylist()
     at = len(forged) - SEAL_BYTES - json.loads(head["about"])["row"]
     assert len(forged) <= len(original)
