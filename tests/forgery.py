@@ -122,7 +122,7 @@ def forged_manifest(original: bytes, manifest: Manifest) -> bytes:
     # Wherever the checksum is, so that the manifest compresses as well as the original.
     checksum = checksum_of(b"forged", algorithm_of(first.checksum))
     handles = [replace(h, checksum=checksum) if h.checksum == first.checksum else h for h in manifest.handles]
-    objects = [replace(first, checksum=checksum), *others]
+    objects = [replace(each, ranges=None) for each in (replace(first, checksum=checksum), *others)]
     said = {
         "digests": digests,
         "objects": objects,
@@ -130,7 +130,8 @@ def forged_manifest(original: bytes, manifest: Manifest) -> bytes:
         "statistics": bare_statistics(*manifest.operators),
     }
     forged = encode_manifest(replace(manifest, **said))
-    # It is shorter, with fewer statistics; the row is counted from its end, so what is before it does not matter.
+    # It is shorter, with fewer statistics and no checksums of ranges. The row is counted from its end, so it may be
+    # preceded by anything.
     [head] = pa.ipc.open_stream(forged).read_all().to_pylist()
     at = len(forged) - SEAL_BYTES - json.loads(head["about"])["row"]
     assert len(forged) <= len(original)

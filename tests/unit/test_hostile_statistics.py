@@ -23,7 +23,8 @@ def _manifest(statistics: dict[str, Any]) -> Manifest:
     shape = {"key": [["k", "int64"]], "subkey": [], "value": [["s", "string"]]}
     operators = {"op": {"key": [["k", "int64"]], "variables": {"totals": {"tables": {"totals": shape}}}}}
     digests = {"op": {"totals": np.zeros(2, np.uint64)}}
-    return Manifest("s", 2, 1, 2, 2, operators, [], [], digests, {"op": Form.DELTA}, statistics=statistics)
+    forms, versions = {"op": Form.DELTA}, {"op": {"totals": [(0, 2)]}}
+    return Manifest("s", 2, 1, 2, 2, operators, [], [], digests, forms, statistics=statistics, versions=versions)
 
 
 def _operator(**changed: Any) -> dict[str, Any]:
