@@ -71,6 +71,7 @@ class Orders:
         file_bytes: no file may grow beyond.
         environment: further variables.
         sinks: where streams have their sinks, if not in the warehouse.
+        stream: whose stream it is, if not that of the first argument.
         hosts: the warehouse's URL as each host names it: tasks of `run` are done on any of them.
         lost: a share of the attempts at such tasks is done, and its acknowledgement lost; another follows.
     """
@@ -85,6 +86,7 @@ class Orders:
     file_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     sinks: Path | None = None
+    stream: str | None = None
     hosts: Sequence[str] = ()
     lost: float = 0.0
 
