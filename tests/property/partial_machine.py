@@ -114,7 +114,7 @@ class History:
                 replace(GROWN if grows else STREAM, name=stream),
                 self.policy,
                 parallelism=self.chance.choice([1, 2, 3]),
-                checkpoint_steps=self.chance.choice([1, 1, 2]),
+                checkpoint_steps=self.chance.choice([1, 2, 3]),
                 max_pending=self.chance.choice([0, 2]),
                 postpones_bases=self.chance.random() < 0.5,
                 drop=DROPPED if grown and not grows else (),
@@ -134,7 +134,7 @@ class History:
             keys = range(30) if changed or chance.random() < 0.1 else chance.sample(range(30), chance.choice([1, 2, 5]))
             offsets = json.dumps({"keys": list(keys), "n": self._number, "changed": bits})
             run.step(rows_of(offsets), ends=True if changed else None, offsets=offsets)
-            if run.region.has_steps and chance.random() < 0.2:
+            if run.region.has_steps and chance.random() < 0.6:
                 run.step_without_rows()
                 self.counts["steps without input"] += 1
             if chance.random() < 0.6:
