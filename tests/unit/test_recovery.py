@@ -256,7 +256,7 @@ def consolidate(place: OpenWarehouse, checkpoint: int, id: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
+@pytest.mark.parametrize(("damage", "what"), [(alter, "base"), long_form(delete, "base"), (cut, "manifest")])
 def test_a_materialized_base_is_made_again(place: OpenWarehouse, damage: Callable, what: str) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     recover(place, NAME, run=in_order)
