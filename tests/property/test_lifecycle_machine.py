@@ -4,14 +4,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.examples import examples, is_thorough
+from tests.examples import few_examples, is_thorough
 from tests.property.lifecycle_machine import SCHEDULES, Schedule, perform
 from tests.simulation.world import World
 from tests.simulation.writer import NAME, OPERATORS
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(30), derandomize=not is_thorough(), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=few_examples(30), derandomize=not is_thorough(), suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEDULES, st.booleans())
 def test_no_schedule_breaks_a_promise(schedule: Schedule, finish: bool) -> None:
     assert perform(schedule, finish)["run"] > 0

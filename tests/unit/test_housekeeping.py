@@ -100,7 +100,7 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     )
     background = Background(place, NAME, run.region.epoch, options, in_order)
     most = 0
-    for n in range(1, 71):
+    for n in range(1, 51):
         clock.move(seconds=1)
         run.step(rows(n))
         background.completed()

@@ -34,6 +34,7 @@ from siltstone.run.take_over import take_over
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.paths import EXPORT, is_base
+from tests.examples import few_examples
 from tests.killed_child import killed_at
 from tests.orphans import check_whole, filesystem
 from tests.proofs import failures, in_order, restored_digest
@@ -43,7 +44,7 @@ from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
 
 Changed = Callable[[dict[str, Any]], dict[str, Any]]
 FEW = settings(
-    max_examples=12,
+    max_examples=few_examples(30),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
