@@ -88,9 +88,11 @@ def begin_epoch(
     _refuse_unknown(warehouse, stream, marks)
     mark_fork(warehouse, stream)
     tenure = tenure or Tenure()
-    # An epoch with a mark and without an extract did nothing; a catalog that lost its beginning goes on above it.
-    above = max(marks.epochs, default=0)
-    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch, above=above)
+    # An epoch without an extract did nothing; a catalog that lost its beginning goes on above it.
+    after, above = tenure.epoch, max([*marks.epochs, tenure.epoch or 0])
+    if after is not None and marks.extract[0] < after:
+        after = min(after, warehouse.catalog.streams.get(stream).epoch)
+    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=after, above=above)
     _mark(warehouse, stream, epoch, who, marks.epochs)
     _extract(warehouse, stream, epoch, bring_up)
     log = _LOG.bind(stream=stream, epoch=epoch)
@@ -297,6 +299,9 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: Marks) -> list[str]:
 def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
     """Mark an epoch in the store, delete the older ones among `marked`, and check that no higher one is there.
 
+    The epoch is that of whoever made its mark. If the mark was not made, the epoch stays open in the catalog, as after
+    a crash: its database may have lost it, and the row of this number may be that of another run.
+
     Raises:
         Fenced: a newer run of this catalog has taken the stream over meanwhile.
         WrongWarehouse: another catalog has begun this epoch, or a higher one.
@@ -304,10 +309,10 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
     """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     try:
-        try:
-            store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
-        except ObjectExists as error:
-            raise _other_catalog(warehouse, stream, epoch) from error
+        store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
+    except ObjectExists as error:
+        raise _other_catalog(warehouse, stream, epoch) from error
+    try:
         try:
             store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
         except Unreachable as error:  # the next epoch deletes them
@@ -332,9 +337,17 @@ def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWa
 def _extract(
     warehouse: OpenWarehouse, stream: str, epoch: int, bring_up: Callable[[int], None] = lambda _: None
 ) -> None:
+    """Write the extract of an epoch that has its mark.
+
+    Raises:
+        Fenced: a newer run has taken the stream over meanwhile.
+        Unreachable: the store or the catalog failed, or the catalog has lost the epoch, which has no extract then.
+    """
     try:
         bring_up(epoch)
-        write_extract(warehouse, stream)
+        if write_extract(warehouse, stream).epoch != epoch:
+            warehouse.catalog.runs.check_epoch(stream, epoch)
+            raise Unreachable(f"the catalog had lost writer epoch {epoch} of stream {stream} for a while: run it again")
     except BaseException:
         with suppress(Unreachable):
             warehouse.catalog.runs.end(stream, epoch, "failed")
