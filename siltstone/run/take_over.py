@@ -43,6 +43,7 @@ from siltstone.run.rebuild_stream import (
     Found,
     committed_at,
     is_missing,
+    note_refused,
     read_found,
     read_later,
     rebuild_stream,
@@ -176,19 +177,18 @@ def _follow(warehouse: OpenWarehouse, stream: str, made_by: int, epoch: int) -> 
         references.resume(replace(decode_manifest(data, before.name), stream=stream), before.name)
     for found, after in with_next(read_later(store, path, before, data)):
         assert found.details is not None, "only such are read"
-        commit = commit_of(found.manifest, found.stored, found.details)
-        if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
-            oldest, replaced = references.advance(found.manifest, found.stored.name)
-            commit = replace(commit, oldest_needed=oldest, replaced=replaced)
         try:
+            commit = commit_of(found.manifest, found.stored, found.details)
+            if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
+                oldest, replaced = references.advance(found.manifest, found.stored.name)
+                commit = replace(commit, oldest_needed=oldest, replaced=replaced)
             committed = catalog.commits.add(stream, epoch, commit, committed_at(store, found, after), made_by)
         except Fenced:
             return False
         except (UsageError, StateError) as error:
-            if catalog.checkpoints.last_id(stream) != commit.id - 1:
+            if catalog.checkpoints.last_id(stream) != found.manifest.checkpoint - 1:
                 return False
-            # What was acknowledged succeeds again on what it was made on. So this commit was refused.
-            _LOG.warning("a checkpoint is not taken over", stream=stream, checkpoint=commit.id, error=str(error))
+            note_refused(stream, found, error)
             break
         references.follow(committed.manifests)
         later.append(found)

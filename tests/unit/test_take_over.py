@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
-from siltstone.catalog import epochs
 from siltstone.catalog.epochs import Tenure, check_catalog, go_on_from_backup
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.tables import REVISION_TABLE
@@ -22,35 +20,20 @@ from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Fenced, SchemaConflict, StateError, Unreachable, WrongWarehouse
-from siltstone.model import StoredObject
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint
-from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.sweep import sweep
 from siltstone.run.take_over import take_over
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.delta_run import TableRun, rows_in
-from tests.failover import Standby, losing_what_follows
+from tests.failover import AT_ONCE, Standby, go_on, losing_what_follows
 from tests.older_catalogs import engine_of
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import check_same, plant, what_it_knows
-
-AT_ONCE = SweepOptions(age_guard=timedelta(0))
-
-
-def go_on(place: OpenWarehouse, heard: Heard, newest: int) -> None:
-    """The next run goes on after `newest`, and each input row has arrived once."""
-    run = Outboxed(place, heard)
-    assert (run.region.completed, run.batches) == (newest, newest)
-    run.step(batch(newest + 1))
-    run.region.close("done")
-    assert heard.inputs == inputs(range(1, newest + 2)) and sorted(set(heard.ids)) == [*range(1, newest + 2)]
-    assert not failures(place, NAME)
-    sweep(place, NAME, AT_ONCE)
-    assert not failures(place, NAME)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5])
@@ -135,62 +118,6 @@ def test_a_run_whose_epoch_was_lost_goes_on(place: OpenWarehouse, heard: Heard) 
     run.region.close("reset")
     assert take_over(place, NAME, "the same run", tenure) == 3
     go_on(place, heard, 3)
-
-
-@pytest.mark.parametrize("after", ["the beginning", "the mark"])
-def test_an_epoch_that_is_lost_before_its_extract_is_begun_anew(
-    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, after: str
-) -> None:
-    """Seen: it was granted all the same, and then each further take-over by the same process was refused."""
-    tenure, mark = Tenure(), epochs._mark
-    write(place, heard, 2).region.close("done")
-    with closing(Standby(place)) as standby, monkeypatch.context() as patch:
-
-        def fails_over(*given: Any) -> None:
-            if after == "the mark":
-                mark(*given)
-            standby.promote()
-            if after == "the beginning":
-                raise Unreachable("the store is away")
-
-        patch.setattr(epochs, "_mark", fails_over)
-        with pytest.raises(Unreachable):
-            take_over(place, NAME, "a run", tenure)
-    assert (tenure.epoch, place.catalog.streams.get(NAME).epoch) == (2, 1)
-    assert take_over(place, NAME, "a run", tenure) == tenure.epoch == place.catalog.streams.get(NAME).epoch == 3
-    assert take_over(place, NAME, "another run") == 4
-    with pytest.raises(Fenced):
-        take_over(place, NAME, "a run", tenure)
-    go_on(place, heard, 2)
-
-
-@pytest.mark.parametrize("put", [FilesystemStore.put, None])
-def test_of_two_that_begin_one_epoch_the_second_does_not_end_the_first(
-    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch, put: Any
-) -> None:
-    """A database fails over between an epoch and its mark. Seen: the run that was refused its mark ended the run that
-    has this epoch since, so that a sweep deleted what that was writing, and what it lost did not come back."""
-    write(place, heard, 2).region.close("done")
-    stored, others = FilesystemStore.put, list[Outboxed]()
-    with closing(Standby(place)) as standby, monkeypatch.context() as patch:
-
-        def second(self: FilesystemStore, name: str, data: Any) -> StoredObject:
-            patch.setattr(FilesystemStore, "put", stored)
-            standby.promote()
-            others.append(Outboxed(place, heard))
-            if put is None:
-                raise Unreachable("the store is away")
-            return put(self, name, data)
-
-        patch.setattr(FilesystemStore, "put", second)
-        with pytest.raises(Unreachable if put is None else WrongWarehouse):
-            take_over(place, NAME, "the second")
-    [first] = others
-    assert first.region.epoch == 2 and place.catalog.runs.list(NAME)[-1].outcome is None
-    first.step(batch(3))
-    with losing_what_follows(place):
-        first.step(batch(4))
-    go_on(place, heard, 4)
 
 
 @pytest.mark.slow
