@@ -105,20 +105,26 @@ def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
     return followed is not None and not _follow(warehouse, stream, followed, record.epoch)
 
 
-def is_next_damaged(warehouse: OpenWarehouse, stream: str) -> bool:
-    """Whether the next manifest to follow is damaged: no run can take the stream over until it is given up."""
+def find_next_damaged(warehouse: OpenWarehouse, stream: str) -> tuple[int, CorruptObject] | None:
+    """Find the next checkpoint to follow if its manifest is damaged, in two reads, and the error; None if it is not.
+
+    No run can take the stream over until that checkpoint is given up.
+    """
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     followed = find_followed(catalog, stream, read_marks(store, stream))
     if followed is None:
-        return False
+        return None
     path = CheckpointPath(stream, followed, catalog.checkpoints.last_id(stream) + 1)
-    for _ in range(2):  # a store may return wrong bytes once
-        try:
+    try:
+        with suppress(CorruptObject):  # a store may return wrong bytes once
             read_found(store, stream, path)
-            return False
-        except CorruptObject:
-            warehouse.confirm_store()
-    return True
+            return None
+        warehouse.confirm_store()
+        read_found(store, stream, path)
+    except CorruptObject as error:
+        warehouse.confirm_store()
+        return path.checkpoint, error
+    return None
 
 
 def _replace(warehouse: OpenWarehouse, stream: str) -> bool:

@@ -19,7 +19,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
-from siltstone.errors import CorruptObject, Fenced, SchemaConflict, StateError, Unreachable, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, LossRefused, SchemaConflict, StateError, Unreachable, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint
@@ -269,11 +269,17 @@ def test_a_manifest_that_cannot_be_read_is_named(place: OpenWarehouse, heard: He
 
 def test_a_damaged_manifest_that_would_be_followed_is_given_up_on_request(place: OpenWarehouse, heard: Heard) -> None:
     """Seen: a recovery found nothing to give up, and each run refused the stream."""
-    run = write(place, heard, 2)
+    run, name = write(place, heard, 2), CheckpointPath(NAME, 1, 3).manifest()
     with losing_what_follows(place):
         run.step(batch(3))
-    path = place.warehouse.local.objects / CheckpointPath(NAME, 1, 3).manifest()
+    path = place.warehouse.local.objects / name
     path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(LossRefused, match=rf"{name}.* would lose checkpoint 3 and .*recover {NAME} --accept-loss"):
+        recover(place, NAME, run=in_order)
+    assert (
+        "--accept-loss is needed, since it would lose checkpoint 3"
+        in recover(place, NAME, run=in_order, dry_run=True).summary
+    )
     assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 2
     later = Outboxed(place, heard)
     assert later.region.completed == 2
