@@ -22,6 +22,7 @@ from siltstone.state.backends.rocksdb import RocksDBState
 from siltstone.state.backends.rocksdb.files import RowFiles
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_files_index
+from tests.examples import long_form
 from tests.files_cases import (
     KEYS,
     check,
@@ -154,7 +155,7 @@ def test_a_warehouse_that_an_enemy_wrote_is_refused_by_name(tmp_path: Path) -> N
         run.region.close("stopped")
 
 
-@pytest.mark.parametrize("parallelism", [1, 4, 8])
+@pytest.mark.parametrize("parallelism", [1, long_form(4), 8])
 def test_rescaled_files_are_clipped_by_key_group(place: OpenWarehouse, parallelism: int) -> None:
     run = run_of(place)
     steps(run, 1, 3)
@@ -165,8 +166,15 @@ def test_rescaled_files_are_clipped_by_key_group(place: OpenWarehouse, paralleli
     check(place)
 
 
-@pytest.mark.parametrize("policy", ["marginal-cost", "adjust-d"])
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("backend", "policy"),
+    [
+        ("heap", "marginal-cost"),
+        ("rocksdb", "adjust-d"),
+        long_form("heap", "adjust-d"),
+        long_form("rocksdb", "marginal-cost"),
+    ],
+)
 def test_other_policies_and_backends_go_on_from_files_and_back(place: OpenWarehouse, policy: str, backend: str) -> None:
     run = run_of(place)
     steps(run, 1, 3)
@@ -265,7 +273,7 @@ def test_a_restore_fetches_only_files_that_are_not_on_this_machine(place: OpenWa
     check(place)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("at", [0, long_form(1), long_form(2), 5])
 def test_an_upload_that_fails_in_the_middle_is_done_again(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:

@@ -19,12 +19,12 @@ from siltstone.model import StoredObject
 from siltstone.run.definition import definition_of
 from siltstone.run.take_over import take_over
 from siltstone.store.paths import epoch_mark, epoch_marks
-from tests.examples import examples
+from tests.examples import few_examples
 from tests.simulation.processes import Clock, Database, MemoryStore, Process, SimulatedStore, SimulatedTransactions
 from tests.simulation.writer import GROUPS, NAME, STREAM
 
 PROCESSES = 6
-SCHEDULES = examples(100)
+SCHEDULES = few_examples(100)
 
 
 class Copies:

@@ -37,6 +37,7 @@ from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.paths import EXPORT, is_base
+from tests.examples import few_examples
 from tests.failover import losing_what_follows
 from tests.killed_child import killed_at
 from tests.orphans import check_whole, filesystem
@@ -47,7 +48,7 @@ from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
 
 Changed = Callable[[dict[str, Any]], dict[str, Any]]
 FEW = settings(
-    max_examples=12,
+    max_examples=few_examples(30),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
