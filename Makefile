@@ -61,8 +61,9 @@ test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real 
 		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA) && \
 		$(BIN)/python tests/fault/harness.py --kills 6 --spark-kills 1 --process-kinds run --warehouse-kind cassandra
 
-test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
+test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## all three with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough); needs root
 	@$(TEST) --hypothesis-profile thorough --timeout 3600 --ignore $(CLUSTER) --ignore $(CASSANDRA)
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --hypothesis-profile thorough --durations 20 $(CLUSTER)
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract

@@ -23,7 +23,8 @@ Methods of `state.<variable>`, each for the current key:
 A value is what Arrow makes of it in its column's type, from the call on: a date of a datetime, UTC of a naive time, the
 nearest float32 of 0.1. So equal map keys are one entry, however they are written, and `get` returns what was put as a
 later step reads it. A value that does not fit its column, and a null map key, is a bad row (`BadRow`). So is a row with
-a time that Python does not have.
+a time that Python does not have. If such a time is in state, where an operator with `process` has put it, reading the
+variable raises `UsageError`.
 
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
 read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
@@ -45,6 +46,7 @@ from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
 Record = Mapping[str, Any]
+_NO_TIME = "a time is not within the years 1 to 9999, which are those of Python"
 
 
 class KeyedProcessor(Operator):
@@ -116,17 +118,22 @@ def _read_records(table: pa.Table, order: np.ndarray) -> list[dict[str, Any]]:
     try:
         return table.take(pa.array(order)).to_pylist()
     except (ArithmeticError, ValueError):
-        bad, left = np.zeros(len(table), bool), [(0, len(table))]
-        while left:
-            start, end = left.pop()
-            try:
-                table.slice(start, end - start).to_pylist()
-            except (ArithmeticError, ValueError):
-                middle = (start + end) // 2
-                bad[start] |= end - start == 1
-                left += [] if end - start == 1 else [(start, middle), (middle, end)]
-        reason = "a time is not within the years 1 to 9999, which are those of Python"
-        raise BadRow(f"{reason}: write process for them, or drop the row", rows=bad, reason=reason) from None
+        bad = _find_unreadable(table)
+        raise BadRow(f"{_NO_TIME}: write process for them, or drop the row", rows=bad, reason=_NO_TIME) from None
+
+
+def _find_unreadable(table: pa.Table) -> np.ndarray:
+    """Return bool[n]: the rows with a value that Python does not have."""
+    bad, left = np.zeros(len(table), bool), [(0, len(table))]
+    while left:
+        start, end = left.pop()
+        try:
+            table.slice(start, end - start).to_pylist()
+        except (ArithmeticError, ValueError):
+            middle = (start + end) // 2
+            bad[start] |= end - start == 1
+            left += [] if end - start == 1 else [(start, middle), (middle, end)]
+    return bad
 
 
 def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
@@ -172,6 +179,23 @@ class _View:
         """Return `values` as a row of the value columns, as Arrow gives it back."""
         return cast_row(values, self.value, self.name)
 
+    def read(self, values: pa.Table, ordinals: np.ndarray) -> list[dict[str, Any]]:
+        """Return rows of state as dicts, each of the key with its ordinal.
+
+        Raises:
+            UsageError: Python does not have a value; an operator with `process` may have put it there.
+        """
+        try:
+            return values.to_pylist()
+        except (ArithmeticError, ValueError):
+            ordinal = int(ordinals[np.flatnonzero(_find_unreadable(values))[0]])
+            [key] = self.keys.columns.slice(ordinal, 1).to_pylist()
+            named = ", ".join(f"{name} {value!r}" for name, value in key.items())
+            raise UsageError(
+                f"variable {self.name} of key {named}: {_NO_TIME}: write process in place of handle_input, or put "
+                "another value there with `siltstone edit`"
+            ) from None
+
 
 class _Value(_View):
     """At most one row of the key."""
@@ -187,7 +211,7 @@ class _Value(_View):
         else:
             if self._read is None:
                 lookup = self.access.lookup(self.keys)
-                values = lookup.values.to_pylist()
+                values = self.read(lookup.values, np.arange(len(self.keys)))
                 self._read = [row if there else None for row, there in zip(values, lookup.found, strict=True)]
             found = self._read[self.ordinal]
         return None if found is None else self.copied(found)
@@ -274,7 +298,8 @@ class _Map(_View):
     def _read(self, entries: pa.Table, ordinals: np.ndarray) -> None:
         lookup = self.access.lookup(entries)
         subkeys = zip(*(entries.column(name).to_pylist() for name in self._subkey.names), strict=True)
-        found = zip(ordinals.tolist(), subkeys, lookup.values.to_pylist(), lookup.found, strict=True)
+        values = self.read(lookup.values, ordinals)
+        found = zip(ordinals.tolist(), subkeys, values, lookup.found, strict=True)
         for ordinal, subkey, values, there in found:
             self._known.setdefault((ordinal, *map(comparable, subkey)), values if there else None)
 
@@ -316,7 +341,7 @@ class _List(_View):
         if self._read is None:
             self._read = {}
             at, rows = self.access.get(self.keys)
-            for k, row in zip(at.tolist(), rows.to_pylist(), strict=True):
+            for k, row in zip(at.tolist(), self.read(rows, at), strict=True):
                 self._read.setdefault(k, []).append(row)
         return self._read.get(self.ordinal, [])
 

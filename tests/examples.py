@@ -3,8 +3,13 @@
 A test says its number for `make test-thorough`; each profile takes its share.
 """
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
 from hypothesis import settings
 
+T = TypeVar("T")
 FULL = 100
 """hypothesis's own number of examples, and that of the profile `thorough`"""
 USUAL = 40
@@ -32,6 +37,16 @@ def few_examples(count: int) -> int:
 def is_thorough() -> bool:
     """Whether this is `make test-thorough`."""
     return settings.default.max_examples >= FULL
+
+
+def some(cases: Sequence[T]) -> Sequence[T]:
+    """All cases, where the profile is `thorough`, else the first, the last, and each third before the last."""
+    return cases if is_thorough() else [*cases[:1], *cases[-1:0:-3][::-1]]
+
+
+def long_form(*values: Any) -> Any:
+    """A case of a parametrized test that only `make test-thorough` tries: shorter cases prove the same."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def stride() -> int:

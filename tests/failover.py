@@ -3,8 +3,14 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.retention.sweep import SweepOptions, sweep
+from tests.outbox_run import NAME, Heard, Outboxed, batch, inputs
+from tests.proofs import failures
+
+AT_ONCE = SweepOptions(age_guard=timedelta(0))
 
 
 class Standby:
@@ -36,3 +42,15 @@ def losing_what_follows(place: OpenWarehouse) -> Iterator[None]:
     with closing(Standby(place)) as standby:
         yield
         standby.promote()
+
+
+def go_on(place: OpenWarehouse, heard: Heard, newest: int) -> None:
+    """The next run goes on after `newest`, and each input row has arrived once."""
+    run = Outboxed(place, heard)
+    assert (run.region.completed, run.batches) == (newest, newest)
+    run.step(batch(newest + 1))
+    run.region.close("done")
+    assert heard.inputs == inputs(range(1, newest + 2)) and sorted(set(heard.ids)) == [*range(1, newest + 2)]
+    assert not failures(place, NAME)
+    sweep(place, NAME, AT_ONCE)
+    assert not failures(place, NAME)

@@ -10,6 +10,7 @@ from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
 from siltstone.restore.proof import prove_checkpoints
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure
+from tests.examples import is_thorough, some
 from tests.stored import stream_objects
 from tests.sums import NAME
 
@@ -50,13 +51,20 @@ def restored_digest(place: OpenWarehouse, stream: str, checkpoint: int, parallel
     return digest
 
 
+def check_restores(place: OpenWarehouse, stream: str, parallelisms: Sequence[int] = (1,)) -> None:
+    """All checkpoints of a stream prove, and some restore, each at one of the parallelisms; in `make test-thorough` all
+    at each."""
+    assert not failures(place, stream)
+    for turn, record in enumerate(some(place.catalog.checkpoints.list(stream))):
+        for parallelism in parallelisms if is_thorough() else [parallelisms[turn % len(parallelisms)]]:
+            assert restored_digest(place, stream, record.id, parallelism) == record.digest
+
+
 def check_whole(place: OpenWarehouse, visible: Iterable[int]) -> None:
     """Exactly these checkpoints of the stream of sums are to be seen, and prove; the store holds exactly what the
     catalog names."""
     recorded = place.catalog.checkpoints.list(NAME)
     assert [c.id for c in recorded] == sorted(visible)
-    assert not failures(place, NAME)
-    for checkpoint in recorded:
-        assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
+    check_restores(place, NAME)
     named = [(o.name, o.bytes) for o in place.catalog.objects.list(NAME)]
     assert sorted(stream_objects(place.warehouse.store)) == sorted(named)

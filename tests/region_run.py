@@ -1,6 +1,6 @@
 """Runs steps of a stream through its consistent region without Spark: what the runner does, one process, no shuffle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure
-from siltstone.catalog.steps import Step, StepKind
+from siltstone.catalog.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
 from siltstone.change.edit import EditOperator
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.operator import SOURCE
-from siltstone.run.processing import ACKNOWLEDGEMENT, HASH
+from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
@@ -35,13 +35,15 @@ class RegionSteps:
         self.completed: list[Completed] = []
         """those that were pending before"""
 
-    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
+    def step(
+        self, rows: pa.Table, *, last: bool = False, ends: bool | None = None, offsets: str = "v1\n{}\n"
+    ) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one.
 
         If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
         """
         self.make_room()
-        step = Step(self.region.step + 1, self.batches, "v1\n{}\n")
+        step = Step(self.region.step + 1, self.batches, offsets)
         self.batches += 1
         self._take(step, {SOURCE: rows}, ends=last or None if ends is None else ends)
         return self.end_interval() if self.region.checkpoint_due else None
@@ -77,6 +79,15 @@ class RegionSteps:
         self.make_room()
         self._take(Step.without_rows(self.region.step + 1, kind), {}, ends=ends)
         return self.end_interval() if ends else None
+
+    def follow(self, rows_of: Callable[[str], pa.Table]) -> None:
+        """The steps of checkpoints that were given up, with the boundaries that they had."""
+        for step, ends in with_ends(self.region.logged_steps()):
+            self.make_room()
+            self._take(step, {} if step.batch_id is None else {SOURCE: rows_of(step.offsets)}, ends=ends)
+            self.batches += step.batch_id is not None
+            if ends:
+                self.end_interval()
 
     def edit(self, operator: str, variable: str, changes: pa.Table) -> Completed:
         """A change by hand of one variable's table, with a checkpoint of its own; no other is pending."""
@@ -130,6 +141,7 @@ class RegionRun(RegionSteps):
         max_pending: int = 0,
         postpones_bases: bool = False,
         tenure: Tenure | None = None,
+        drop: Sequence[str] = (),
     ) -> None:
         options = RegionOptions(
             parallelism=parallelism,
@@ -140,6 +152,7 @@ class RegionRun(RegionSteps):
             upload=upload or UploadOptions(),
             tables=tables,
             placed=placed,
+            drop=drop,
         )
         opened = ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test", tenure)
         super().__init__(opened)
@@ -172,6 +185,9 @@ def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
     """Each subtask's rows, with their hashes, in the operator's order."""
     operator = task.operator
     rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names)])))
+    if operator.combined is not None and len(rows):
+        parts = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        rows = pa.concat_tables([combine(operator, part) for part in parts if len(part)])
     if operator.order_by:
         rows = rows.sort_by([(name, "ascending") for name in operator.order_by])
     hashes = xxhash64(normalise_keys(rows.select(operator.key.names)).columns) if len(rows) else np.zeros(0, np.uint64)

@@ -1,27 +1,38 @@
-"""Begin writer epochs, in the catalog and in the store, so that a catalog restored from an older backup is noticed.
+"""Begin writer epochs, in the catalog and in the store, so that a catalog older than the store is noticed.
 
-An epoch is begun in the catalog first and then marked in the store, by its own object, before it is used. So the store
-never has a higher epoch than the catalog, unless the catalog was restored from a backup: then it does not know what
-runs since the backup have written, which would look like orphans. If a process is killed between the two, its epoch has
-no mark and has done nothing. A mark is written once: of two catalogs that begin the same epoch (one of them a copy
-without its own identity), one is refused. A process that was frozen before its mark may write it long after other
-epochs have marked theirs, and deleted this one. So the marks are listed once more after it, and a higher one refuses
-the epoch: the highest mark is never deleted.
+    1  begin the epoch in the catalog
+    2  mark it in the store, by an object that is written once
+    3  delete the older marks that were found, and list the marks again: a higher one refuses the epoch
+    4  write an extract of the catalog (`catalog.extracts`), under this epoch; only then is it granted
 
-A backup may also hold the newest epoch, if it was taken during that run. It is noticed by the manifest of the
-checkpoint two above the catalog's newest, which is written only after the one in between was committed. If retention
-has deleted that manifest, it is noticed by the newest extract, which was written before anything was deleted: the
-catalog counts its extracts, and counts each before it is stored.
+So the store has a higher epoch than the catalog only if the catalog lost something: it was restored from a backup, or
+its database failed over. What runs wrote since would look like orphans to it. Nothing is deleted then, and
+`run.take_over` brings the catalog up to the store before the next epoch begins.
+
+An epoch is that of whoever made its mark. Two processes may begin the same one: with two catalogs, one of them a copy
+without its own identity, or with one whose database lost the first one's beginning. The second is refused its mark. It
+does not end the epoch in the catalog either, because that may be the other's. A process that was frozen before its mark
+may write it long after other epochs have marked theirs, and deleted this one. It finds a higher mark in step 3: the
+highest is never deleted.
+
+An epoch without an extract has done nothing. If a process is killed before that, or its database loses the epoch, the
+next epoch begins above it.
+
+A catalog that knows the newest epoch may be older than the store, too. It is if the store has
+
+    an extract    with a higher epoch or number: the catalog counts its extracts over all epochs, each before it is
+                  stored
+    a manifest    two above the newest checkpoint, of the newest epoch: it was stored after the one between was
+                  committed
+    a manifest    directly above it, of the newest extract's epoch, if the catalog has a later epoch, such as that of an
+                  upgrade: the next run takes it over (`find_followed`)
 
 A fork shares objects with its parent, and is marked beside the parent's epochs: a catalog that does not know the fork
 is older than the store, too, and would delete shared objects. A new stream is refused if the store holds objects under
 its name that the catalog does not know.
 
-Only the highest epoch mark matters. Each epoch deletes the older marks that it found, so a process that wakes up late
-deletes only lower ones.
-
-After the mark comes an extract of the catalog (`catalog.extracts`): it says from which checkpoint the epoch continues,
-so that a catalog that is lost and rebuilt does not take what an older epoch wrote beyond that.
+The extract says from which checkpoint the epoch continues, so that a catalog that is lost and rebuilt does not take
+what an older epoch wrote beyond that.
 """
 
 import re
@@ -52,7 +63,8 @@ class Tenure:
 
     Attributes:
         epoch: its newest epoch, None before the first. A further epoch begins only directly after it, so that a run
-            that resets itself never takes the stream from a run that has fenced it.
+            that resets itself never takes the stream from a run that has fenced it. One that the catalog has lost, and
+            that has no extract, does not count.
         files: checkpoint -> the checksums of the `.files` objects that its subtasks have acknowledged, of its newest
             checkpoints.
     """
@@ -88,9 +100,11 @@ def begin_epoch(
     _refuse_unknown(warehouse, stream, marks)
     mark_fork(warehouse, stream)
     tenure = tenure or Tenure()
-    # An epoch with a mark and without an extract did nothing; a catalog that lost its beginning goes on above it.
-    above = max(marks.epochs, default=0)
-    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch, above=above)
+    # An epoch without an extract did nothing: a catalog that lost it goes on above it, without bringing it back.
+    after, above = tenure.epoch, max([*marks.epochs, tenure.epoch or 0])
+    if after is not None and marks.extract[0] < after:
+        after = min(after, warehouse.catalog.streams.get(stream).epoch)
+    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=after, above=above)
     _mark(warehouse, stream, epoch, who, marks.epochs)
     _extract(warehouse, stream, epoch, bring_up)
     log = _LOG.bind(stream=stream, epoch=epoch)
@@ -297,6 +311,9 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: Marks) -> list[str]:
 def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
     """Mark an epoch in the store, delete the older ones among `marked`, and check that no higher one is there.
 
+    The epoch is that of whoever made its mark. If the mark was not made, the epoch stays open in the catalog, as after
+    a crash: its database may have lost it, and the row of this number may be that of another run.
+
     Raises:
         Fenced: a newer run of this catalog has taken the stream over meanwhile.
         WrongWarehouse: another catalog has begun this epoch, or a higher one.
@@ -304,10 +321,10 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
     """
     store, catalog = warehouse.warehouse.store, warehouse.catalog
     try:
-        try:
-            store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
-        except ObjectExists as error:
-            raise _other_catalog(warehouse, stream, epoch) from error
+        store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
+    except ObjectExists as error:
+        raise _other_catalog(warehouse, stream, epoch) from error
+    try:
         try:
             store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
         except Unreachable as error:  # the next epoch deletes them
@@ -325,16 +342,25 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
 def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWarehouse:
     return WrongWarehouse(
         f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog than "
-        f"{warehouse.catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
+        f"{warehouse.catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse (if "
+        "its database has just failed over, another run may have begun it: run it again)"
     )
 
 
 def _extract(
     warehouse: OpenWarehouse, stream: str, epoch: int, bring_up: Callable[[int], None] = lambda _: None
 ) -> None:
+    """Write the extract of an epoch that has its mark.
+
+    Raises:
+        Fenced: a newer run has taken the stream over meanwhile.
+        Unreachable: the store or the catalog failed, or the catalog has lost the epoch, which has no extract then.
+    """
     try:
         bring_up(epoch)
-        write_extract(warehouse, stream)
+        if write_extract(warehouse, stream).epoch != epoch:
+            warehouse.catalog.runs.check_epoch(stream, epoch)
+            raise Unreachable(f"the catalog had lost writer epoch {epoch} of stream {stream} for a while: run it again")
     except BaseException:
         with suppress(Unreachable):
             warehouse.catalog.runs.end(stream, epoch, "failed")

@@ -5,9 +5,11 @@
     2  take the stream over, as a run does: register it, begin a writer epoch
     3  copy each object, verified on the way, and store the manifest
     4  commit the first checkpoint, its savepoint and the input position, in one transaction
+    5  write the extract that has them: only then does the import survive the loss of the catalog's newest transactions
 
-The stream has nothing before the last step. If the import is killed, it is repeated under the next epoch, which fences
+The stream has nothing before step 4. If the import is killed, it is repeated under the next epoch, which fences
 the killed one; a sweep deletes what that had copied, as it does for a run that was killed before its first checkpoint.
+If it fails between steps 4 and 5, repeating it writes the extract.
 """
 
 import json
@@ -22,7 +24,7 @@ from typing import Any
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.epochs import begin_epoch, check_new_name
-from siltstone.catalog.extract_writer import try_write_extract
+from siltstone.catalog.extract_writer import read_newest_extract, try_write_extract, write_extract
 from siltstone.catalog.imports import Continuation
 from siltstone.catalog.source_entries import decode_sources
 from siltstone.catalog.steps import Step
@@ -108,25 +110,16 @@ def import_savepoint(warehouse: OpenWarehouse, proven: ProvenExport, new: str | 
         WrongWarehouse: the store holds a stream of that name that the catalog does not know.
         CorruptObject: an object was damaged meanwhile; the stream has no checkpoint.
         Fenced: another process has taken the stream over meanwhile; the stream has no checkpoint of this import.
-        Unreachable: a store or the catalog failed; unless the import succeeded all the same, repeat it.
+        Unreachable: a store or the catalog failed; repeat it.
     """
-    start = time.perf_counter()
-    exported, catalog = proven.exported, warehouse.catalog
+    start, exported = time.perf_counter(), proven.exported
     stream = check_name("stream", exported.stream if new is None else new)
-    _check_free(warehouse, stream)
-    definition, max_parallelism = proven.details.definition, proven.manifest.max_parallelism
-    assert definition is not None, "the definition was checked"
-    catalog.streams.register(stream, max_parallelism, definition, NEW_STREAM.to_record())
-    who = f"{this_process()} imports savepoint {exported.savepoint} of {exported.stream}"
-    epoch, outcome = begin_epoch(warehouse, stream, who), "failed"
-    try:
-        size = _add(warehouse, proven, CheckpointPath(stream, epoch, FIRST))
-        outcome = IMPORTED
-    finally:
-        with suppress(Unreachable):
-            catalog.runs.end(stream, epoch, outcome)
-            sweep_ended(warehouse, stream, epoch)
-            try_write_extract(warehouse, stream)
+    size = _find_committed(warehouse, proven, stream)
+    if size is None:
+        _check_free(warehouse, stream)
+        size = _begin_stream(warehouse, proven, stream)
+    if write_extract(warehouse, stream).newest < FIRST:
+        raise Unreachable(f"the catalog has lost the import of stream {stream}, which it had acknowledged: repeat it")
     return SavepointImport(
         stream,
         exported.savepoint,
@@ -139,6 +132,41 @@ def import_savepoint(warehouse: OpenWarehouse, proven: ProvenExport, new: str | 
         size,
         round(time.perf_counter() - start, 3),
     )
+
+
+def _find_committed(warehouse: OpenWarehouse, proven: ProvenExport, stream: str) -> int | None:
+    """Return the bytes of the checkpoint that an earlier import of the savepoint committed, without its extract.
+
+    None if there is no such import.
+    """
+    catalog, savepoint = warehouse.catalog, proven.exported.savepoint
+    if all(each.name != stream for each in catalog.streams.list()):
+        return None
+    if (savepoint, FIRST) not in {(each.name, each.checkpoint) for each in catalog.savepoints.list(stream)}:
+        return None
+    record, extract = catalog.checkpoints.get(stream, FIRST), read_newest_extract(warehouse.warehouse.store, stream)
+    lacks = extract is not None and extract.newest < FIRST
+    return record.bytes if lacks and record.digest == proven.manifest.digest else None
+
+
+def _begin_stream(warehouse: OpenWarehouse, proven: ProvenExport, stream: str) -> int:
+    """Register the stream and commit its first checkpoint; return its bytes."""
+    catalog, exported = warehouse.catalog, proven.exported
+    definition, max_parallelism = proven.details.definition, proven.manifest.max_parallelism
+    assert definition is not None, "the definition was checked"
+    catalog.streams.register(stream, max_parallelism, definition, NEW_STREAM.to_record())
+    who = f"{this_process()} imports savepoint {exported.savepoint} of {exported.stream}"
+    epoch, outcome = begin_epoch(warehouse, stream, who), "failed"
+    try:
+        size = _add(warehouse, proven, CheckpointPath(stream, epoch, FIRST))
+        outcome = IMPORTED
+    finally:
+        with suppress(Unreachable):
+            catalog.runs.end(stream, epoch, outcome)
+            sweep_ended(warehouse, stream, epoch)
+            if outcome != IMPORTED:
+                try_write_extract(warehouse, stream)
+    return size
 
 
 def _check_free(warehouse: OpenWarehouse, stream: str) -> None:

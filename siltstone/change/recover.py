@@ -44,7 +44,7 @@ from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.run.take_over import is_next_damaged, take_over
+from siltstone.run.take_over import find_next_damaged, take_over
 
 _LOG = get_logger(__name__)
 OUTCOME = "recovered"
@@ -129,7 +129,8 @@ def recover(
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
         WrongWarehouse: the catalog is older than the store, and `accept_loss` is not set.
-        LossRefused: giving up what is damaged needs `accept_loss`; nothing was given up.
+        LossRefused: giving up what is damaged, also in what the catalog does not have yet, needs `accept_loss`; nothing
+            was given up.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         NewerFormat: a newer Siltstone wrote something that has to be proven; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
@@ -137,6 +138,7 @@ def recover(
     start = time.perf_counter()
     catalog = warehouse.catalog
     older = _check_catalog(warehouse, stream, dry_run, accept_loss, tell)
+    unfollowed = _find_unfollowed(warehouse, stream, dry_run)
     # Before the epoch: a deletion that was planned without seeing this lease has an older epoch and is refused.
     with hold_lease(catalog, stream, None, what="recovers"):
         point, epoch = find_beside_run(warehouse, stream, run, tell), None
@@ -161,7 +163,7 @@ def recover(
         snapshots=snapshots,
         savepoints=lost.savepoints,
         edits=lost.edits,
-        refusal=_explain_refusal(point, lost) if dry_run else None,
+        refusal=", ".join(filter(None, (unfollowed, _explain_refusal(point, lost)))) or None if dry_run else None,
         swept_objects=swept[0],
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
@@ -180,13 +182,32 @@ def _check_catalog(
     """
     warehouse.warehouse.store.check(writable=not dry_run)
     if accept_loss and not dry_run:
-        damaged = is_next_damaged(warehouse, stream)
+        damaged = find_next_damaged(warehouse, stream) is not None
         if go_on_from_backup(warehouse, stream, f"{this_process()} recovers", OUTCOME, older=damaged):
             tell("the catalog is older than the store: what it does not know of is given up")
             return True
     check_catalog(warehouse, stream)
     check_recoverable(warehouse.catalog, stream)
     return False
+
+
+def _find_unfollowed(warehouse: OpenWarehouse, stream: str, dry_run: bool) -> str | None:
+    """Say what the next run would have to follow in the store and cannot read; None if there is nothing.
+
+    Raises:
+        LossRefused: there is, and this is not a dry run.
+    """
+    damaged = find_next_damaged(warehouse, stream)
+    if damaged is None:
+        return None
+    checkpoint, error = damaged
+    lost = f"checkpoint {checkpoint} and what the store has after it, which the catalog does not have"
+    if not dry_run:
+        raise LossRefused(
+            f"no run can take stream {stream} over: {error}. Going on without it would lose {lost}. Nothing was given "
+            f"up: bring that object back, or accept the loss with `siltstone recover {stream} --accept-loss`"
+        )
+    return lost
 
 
 def check_recoverable(catalog: Catalog, stream: str) -> None:

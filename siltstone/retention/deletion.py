@@ -109,7 +109,7 @@ def delete_checkpoints(
     if input_log is not None:
         pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)
         if pruned:
-            _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
+            _LOG.debug("input log pruned", stream=stream, epoch=epoch, steps=pruned)
     size_bytes, leased = sum(each.bytes for each in tombstones), tuple(sorted({*plan.leased, *spared}))
     return DeletionResult(goes, plan.waits, len(tombstones), size_bytes, leased, len(later), plan.needed_by)
 

@@ -9,18 +9,33 @@ while a run is open, deletions leave alone what was replaced since the newest ch
 """
 
 import logging
+import math
+import time
+from dataclasses import asdict, dataclass
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
 from siltstone.retention.retention_rules import RetentionOptions, retention_in_force
 from siltstone.retention.sweep import sweep_killed
-from siltstone.retention.truncate import Truncation, Waiting, truncate
+from siltstone.retention.truncate import Truncation, truncate
 
 _LOG = get_logger(__name__)
 _PART = 20
 """a round happens once this part (1/20) of the retained checkpoints is new"""
 _AT_ONCE = 500
 """checkpoints marked or deleted at a time, so that no transaction delays a commit for long"""
+LOG_S = 60.0
+"""seconds between two lines of the log, however often retention deletes"""
+
+
+@dataclass
+class _Deleted:
+    """What retention deleted since the last line of the log, and how many checkpoints it marked and waits to delete."""
+
+    checkpoints: int = 0
+    objects: int = 0
+    bytes: int = 0
+    waiting: int = 0
 
 
 class Housekeeper:
@@ -37,7 +52,8 @@ class Housekeeper:
         self._look_from = 1
         """the next round happens once the run has completed this many checkpoints"""
         self._told = False
-        self._waiting: tuple[Waiting, ...] = ()
+        self._since, self._waiting = _Deleted(), 0
+        self._log_from = -math.inf
 
     def work(self, completed: int, *, ended: bool = False) -> None:
         """Sweep once, and apply retention if it is time.
@@ -67,35 +83,34 @@ class Housekeeper:
         done = truncate(self._warehouse, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, steps_ended=ended)
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)
-        if done.deleted or done.objects:
-            self._log_truncation(done, rules)
-        elif done.waiting and done.waiting != self._waiting:
-            # Nothing is deleted yet, but marked checkpoints are no longer visible.
-            _LOG.info(
-                "retention marked checkpoints as deleted",
-                stream=stream,
-                epoch=self._epoch,
-                rules=rules.described,
-                waiting=len(done.waiting),
-            )
-        self._waiting = done.waiting
+        self._count(done)
+        self._log(rules, ended)
 
-    def _log_truncation(self, done: Truncation, rules: RetentionOptions) -> None:
-        """Log a deletion: the first time as a warning, so that people see it, then at level info."""
+    def _count(self, done: Truncation) -> None:
+        told = self._since
+        told.checkpoints += len(done.deleted)
+        told.objects += done.objects
+        told.bytes += done.bytes
+        told.waiting = len(done.waiting)
+
+    def _log(self, rules: RetentionOptions, ended: bool) -> None:
+        """Log what was deleted, and marked, since the last line: the first time as a warning, so that people see it,
+        then at level info, at most once a minute."""
+        done, now = self._since, time.monotonic()
+        deleted = done.checkpoints or done.objects
+        if not (deleted or done.waiting != self._waiting) or (not ended and now < self._log_from):
+            return
         level, more = logging.INFO, {}
-        if not self._told:
+        if deleted and not self._told:
             level, self._told = logging.WARNING, True
             more = {"note": f"later ones at level info; see or change the rules: siltstone retention {self._stream}"}
         _LOG.log(
             level,
-            "retention deleted checkpoints",
+            "retention deleted checkpoints" if deleted else "retention marked checkpoints as deleted",
             stream=self._stream,
             epoch=self._epoch,
             rules=rules.described,
-            checkpoints=len(done.deleted),
-            first=min(done.deleted, default=None),
-            last=max(done.deleted, default=None),
-            objects=done.objects,
-            bytes=done.bytes,
+            **asdict(done),
             **more,
         )
+        self._since, self._log_from, self._waiting = _Deleted(), now + LOG_S, done.waiting

@@ -30,9 +30,10 @@ from siltstone.catalog.rebuilding import Rebuilding
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, NewerFormat, StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.log import get_logger
 from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles, shared_names
 from siltstone.restore.restore import read_manifest
@@ -42,6 +43,7 @@ from siltstone.store.base import Store
 from siltstone.store.checksums import algorithm_of, checksum_of
 from siltstone.store.paths import CheckpointPath
 
+_LOG = get_logger(__name__)
 _TELL_EACH = 500
 """checkpoints between two lines of progress"""
 _LEASE = timedelta(days=1)
@@ -219,7 +221,11 @@ class _Replay:
         for found, after in with_next(read_later(self._store, first, *before)):
             self._report()
             self._clock.at = self._committed_at(found, after)
-            self._catalog.commits.add(self._stream, self._extract.epoch, self._commit(found, found.details))
+            try:
+                self._catalog.commits.add(self._stream, self._extract.epoch, self._commit(found, found.details))
+            except (UsageError, StateError) as error:
+                note_refused(self._stream, found, error)
+                break
             self._later = found
             count += 1
         return count
@@ -359,20 +365,51 @@ def committed_at(store: Store, found: Found, after: Found | None) -> datetime | 
     return store.modified_at([found.stored.name]).get(found.stored.name)
 
 
+def note_refused(stream: str, found: Found, error: UsageError | StateError) -> None:
+    """Log that a checkpoint whose manifest is stored is not taken over. What was acknowledged succeeds again on what it
+    was made on, so its commit was refused before.
+
+    Raises:
+        CorruptObject, NewerFormat: the error is about an object that was read for it.
+    """
+    if isinstance(error, CorruptObject | NewerFormat):
+        raise error
+    checkpoint = found.manifest.checkpoint
+    _LOG.warning("a checkpoint is not taken over", stream=stream, checkpoint=checkpoint, error=str(error))
+
+
 def settle_outputs(catalog: Catalog, store: Store, stream: str, epoch: int, later: Found | None) -> None:
     """Mark the outputs as delivered that sinks have.
+
+    If the store lacks what the newest checkpoint wrote, its commit may have been refused, since a sweep had deleted
+    that. A recovery gives it up then, and its outputs come again with it.
 
     Args:
         later: the newest of the checkpoints that were found in the store; its manifest names what was outstanding.
     """
+    lacking = _find_lacking(store, later) if later else None
+    if later and lacking:
+        checkpoint = later.manifest.checkpoint
+        _LOG.warning(
+            "a checkpoint is taken over that is damaged", stream=stream, checkpoint=checkpoint, missing=lacking
+        )
     looked = later.details.outstanding if later else None
     outstanding = None if looked is None else set(looked)
     for output in catalog.outbox.list(stream, outstanding=True):
         own = later is not None and output.checkpoint == later.manifest.checkpoint
         delivered = outstanding is not None and not own and (output.checkpoint, output.name) not in outstanding
+        if own and lacking:
+            continue
         # Only what sinks have is ever deleted.
         if delivered or any(is_missing(store, stored.name) for stored in output.objects):
             catalog.outbox.mark_delivered(stream, epoch, output.checkpoint, output.name)
+
+
+def _find_lacking(store: Store, found: Found) -> str | None:
+    """Return an object that a checkpoint wrote, by its manifest, and that the store does not have; None if none is."""
+    path = CheckpointPath.of(found.stored.name)
+    there = {name for name, _ in store.list(path.prefix)} if path else set[str]()
+    return next((each.name for each in found.manifest.objects if each.name not in there), None)
 
 
 def is_missing(store: Store, name: str) -> bool:

@@ -43,6 +43,7 @@ from siltstone.run.rebuild_stream import (
     Found,
     committed_at,
     is_missing,
+    note_refused,
     read_found,
     read_later,
     rebuild_stream,
@@ -104,20 +105,26 @@ def catch_up(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
     return followed is not None and not _follow(warehouse, stream, followed, record.epoch)
 
 
-def is_next_damaged(warehouse: OpenWarehouse, stream: str) -> bool:
-    """Whether the next manifest to follow is damaged: no run can take the stream over until it is given up."""
+def find_next_damaged(warehouse: OpenWarehouse, stream: str) -> tuple[int, CorruptObject] | None:
+    """Find the next checkpoint to follow if its manifest is damaged, in two reads, and the error; None if it is not.
+
+    No run can take the stream over until that checkpoint is given up.
+    """
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     followed = find_followed(catalog, stream, read_marks(store, stream))
     if followed is None:
-        return False
+        return None
     path = CheckpointPath(stream, followed, catalog.checkpoints.last_id(stream) + 1)
-    for _ in range(2):  # a store may return wrong bytes once
-        try:
+    try:
+        with suppress(CorruptObject):  # a store may return wrong bytes once
             read_found(store, stream, path)
-            return False
-        except CorruptObject:
-            warehouse.confirm_store()
-    return True
+            return None
+        warehouse.confirm_store()
+        read_found(store, stream, path)
+    except CorruptObject as error:
+        warehouse.confirm_store()
+        return path.checkpoint, error
+    return None
 
 
 def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
@@ -175,19 +182,18 @@ def _follow(warehouse: OpenWarehouse, stream: str, made_by: int, epoch: int) -> 
     if before is not None and data is not None:
         references.resume(replace(decode_manifest(data, before.name), stream=stream), before.name)
     for found, after in with_next(read_later(store, path, before, data)):
-        commit = commit_of(found.manifest, found.stored, found.details)
-        if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
-            oldest, replaced = references.advance(found.manifest, found.stored.name)
-            commit = replace(commit, oldest_needed=oldest, replaced=replaced)
         try:
+            commit = commit_of(found.manifest, found.stored, found.details)
+            if data is not None or newest == 0:  # else what it needs is not known, and nothing counts as replaced
+                oldest, replaced = references.advance(found.manifest, found.stored.name)
+                commit = replace(commit, oldest_needed=oldest, replaced=replaced)
             committed = catalog.commits.add(stream, epoch, commit, committed_at(store, found, after), made_by)
         except Fenced:
             return False
         except (UsageError, StateError) as error:
-            if catalog.checkpoints.last_id(stream) != commit.id - 1:
+            if catalog.checkpoints.last_id(stream) != found.manifest.checkpoint - 1:
                 return False
-            # What was acknowledged succeeds again on what it was made on. So this commit was refused.
-            _LOG.warning("a checkpoint is not taken over", stream=stream, checkpoint=commit.id, error=str(error))
+            note_refused(stream, found, error)
             break
         references.follow(committed.manifests)
         later.append(found)

@@ -1,12 +1,13 @@
 """Directories of one process that are removed at the end of a block, or by others once the process has ended."""
 
+import errno
 import fcntl
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from siltstone.store.private import make_private_directory, open_private
@@ -24,7 +25,8 @@ def hold_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Make a locked directory in `parent`, and remove it at the end of the block.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or this process was stopped for so long before it locked the directory that another
+            one took it for abandoned.
     """
     path = parent / f"{prefix}{uuid.uuid4().hex}"
     with ExitStack() as stack:
@@ -32,27 +34,42 @@ def hold_directory(parent: Path, prefix: str) -> Iterator[Path]:
         make_private_directory(path)
         held = stack.enter_context(open(path / LOCK, "w", opener=open_private))
         fcntl.flock(held, fcntl.LOCK_EX)
+        if os.fstat(held.fileno()).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "another process removed it as abandoned, run this again", str(path))
         yield path
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the directories that killed processes have left in `parent`."""
     for left in parent.glob(f"{prefix}*"):
-        if _is_abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):  # locked, another user's, or removed meanwhile
+            _remove_if_abandoned(left)
 
 
-def _is_abandoned(directory: Path) -> bool:
-    """Whether the process that made the directory has ended. Others may write to `parent`: no link is followed."""
+def _remove_if_abandoned(directory: Path) -> None:
+    """Remove a directory whose process has ended. Others may write to its parent: no link is followed.
+
+    The lock is held until everything is removed: a process that wakes up before it has locked its directory waits for
+    that, and sees that the lock is gone.
+    """
     try:
-        try:
-            lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:  # not made yet, or its owner died before
-            return time.time() - directory.lstat().st_mtime >= NEW_S
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return time.time() - os.fstat(lock).st_mtime >= NEW_S
-        finally:
-            os.close(lock)
-    except OSError:  # locked, another user's, or removed meanwhile
-        return False
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if time.time() - directory.lstat().st_mtime >= NEW_S:
+            _remove_unlocked(directory)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - os.fstat(lock).st_mtime >= NEW_S:
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _remove_unlocked(directory: Path) -> None:
+    """Remove a directory without a lock: its process ended before it made the lock, or while it removed everything."""
+    try:
+        directory.rmdir()
+    except OSError:
+        if not (directory / LOCK).exists():  # else its process has just made it
+            shutil.rmtree(directory, ignore_errors=True)

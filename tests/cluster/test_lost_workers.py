@@ -1,6 +1,8 @@
 """A worker that dies, freezes or is added in the middle of a step costs time, and nothing else."""
 
+from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -67,8 +69,15 @@ def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(
     assert proven.proven == [*range(1, (steps + 3) // steps_per_checkpoint + 1)] and not proven.failed
 
 
-@pytest.mark.parametrize("max_pending", [0, 2])
-@pytest.mark.parametrize(("backend", "policy"), [*product(BACKENDS, [DEFAULT_POLICY]), (FILES_BACKEND, FILES_POLICY)])
+def modes() -> Iterator[Any]:
+    """Each backend and form, with and without pending checkpoints in turn; in `make test-thorough` with both."""
+    forms = [*product(BACKENDS, [DEFAULT_POLICY]), (FILES_BACKEND, FILES_POLICY)]
+    for nth, (form, (turn, max_pending)) in enumerate(product(forms, enumerate((0, 2)))):
+        marks = [] if nth // 2 % 2 == turn else [pytest.mark.thorough]
+        yield pytest.param(*form, max_pending, marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "policy", "max_pending"), list(modes()))
 def test_a_worker_is_killed_with_each_backend_and_mode_and_the_next_run_has_the_other_backend(
     cluster_run: ClusterRun, backend: str, policy: str, max_pending: int
 ) -> None:

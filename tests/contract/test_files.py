@@ -8,7 +8,9 @@ import pytest
 
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import policy_by_name
+from siltstone.change.fork import fork
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Unreachable, UsageError
@@ -18,10 +20,12 @@ from siltstone.restore.restore import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
+from siltstone.spark.operations.materializing import find_in_files
 from siltstone.state.backends.rocksdb import RocksDBState
 from siltstone.state.backends.rocksdb.files import RowFiles
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_files_index
+from tests.examples import long_form
 from tests.files_cases import (
     KEYS,
     check,
@@ -154,7 +158,7 @@ def test_a_warehouse_that_an_enemy_wrote_is_refused_by_name(tmp_path: Path) -> N
         run.region.close("stopped")
 
 
-@pytest.mark.parametrize("parallelism", [1, 4, 8])
+@pytest.mark.parametrize("parallelism", [1, long_form(4), 8])
 def test_rescaled_files_are_clipped_by_key_group(place: OpenWarehouse, parallelism: int) -> None:
     run = run_of(place)
     steps(run, 1, 3)
@@ -165,8 +169,15 @@ def test_rescaled_files_are_clipped_by_key_group(place: OpenWarehouse, paralleli
     check(place)
 
 
-@pytest.mark.parametrize("policy", ["marginal-cost", "adjust-d"])
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("backend", "policy"),
+    [
+        ("heap", "marginal-cost"),
+        ("rocksdb", "adjust-d"),
+        long_form("heap", "adjust-d"),
+        long_form("rocksdb", "marginal-cost"),
+    ],
+)
 def test_other_policies_and_backends_go_on_from_files_and_back(place: OpenWarehouse, policy: str, backend: str) -> None:
     run = run_of(place)
     steps(run, 1, 3)
@@ -265,7 +276,7 @@ def test_a_restore_fetches_only_files_that_are_not_on_this_machine(place: OpenWa
     check(place)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
+@pytest.mark.parametrize("at", [0, long_form(1), long_form(2), 5])
 def test_an_upload_that_fails_in_the_middle_is_done_again(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
@@ -301,3 +312,20 @@ def test_an_unchanged_subtask_refers_to_what_it_has(place: OpenWarehouse) -> Non
     assert steps(run, 3, 4) == expected(4)[-2:]
     run.region.close("stopped")
     check(place)
+
+
+def test_files_after_a_materialization_can_be_made_bases_again(place: OpenWarehouse) -> None:
+    """They were thought to be bases because the checkpoint before them had some: an export was refused for ever."""
+    run = run_of(place)
+    for n in range(1, 4):
+        run.step(rows(n))
+    fork(place, NAME, "forked", "3")
+    [operator] = place.catalog.checkpoints.get("forked", 3).forms
+    run = run_of(place, name="forked")
+    for checkpoint in (3, 4):
+        record = place.catalog.checkpoints.get("forked", checkpoint)
+        assert find_in_files(place, record) == {operator}
+        materialize(place, "forked", operator, checkpoint, id=f"m{checkpoint}", parallelism=1, run=in_order)
+        assert find_in_files(place, record) == set()
+        run.step(rows(checkpoint + 1, changed=1))  # most opaque values stay those of the materialization
+    assert not failures(place, "forked")

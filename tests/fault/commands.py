@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from tests.fault.held_stream import HELD
@@ -15,12 +16,14 @@ KEPT = "is its newest|is kept by its savepoint"
 
 @dataclass
 class Known:
-    """What is known of one stream when a command is chosen: visible checkpoints, the steps still to do."""
+    """What is known of one stream when a command is chosen: visible checkpoints, the steps still to do, and the
+    directory below which savepoints are exported."""
 
     stream: str
     checkpoints: list[int]
     left: int
     savepoints: list[str] = field(default_factory=list)
+    exports: Path = Path()
 
     @property
     def newest(self) -> int:
@@ -66,7 +69,24 @@ def _sweep(chance: Random, _: Known) -> Arguments:
 def _savepoint(chance: Random, known: Known) -> Arguments:
     if known.savepoints and chance.random() < 0.5:
         return (chance.choice(known.savepoints), "--drop")
-    return (f"s{chance.randrange(10**6)}", "--at", _some(chance, known))
+    full = chance.choice([(), ("--full",)])
+    return (f"s{chance.randrange(10**6)}", "--at", _some(chance, known), *full)
+
+
+def _export(chance: Random, known: Known) -> Arguments:
+    # Often to where an earlier one may have been killed.
+    name = chance.choice(known.savepoints or ["none"])
+    return (name, "--to", known.exports / f"{known.stream}-{name}")
+
+
+def _import(chance: Random, known: Known) -> Arguments:
+    there = sorted(known.exports.glob("*"))
+    # Two of the same name sometimes.
+    return (chance.choice(there or [known.exports / "none"]), "--as", f"import{chance.randrange(4)}")
+
+
+def _optimize(chance: Random, _: Known) -> Arguments:
+    return chance.choice([(), (), (), ("--dry-run",)])
 
 
 def _verify(chance: Random, known: Known) -> Arguments:
@@ -98,23 +118,37 @@ class Command:
         arguments: chosen at random.
         refusals: (exit code, what it says) that are right when others are, or were, at work on the stream.
         weight: how often it is chosen, beside others.
+        of_stream: whether it is one of a stream, whose name is its first argument.
+        elsewhere: whether it works on another warehouse, of which the stream's runs know nothing.
     """
 
     arguments: Callable[[Random, Known], Arguments]
     refusals: Sequence[tuple[int, str]] = ()
     weight: int = 1
+    of_stream: bool = True
+    elsewhere: bool = False
 
 
 GONE = (2, "no (latest )?checkpoint")
 OVERTAKEN = (4, "fenced")
 LOSS = (2, "--accept-loss")
+OTHERS_MERGED = (1, "concurrent|conflict")
 COMMANDS = {
     "run": Command(_run, [OVERTAKEN], 4),
     "materialize": Command(_materialize, [GONE, (2, "is being materialized"), (4, "lost its lease")], 4),
     "truncate": Command(_truncate, [OVERTAKEN, (2, KEPT)], 2),
     "delete": Command(_delete, [OVERTAKEN, GONE, (2, KEPT)]),
     "sweep": Command(_sweep, weight=2),
-    "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
+    "savepoint": Command(
+        _savepoint,
+        [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint|is being materialized"), (4, "lost its lease")],
+    ),
+    "export-savepoint": Command(
+        _export, [GONE, (2, "no savepoint|still reads deltas|files of RocksDB|has not reached its sink")], 2
+    ),
+    "import-savepoint": Command(_import, [OVERTAKEN, (2, "no exported savepoint|exists here already")], 2, False, True),
+    "optimize": Command(_optimize, [OTHERS_MERGED], 2),
+    "upgrade": Command(_nothing, of_stream=False),
     "fork": Command(_fork, [GONE, (2, "exists already")]),
     "snapshot": Command(
         _nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a reference copy already")]

@@ -8,12 +8,13 @@ under higher ids (ADR 28).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
+
+import pyarrow as pa
 
 from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from tests.fault.journal import Delivered, journal_of, published
-from tests.fault.reference import Reference
+from tests.fault.journal import Delivered
+from tests.fault.reference import SinkRows
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ class Memory:
     Attributes:
         proven: what names the objects of checkpoints that were proven.
         births: stream -> with what it began, as long as that could still be told.
+        commits: (table, version) -> the rows that this version added.
     """
 
     proven: set[object] = field(default_factory=set)
     births: dict[str, Birth] = field(default_factory=dict)
+    commits: dict[tuple[str, int], pa.Table] = field(default_factory=dict)
 
 
 def birth_of(
@@ -57,16 +60,17 @@ def birth_of(
 
 
 @dataclass(frozen=True)
-class Sinks:
-    """What is known of a stream where its deliveries are judged.
+class Deliveries:
+    """What is known of a stream where the deliveries to one of its sinks are judged.
 
     Attributes:
+        rows: what an undisturbed run gives the sink.
         held: checkpoint -> the batches it holds, from 1 on, of those that exist and whose steps are still logged.
         logged: as `held`, of those that were given up and are to come again.
         ended: the newest run ended well, so that nothing is outstanding.
     """
 
-    reference: Reference
+    rows: SinkRows
     place: OpenWarehouse
     stream: StreamRecord
     birth: Birth | None
@@ -74,9 +78,8 @@ class Sinks:
     logged: Mapping[int, Sequence[int]]
     ended: bool
 
-    def broken(self, sink: Path) -> Iterable[str]:
-        """All that is broken of one sink, in lines."""
-        calls, in_sight = journal_of(sink), published(sink)
+    def broken(self, calls: Sequence[Delivered], in_sight: Sequence[Delivered], *, journaled: bool) -> Iterable[str]:
+        """All that is broken, in lines: of the `calls` that a sink with a journal had, and of what its readers see."""
         first: dict[int, Delivered] = {}
         for call in calls:
             if first.setdefault(call.id, call) != call:
@@ -84,7 +87,7 @@ class Sinks:
         ids = [*first]
         if ids != sorted(ids):
             yield f"ids were delivered for the first time in the order {ids}"
-        if self.reference.journaled:
+        if journaled:
             for each in in_sight:
                 if first.get(each.id) != each:
                     yield f"the rows in sight of id {each.id} are not those delivered under it"
@@ -151,5 +154,5 @@ class Sinks:
 
     def _batches(self, found: Delivered) -> tuple[int, int] | None:
         """The first and last batch, from 1 on, that these rows are all rows of; None if they are not."""
-        span = self.reference.spans.get((found.first, found.last))
-        return span if span is not None and replace(found, id=0) == self.reference.delivery(*span) else None
+        span = self.rows.spans.get((found.first, found.last))
+        return span if span is not None and replace(found, id=0) == self.rows.delivery(*span) else None

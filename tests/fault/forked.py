@@ -35,7 +35,7 @@ class Victim:
     orders: Orders
 
     def __post_init__(self) -> None:
-        self.kind, self.stream = self.orders.arguments[:2]
+        self.kind, self.stream = self.orders.arguments[0], self.orders.stream or self.orders.arguments[1]
         self._process = _context().Process(target=main, args=(self.orders,), daemon=True)
         self._process.start()
         self.started_s = time.monotonic()

@@ -1,12 +1,20 @@
 """The small stream of the campaign: two operators more, for rows that are held back until a checkpoint.
 
 source -> late (place) -> settled (place)
+
+It has three sinks: `accounts` has the purchases; `late` what was held back, in a Delta table where the warehouse can
+have one; and purchases without an amount are dead letters of `late`.
 """
 
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from siltstone.errors import BadRow
+from siltstone.operator import Rows, State
+from siltstone.sinks.parquet import ParquetSink
+from siltstone.stream import DEAD_LETTERS
 from tests.fault import small_stream
 from tests.holding import Hold, Total
 
@@ -16,8 +24,14 @@ class Late(Hold):
 
     name = "late"
     key = {"place": pa.int64()}  # noqa: RUF012
-    inputs = ("amount",)
-    output = pa.schema([("place", pa.int64()), ("amount", pa.int64())])
+    inputs = ("sequence", "amount")
+    output = pa.schema([("place", pa.int64()), ("sequence", pa.int64()), ("amount", pa.int64())])
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Keep them; one without an amount is refused."""
+        if rows.table["amount"].null_count:
+            raise BadRow("no amount", rows=pc.is_null(rows.table["amount"]).to_numpy())
+        super().process(rows, state)
 
 
 class Settled(Total):
@@ -28,4 +42,10 @@ class Settled(Total):
     inputs = ("amount",)
 
 
-HELD = replace(small_stream.SMALL, name="held", operators=[*small_stream.SMALL.operators, Late(), Settled()])
+HELD = replace(
+    small_stream.SMALL,
+    name="held",
+    operators=[*small_stream.SMALL.operators, Late(), Settled()],
+    sinks={"accounts": ParquetSink(), "late": None, DEAD_LETTERS: ParquetSink()},
+    on_bad_row="dead-letter",
+)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from siltstone.sinks.parquet import ParquetSink
-from siltstone.stream import Autonomous
+from siltstone.stream import DEAD_LETTERS, Autonomous
 from tests.fault import held_stream, small_stream
 from tests.fault.journal import JournaledSink
 
@@ -14,7 +14,8 @@ class Audit(small_stream.Accounts):
     name = "audit"
 
 
-SMALL, HELD = (replace(each, sinks={"accounts": JournaledSink()}) for each in (small_stream.SMALL, held_stream.HELD))
+SMALL = replace(small_stream.SMALL, sinks={"accounts": JournaledSink()})
+HELD = replace(held_stream.HELD, sinks={"accounts": JournaledSink(), "late": None, DEAD_LETTERS: JournaledSink()})
 BESIDE = replace(
     small_stream.SMALL, name="beside", autonomous=[Autonomous(Audit(), checkpoint_steps=3, sink=ParquetSink())]
 )

@@ -21,6 +21,7 @@ from siltstone.store.open import Warehouse
 from tests.fault import promises
 from tests.fault.processes import Run, arguments_of, send
 from tests.fault.reference import Reference
+from tests.fault.tables import table_of
 from tests.fault.warehouses import WAREHOUSES
 
 LIMIT_S = 300.0
@@ -299,8 +300,10 @@ class Life:
                 store.read(o.stored).size for o in place.catalog.objects.list(self.stream)
             ]  # their bytes checked
             recorded = promises.recorded(place, self.stream)
-        sink = self.warehouse / "sink" / self.stream / self.reference.sink
-        return recorded, objects, sorted(str(path) for path in sink.glob("checkpoint=*/*"))
+            tables = [table_of(self.reference.stream, place, self.stream, sink) for sink in self.reference.outputs]
+            delivered = [table.delivered() for table in tables if table is not None]
+        sinks = self.warehouse / "sink" / self.stream
+        return recorded, objects, delivered, sorted(str(path) for path in sinks.glob("*/checkpoint=*/*"))
 
 
 def _outlived(run: Run) -> list[str]:

@@ -18,8 +18,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import OUTCOME
 from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
-from tests.fault.deliveries import Memory, Sinks, birth_of
+from tests.fault.deliveries import Deliveries, Memory, birth_of
+from tests.fault.journal import journal_of, published
 from tests.fault.reference import Reference
+from tests.fault.tables import commits_of, table_of
 from tests.proofs import failures
 
 LOST = 5
@@ -50,8 +52,8 @@ def broken(
     found = []
     for stream in place.catalog.streams.list():
         if reference.stream.name in place.catalog.forks.get_lineage(stream.name):
-            sink = (sinks / stream.name if sinks else place.warehouse.local.sink(stream.name)) / reference.sink
-            lines = _broken(reference, place, stream, sink, stream.name not in unpublished, seen, proven)
+            directory = sinks / stream.name if sinks else place.warehouse.local.sink(stream.name)
+            lines = _broken(reference, place, stream, directory, stream.name not in unpublished, seen, proven)
             found += [f"{stream.name}: {line}" for line in lines]
     return found
 
@@ -60,8 +62,8 @@ def _broken(
     reference: Reference,
     place: OpenWarehouse,
     stream: StreamRecord,
-    sink: Path,
-    published: bool,
+    directory: Path,
+    ended: bool,
     memory: Memory,
     proven: bool,
 ) -> list[str]:
@@ -72,7 +74,15 @@ def _broken(
     found = [*_histories(reference, place, stream, [*steps, *logged], of), *_input(place, name, newest)]
     found += [*_references(place, name), *_orphans(place, name)]
     birth = birth_of(place, stream, of, memory)
-    found += Sinks(reference, place, stream, birth, of, to_come, published).broken(sink)
+    for sink, rows in reference.outputs.items():
+        deliveries = Deliveries(rows, place, stream, birth, of, to_come, ended)
+        if (table := table_of(reference.stream, place, name, sink)) is not None:
+            in_sight, lines = commits_of(table, memory.commits)
+            lines += deliveries.broken(in_sight, in_sight, journaled=False)
+        else:
+            calls, in_sight = journal_of(directory / sink), published(directory / sink)
+            lines = [*deliveries.broken(calls, in_sight, journaled=sink in reference.journaled)]
+        found += [f"sink {sink}: {line}" for line in lines]
     if proven and newest:
         new = {id: key for id, key in _chains(place, name).items() if key not in memory.proven}
         wrong = [f for some in ([*new], *([id] for id in new)) for f in failures(place, name, some)] if new else []

@@ -4,7 +4,7 @@ The reference runs the same operators through the same consistent region, but wi
 without any crash: so Spark's part of the way is under test, too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
+from siltstone.format.output import read_output
 from siltstone.model import KeyGroupRange
 from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.plan_rules import plan_restore
@@ -26,7 +27,7 @@ from streams.flights import UNKNOWN
 from streams.flights_data import prepare
 from tests import oracle_flights
 from tests.fault.held_stream import HELD
-from tests.fault.journal import ORDER, Delivered
+from tests.fault.journal import Delivered
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
 
@@ -36,24 +37,41 @@ WEEKS, MORE_WEEKS = 12, 3
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """An undisturbed run: the stream's input, and after each step the digest of the state and the sink's rows."""
+    """An undisturbed run: the stream's input, and after each step the digest of the state and each sink's rows."""
 
     stream: Stream
-    sink: str
     batches: Sequence[pa.Table]
     digests: Sequence[str]
-    written: Sequence[pa.Table]
+    outputs: Mapping[str, "SinkRows"]
     steps: int
     """how many a warehouse of the campaign takes"""
     oracle: Callable[[OpenWarehouse, int], None] | None = None
     """asserts that a checkpoint's state is what an independent computation says"""
-    journaled: bool = False
-    """whether its sink keeps a journal of deliveries, where the campaign runs it"""
+    journaled: Collection[str] = ()
+    """the sinks that keep a journal of deliveries, where the campaign runs it"""
+
+    @property
+    def written(self) -> Sequence[pa.Table]:
+        """What its first sink has after each step."""
+        return next(iter(self.outputs.values())).written
+
+    @property
+    def whole(self) -> bool:
+        """Whether its steps use the input up."""
+        return self.steps == len(self.digests)
+
+
+@dataclass(frozen=True, eq=False)
+class SinkRows:
+    """The rows of one sink, batch by batch."""
+
+    written: Sequence[pa.Table]
 
     @cached_property
     def spans(self) -> dict[tuple[int, int], tuple[int, int]]:
         """The first and last input row of consecutive batches -> the first and last of these batches, from 1 on."""
-        ends = [(min(rows[ORDER].to_pylist()), max(rows[ORDER].to_pylist())) for rows in self.written]
+        deliveries = [Delivered.of(0, rows) for rows in self.written]
+        ends = [(each.first, each.last) for each in deliveries]
         return {
             (first, last): (begin, end)
             for begin, (first, _) in enumerate(ends, 1)
@@ -70,22 +88,22 @@ class Reference:
             self._deliveries[begin, end] = Delivered.of(0, pa.concat_tables(self.written[begin - 1 : end]))
         return self._deliveries[begin, end]
 
-    @property
-    def whole(self) -> bool:
-        """Whether its steps use the input up."""
-        return self.steps == len(self.digests)
 
-
-def _undisturbed(stream: Stream, sink: str, batches: Iterable[pa.Table]) -> tuple[list[str], list[pa.Table]]:
-    digests, written = [], []
+def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str], dict[str, SinkRows]]:
+    digests, written = [], dict[str, list[pa.Table]]((name, []) for name in stream.sinks)
     with TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/warehouse") as place:
         run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY))
         for rows in batches:
             completed = run.step(rows)
             assert completed is not None
             digests.append(completed.digest)
-            written.append(run.outputs[sink])
-    return digests, written
+            for output in place.catalog.outbox.list(stream.name, outstanding=True):
+                if output.checkpoint == completed.id:
+                    parts = [part for each in output.objects for part in read_output(place.warehouse.store, each)]
+                    schema = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+                    written[output.name].append(pa.Table.from_batches(parts, schema))
+    assert all(len(tables) == len(digests) for tables in written.values()), "each batch has rows for each sink"
+    return digests, {name: SinkRows(tables) for name, tables in written.items()}
 
 
 @cache
@@ -102,8 +120,9 @@ def held() -> Reference:
 
 def _whole(stream: Stream) -> Reference:
     batches = purchases()
-    digests, written = _undisturbed(stream, "accounts", batches)
-    return Reference(stream, "accounts", batches, digests, written, len(batches), journaled=True)
+    digests, outputs = _undisturbed(stream, batches)
+    journaled = [name for name, sink in stream.sinks.items() if sink is not None]
+    return Reference(stream, batches, digests, outputs, len(batches), journaled=journaled)
 
 
 @cache
@@ -115,8 +134,8 @@ def flights() -> Reference:
         batches = [pq.read_table(path) for path in islice(files, WEEKS + MORE_WEEKS)]
     place = batches[0].column_names.index("tailnum")
     named_ = [rows.set_column(place, "tailnum", rows["tailnum"].fill_null(UNKNOWN)) for rows in batches]
-    digests, written = _undisturbed(FLIGHTS, "aircraft", named_)
-    return Reference(FLIGHTS, "aircraft", named_, digests, written, WEEKS, _as_pandas_says)
+    digests, outputs = _undisturbed(FLIGHTS, named_)
+    return Reference(FLIGHTS, named_, digests, outputs, WEEKS, _as_pandas_says)
 
 
 def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:

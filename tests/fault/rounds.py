@@ -5,6 +5,7 @@ warehouse is settled: the next run begins where the last was, leases expire, a t
 may be left over.
 """
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.change.import_savepoint import prove_export
+from siltstone.errors import SiltstoneError
 from siltstone.store.open import Warehouse
 from tests.fault import promises
 from tests.fault.commands import COMMANDS, NAME, Arguments, Known, wrong
@@ -27,6 +30,7 @@ from tests.fault.processes import End
 from tests.fault.reference import held
 from tests.fault.sites import Site
 from tests.fault.victims import Orders
+from tests.proofs import failures
 
 PUBLISHING = ("run",)
 """what makes output, and first delivers what an earlier run has not; without Spark, a rescale delivers nothing"""
@@ -93,6 +97,11 @@ class Rounds:
         finally:
             self._later = timedelta(0)
 
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """The options that name another warehouse, which has nothing but what is imported."""
+        return ("--warehouse", str(self.disk.path / "elsewhere"))
+
     def streams(self) -> list[str]:
         """The small stream and its forks, as far as they are recorded; the small one first."""
         with self.place() as place:
@@ -103,12 +112,13 @@ class Rounds:
         """What there is to choose arguments by."""
         with self.place() as place:
             if place is None or stream not in [s.name for s in place.catalog.streams.list()]:
-                return Known(stream, [], self.reference.steps)
+                return Known(stream, [], self.reference.steps, exports=self.disk.path / "exports")
             catalog = place.catalog
             newest = catalog.checkpoints.last_id(stream)
             done = catalog.input_log.get_position(stream, newest).next_batch
             ids = [checkpoint.id for checkpoint in catalog.checkpoints.list(stream)]
-            return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints.list(stream)])
+            savepoints = [savepoint.name for savepoint in catalog.savepoints.list(stream)]
+            return Known(stream, ids, self.reference.steps - done, savepoints, self.disk.path / "exports")
 
     def some(self) -> Known:
         """Most often of the small stream, sometimes of a fork."""
@@ -132,15 +142,17 @@ class Rounds:
         if kind in PUBLISHING:
             self.unpublished.add(known.stream)  # frozen or killed, it may be so
         arguments = COMMANDS[kind].arguments(self.chance, known)
-        where = self.site.where(url or self.chance.choice(self.site.hosts), catalog)
+        host = url or self.chance.choice(self.site.hosts)
+        where = self.elsewhere if COMMANDS[kind].elsewhere else self.site.where(host, catalog)
         return self.victim(kind, known.stream, arguments, where, **orders)
 
     def victim(self, kind: str, stream: str, arguments: Arguments, where: Sequence[str], **orders: Any) -> Victim:
         """A command on a stream of the warehouse that is named by these options."""
         self._count += 1
-        command = [kind, stream, *map(str, arguments), *where]
+        named = [stream] if COMMANDS[kind].of_stream else []
+        command = [kind, *named, *map(str, arguments), *where]
         said = self._said / f"{self._count:04d}-{kind}"
-        return Victim(Orders(command, said, sinks=self.site.sinks, **orders))
+        return Victim(Orders(command, said, sinks=self.site.sinks, stream=stream, **orders))
 
     def some_line(self, kind: str, within: Within | None = None) -> int:
         """At which of the engine's lines that a command comes to, of all or within a function, something happens."""
@@ -183,9 +195,24 @@ class Rounds:
         with self.place() as place:
             if place is None:
                 return []
-            return promises.broken(
+            found = promises.broken(
                 self.reference, place, unpublished=self.unpublished, memory=self._memory, sinks=self.site.sinks
             )
+        return [*found, *self._check_imported()]
+
+    def _check_imported(self) -> list[str]:
+        """What was imported elsewhere is of the undisturbed run, and restores there alone; or nothing is to be seen."""
+        found, url = [], self.elsewhere[1]
+        if not Warehouse.at(url).local.catalog.exists():  # an import that was killed may not have come to it
+            return found
+        with suppress(NoCatalog), OpenWarehouse.existing(url) as place:
+            for stream in place.catalog.streams.list():
+                for record in place.catalog.checkpoints.list(stream.name):
+                    if record.digest not in self.reference.digests:
+                        found.append(f"{stream.name}, imported: its digest is of no step of the undisturbed run")
+                    failed = failures(place, stream.name, [record.id])
+                    found += [f"{stream.name}, imported, is not proven: {each.reason}" for each in failed]
+        return found
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -198,6 +225,8 @@ class Rounds:
                 self.strict(round, "run", stream)
             self.strict(round, self.chance.choice(["materialize", "verify"]), stream)
             self.strict(round, "truncate", stream)
+            self.strict(round, "optimize", stream)
+            self._export(round, stream)
         self._outwait_rollbacks()
         # All of them first: what one deletes may be what another was the last to refer to.
         for stream in self.streams():
@@ -207,6 +236,24 @@ class Rounds:
             for stream in self.streams():
                 round.violations += promises.left_over(place, stream)
         round.violations += self.check(afresh=True)
+
+    def _export(self, round: Round, stream: str) -> None:
+        """Whatever was killed, a savepoint of the newest checkpoint can be exported, and imported elsewhere."""
+        self.strict(round, "savepoint", stream, ("settled", "--full"))
+        url = self.disk.path / "exports" / f"{stream}-settled"
+        self.strict(round, "export-savepoint", stream, ("settled", "--to", url))
+        try:
+            digest = prove_export(str(url)).exported.digest
+        except SiltstoneError as error:
+            round.violations.append(f"the savepoint of {stream} that was exported is not proven: {error}")
+        else:
+            known = self.known(stream)
+            if digest != self.reference.digests[self.reference.steps - known.left - 1]:
+                round.violations.append(f"the savepoint of {stream} that was exported has another digest")
+        self._count += 1
+        self.strict(round, "import-savepoint", stream, (url, "--as", f"{stream}-{self._count}"))
+        self.strict(round, "savepoint", stream, ("settled", "--drop"))
+        shutil.rmtree(url, ignore_errors=True)
 
     def _outwait_rollbacks(self) -> None:
         """What was given up is kept for the age guard."""
@@ -220,7 +267,9 @@ class Rounds:
         """A command that has to succeed."""
         if arguments is None:
             arguments = COMMANDS[kind].arguments(self.chance, self.known(stream))
-        victim = self.victim(kind, stream, arguments, self.site.where(self.chance.choice(self.site.hosts)))
+        host = self.chance.choice(self.site.hosts)
+        where = self.elsewhere if COMMANDS[kind].elsewhere else self.site.where(host)
+        victim = self.victim(kind, stream, arguments, where)
         end = victim.wait()
         if end.code != 0:
             told = f"{' '.join(victim.orders.arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"

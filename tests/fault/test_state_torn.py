@@ -14,7 +14,7 @@ import pytest
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends.heap import index
 from siltstone.state.backends.named import BACKENDS
-from tests.examples import examples
+from tests.examples import examples, is_thorough
 from tests.fault.state_victim import MAX_LOAD, SEGMENT_BITS, open_state, run_step, thin_out
 from tests.state_model import changed, contents
 
@@ -110,7 +110,7 @@ def test_killed_from_outside_again_and_again(kind: str, tmp_path: Path):
     directory, twin = tmp_path / "state", open_state(kind, tmp_path / "twin")
     digests = {0: json.dumps([t.digests.tolist() for t in twin.tables.values()])}
     rng = random.Random(2)
-    for _ in range(6):
+    for _ in range(6 if is_thorough() else 3):
         process = victim(kind, "loop", directory)
         assert process.stdout
         said = int(process.stdout.readline())

@@ -2,7 +2,7 @@
 
 Such a victim runs a command of the real command line. Where that maps a function over Spark's tasks, this process maps
 it in a loop, and so the tasks of `rescale`'s step, which has no rows. `run` moves the stream's region from step to step
-as the runner does; input and outputs are Arrow tables instead of Spark's, the sink is the real one.
+as the runner does; input and outputs are Arrow tables instead of Spark's, the sinks are the real ones.
 
 What hurts may come from outside, or from the victim itself, at a line of the engine's own code: so a moment that passes
 too fast to be met from outside is met as often as any other line.
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -35,10 +36,13 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.format.output import read_output
 from siltstone.run.behind import CheckpointsBehind
+from siltstone.run.outbox import Give
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.settings import load_settings
+from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark import operations, step
 from siltstone.store.open import Warehouse
 from tests.fault import held_stream
@@ -50,7 +54,6 @@ from tests.fault.small_stream import purchases
 from tests.proofs import in_order
 from tests.region_run import RegionSteps, run_tasks
 
-SINK = "accounts"
 FAILING = ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir")
 """audit events of what a broken disk refuses"""
 
@@ -68,6 +71,7 @@ class Orders:
         file_bytes: no file may grow beyond.
         environment: further variables.
         sinks: where streams have their sinks, if not in the warehouse.
+        stream: whose stream it is, if not that of the first argument.
         hosts: the warehouse's URL as each host names it: tasks of `run` are done on any of them.
         lost: a share of the attempts at such tasks is done, and its acknowledgement lost; another follows.
     """
@@ -82,6 +86,7 @@ class Orders:
     file_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     sinks: Path | None = None
+    stream: str | None = None
     hosts: Sequence[str] = ()
     lost: float = 0.0
 
@@ -202,18 +207,23 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
 
 
 class SinkingSteps(RegionSteps):
-    """Steps whose output goes to the stream's sink, in the order of the stream's runner."""
+    """Steps whose output goes to the stream's sinks, in the order of the stream's runner."""
 
     def __init__(self, region: ConsistentRegion, sinks: Path | None = None, lost: LostAttempts | None = None) -> None:
         super().__init__(region)
         name = region.stream.name
-        self.sink = JournaledSink((sinks / name if sinks else region.warehouse.local.sink(name)) / SINK)
+        directory = sinks / name if sinks else region.warehouse.local.sink(name)
+        resolved = resolve_sinks(region.stream, OpenWarehouse(region.warehouse, region.catalog))
+        self._gives: dict[str, Give] = {
+            each: sink.deliver if isinstance(sink, SinkTable) else partial(self._give, JournaledSink(directory / each))
+            for each, sink in resolved.items()
+        }
         self._lost = lost
         self.goes_on = False
         """whether it goes on while checkpoints are pending"""
         self._turn, self._failed = threading.Condition(threading.Lock()), False
         self.behind = CheckpointsBehind(region, self._turn, self._deliver, self._fail)
-        region.deliver({SINK: self.give})
+        region.deliver(self._gives)
 
     def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
         """One micro-batch, once there is room for the checkpoint that it may end in."""
@@ -257,7 +267,7 @@ class SinkingSteps(RegionSteps):
         return completed
 
     def _deliver(self, _: Completed) -> None:
-        self.region.deliver({SINK: self.give}, checked=True)
+        self.region.deliver(self._gives, checked=True)
 
     def _fail(self, error: BaseException) -> None:
         self.region.fail(error)
@@ -269,12 +279,12 @@ class SinkingSteps(RegionSteps):
             return super().attempt(task, rows)
         return super().attempt(self._lost.before(task, rows), rows)
 
-    def give(self, output: OutputRecord) -> None:
+    def _give(self, sink: JournaledSink, output: OutputRecord) -> None:
         """Hand the staged rows over."""
         store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
         batches = [batch for stored in output.objects for batch in read_output(store, stored)]
         rows: Any = Frame(pa.Table.from_batches(batches, schema))
-        self.sink.deliver(rows, output.sink_id)
+        sink.deliver(rows, output.sink_id)
 
 
 class Frame:

@@ -8,11 +8,11 @@ import pytest
 
 from siltstone.run import protocol_rules as rules
 from siltstone.run.protocol_rules import Region
-from tests.examples import examples
+from tests.examples import few_examples
 from tests.simulation.coordination import run_schedules
 
-SCHEDULES = examples(5000)
-"""2,000 in `make test`"""
+SCHEDULES = few_examples(5000)
+"""1,000 in `make test`"""
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from siltstone.model import Form
 from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import SweepOptions, sweep
-from tests.examples import examples
+from tests.examples import few_examples
 from tests.outbox_run import roll_back
 from tests.places import place_at
 from tests.proofs import in_order
@@ -54,7 +54,7 @@ def hurt(place: OpenWarehouse, what: str, data: st.DataObject) -> None:
         roll_back(place, data.draw(st.sampled_from([c.id for c in place.catalog.checkpoints.list(NAME)])), NAME)
 
 
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=examples(20), deadline=None)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=few_examples(20), deadline=None)
 @given(st.data())
 def test_whatever_happens_each_checkpoint_restores_and_files_go_when_none_needs_them(data: st.DataObject) -> None:
     keys, names = st.lists(st.integers(0, 30), min_size=1, max_size=8), st.sets(st.sampled_from(VARIABLES))

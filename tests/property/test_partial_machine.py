@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.examples import examples
+from tests.examples import is_thorough
 from tests.property.partial_machine import perform
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.parametrize("seed", range(10 if is_thorough() else 2))
 def test_no_history_breaks_a_promise(seed: int) -> None:
     assert perform(seed, 10).total() > 0

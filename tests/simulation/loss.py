@@ -29,15 +29,10 @@ def lose(world: "World", a: int, b: int) -> None:
     Every checkpoint that could be restored still can. If all processes ended and the store has an extract of each
     stream since, the rebuilt catalog knows what the lost one did. A catalog is not rebuilt from a damaged store.
     """
-    for process in world.processes:
-        process.finish() if a % 2 else process.kill()
-        world.check()
-    if not world.oracle.visible(NAME) or world.oracle.damaged & world.memory.objects.keys():
+    finish, known = bool(a % 2), None
+    if not _end_all(world, finish):
         return
-    known = None
-    if a % 2:
-        for stream in world.oracle.streams():
-            write_extract(world.place(world.catalog), stream)
+    if finish:
         known = what_it_knows(world.catalog, world.memory.objects.keys())
     if a % 3 == 0:
         killed, _ = _start(world)
@@ -63,15 +58,10 @@ def fail_over(world: "World", a: int, b: int) -> None:
     lost was acknowledged. Then each stream knows what it knew. A process that takes over is killed after `b` stops, or
     not. A fork that was lost with its name is refused, so it is not lost here.
     """
-    for process in world.processes:
-        process.finish() if a % 2 else process.kill()
-        world.check()
-    if not world.oracle.visible(NAME) or world.oracle.damaged & world.memory.objects.keys():
+    finish, known = bool(a % 2), None
+    if not _end_all(world, finish):
         return
-    known = None
-    if a % 2:
-        for stream in world.oracle.streams():
-            write_extract(world.place(world.catalog), stream)
+    if finish:
         world.database.before.clear()
         kind = WORK[a // 2 % len(WORK)]
         world.start(kind, NAME, getattr(world, f"_{kind}")(a)).finish()
@@ -105,6 +95,22 @@ def fail_over(world: "World", a: int, b: int) -> None:
         check_same(what_it_knows(world.catalog, world.memory.objects.keys()), known)
         world.counts["failed over to the same"] += 1
     world.check()
+
+
+def _end_all(world: "World", finish: bool) -> bool:
+    """End all processes, or kill them where they are; return whether there is something to lose, and to come back.
+
+    If they ended, the store has an extract of each stream since.
+    """
+    for process in world.processes:
+        process.finish() if finish else process.kill()
+        world.check()
+    if not world.oracle.visible(NAME) or world.oracle.damaged & world.memory.objects.keys():
+        return False
+    if finish:
+        for stream in world.oracle.streams():
+            write_extract(world.place(world.catalog), stream)
+    return True
 
 
 def _settle(world: "World") -> None:

@@ -1,17 +1,19 @@
 """What must hold at any time, of all streams, from what the catalog and the store hold and nobody says."""
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step, StepKind
 from siltstone.format.manifest import Manifest
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.store.paths import CheckpointPath
 from tests.simulation.processes import MemoryStore, SimulatedStore
-from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, effect_of, restored
+from tests.simulation.writer import OPERATORS, TABLE, Contents, advance, digests_of, restored
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class _Seen:
     last_step: int
 
 
-_NOTHING = _Seen(0, {operator: {} for operator in OPERATORS}, 0)
+_NOTHING = _Seen(0, {}, 0)
 
 
 @dataclass
@@ -176,14 +178,26 @@ class Oracle:
             assert known.checkpoints[id].epoch == epoch, f"checkpoint {id} of {stream} is another one now"
 
     def _replayed(self, stream: str, id: int, epoch: int, before: _Seen) -> _Seen:
-        contents = {operator: dict(rows) for operator, rows in before.contents.items()}
+        """What a checkpoint is: its steps, taken by the operators that it has. The last of them drains."""
+        contents = {name: dict(before.contents.get(name, {})) for name in self._operators(stream, id)}
         last_step = before.last_step
-        query = "SELECT step, offsets FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
-        for step, packed in self.rows(query, stream, id):
+        query = "SELECT step, batch_id, offsets, kind FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
+        found = self.rows(query, stream, id)
+        for step, batch, packed, kind in found:
             assert step == last_step + 1, f"step {step} of {stream} follows {last_step}"
-            apply(contents, effect_of(step, unpack(packed)))
             last_step = step
+            drains = step == found[-1][0] and kind != StepKind.CHANGE
+            advance(contents, Step(step, batch, unpack(packed), kind=StepKind(kind)), drains)
         return _Seen(epoch, contents, last_step)
+
+    def _operators(self, stream: str, id: int) -> list[str]:
+        """Those of the definition under which a checkpoint was made. One that comes back begins empty."""
+        query = (
+            "SELECT definition FROM definition WHERE stream = ? AND checkpoint <= ? ORDER BY checkpoint DESC LIMIT 1"
+        )
+        [(definition,)] = self.rows(query, stream, id)
+        there = json.loads(definition)["operators"]
+        return [name for name in OPERATORS if name in there]
 
     def _forked(self, stream: str) -> _Followed:
         """A fork begins as what its parent was."""

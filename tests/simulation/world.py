@@ -52,7 +52,7 @@ from tests.simulation.processes import (
     SimulatedTransactions,
 )
 from tests.simulation.uploads import name_store, simulated_uploads
-from tests.simulation.writer import GROUPS, NAME, OPERATORS, STREAM, TABLE, Writer, restored
+from tests.simulation.writer import GROUPS, GROWN, LATER, NAME, OPERATORS, STREAM, TABLE, Writer, restored
 
 POLICY = AdjustD(PolicyOptions(d0=3, d_max=4, size_ratio_max=None))
 GUARD = timedelta(days=3)
@@ -162,12 +162,17 @@ class World:
         options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2, 3]))
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            definition = replace(STREAM, name=stream)
             for attempt in range(1 + RESETS):
-                region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
+                known = LATER in place.catalog.streams.get(stream).definition["operators"]
+                grows = chance.random() < (0.6 if known else 0.3)
+                definition = replace(GROWN if grows else STREAM, name=stream)
+                own = replace(options, drop=(LATER,) if known and not grows else ())
+                region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, own, "a writer")
                 process.epoch = region.epoch
+                if known is not grows:
+                    self.counts["operators added" if grows else "operators dropped"] += 1
                 try:
-                    Writer(place.warehouse.store, chance).run(region)
+                    Writer(place.warehouse.store, chance, self.counts).run(region)
                     return
                 except Unreachable as error:
                     region.fail(error)
@@ -179,7 +184,7 @@ class World:
         return work
 
     def _materialize(self, a: int) -> Work:
-        operator, id = OPERATORS[a % 2], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex
+        operator, id = OPERATORS[a % 3], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             visible = [c.id for c in place.catalog.checkpoints.list(stream)]

@@ -1,19 +1,22 @@
-"""A stream of two operators with tiny data, and what its executors do: the state, and each subtask's part of a
-checkpoint, made here directly. All that reads it is the real code.
+"""A stream of two or three operators in a row with tiny data, and what its executors do.
+
+They keep the state and write each subtask's part of a checkpoint, made here directly. All that reads it is the real
+code.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.steps import Step
+from siltstone.catalog.steps import Step, StepKind, with_ends
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.tables import decode_changes
@@ -31,49 +34,79 @@ NAME, TABLE, GROUPS = "s", "totals", 2
 
 
 class Totals(Operator):
-    """Its rows are made up by `changes_of_step`, so it processes none."""
+    """Adds up, and holds some rows back until an interval ends. `advance` has its logic, so it processes none."""
 
     key = {"k": pa.int64()}  # noqa: RUF012
+    output = {"k": pa.int64(), "n": pa.int64()}  # noqa: RUF012
     totals = ValueState(value={"n": pa.int64()})
 
     def process(self, rows: Rows, state: State) -> None:
         raise NotImplementedError
 
+    def drain(self, state: State) -> None:
+        raise NotImplementedError
 
-OPERATORS = ("a", "b")
-STREAM = Stream(
-    NAME, lambda spark, _: spark.sql(""), operators=[Totals(name=name) for name in OPERATORS], max_parallelism=GROUPS
-)
+
+OPERATORS = ("a", "b", "c")
+"""each reads the one before it"""
+LATER = "c"
+"""the one that a definition may have and may lack"""
+
+
+def _stream_of(*names: str) -> Stream:
+    operators = [Totals(name=name, reads=reads) for name, reads in zip(names, (SOURCE, *names), strict=False)]
+    return Stream(NAME, lambda spark, _: spark.sql(""), operators=operators, max_parallelism=GROUPS)
+
+
+GROWN = _stream_of(*OPERATORS)
+STREAM = _stream_of(*(name for name in OPERATORS if name != LATER))
 SCHEMA = STREAM.operators[0].tables()[TABLE]
-KEYS = range(6)
-GROUP_OF = dict(zip(KEYS, key_groups(xxhash64([pa.array(KEYS, pa.int64())]), GROUPS).tolist(), strict=True))
+KEYS, HELD = range(6), range(6, 9)
+"""the keys of totals, and those of rows that are held back"""
+_ALL = range(len(KEYS) + len(HELD))
+GROUP_OF = dict(zip(_ALL, key_groups(xxhash64([pa.array(_ALL, pa.int64())]), GROUPS).tolist(), strict=True))
 Rows_ = dict[int, int]
 Contents = dict[str, Rows_]
 """operator -> key -> value"""
 
 
-def effect_of(step: int, offsets: str) -> str:
-    """What decides the changes of a step: what it read, or, where that is nothing, that it was taken."""
-    return offsets or f"without rows {step}"
+def advance(contents: Contents, step: Step, drains: bool) -> dict[str, set[int]]:
+    """Take a step: the input changes the first operator, and what each hands on changes the one that reads it.
+
+    Args:
+        contents: what was before it; changed.
+        drains: whether operators let go what they hold back.
+
+    Returns:
+        Operator -> the keys that changed.
+    """
+    chance, rows, changed = random.Random(step.offsets), list[tuple[int, int]](), dict[str, set[int]]()
+    if step.batch_id is not None:
+        rows = [(k, chance.randrange(100)) for k in chance.sample(KEYS, chance.randint(0, 3))]
+    for operator in (name for name in OPERATORS if name in contents):
+        rows, changed[operator] = _process(contents[operator], rows, drains)
+    return changed
 
 
-def changes_of_step(offsets: str) -> dict[str, dict[int, int | None]]:
-    """What a step of the input does: operator -> key -> its new value, or None to delete it."""
-    chance = random.Random(offsets)
-    return {
-        operator: {k: chance.choice([None, chance.randrange(100)]) for k in chance.sample(KEYS, chance.randint(0, 2))}
-        for operator in OPERATORS
-    }
-
-
-def apply(contents: Contents, offsets: str) -> None:
-    """A step, on what was before it."""
-    for operator, changes in changes_of_step(offsets).items():
-        for key, value in changes.items():
-            if value is None:
-                contents[operator].pop(key, None)
+def _process(state: Rows_, rows: list[tuple[int, int]], drains: bool) -> tuple[list[tuple[int, int]], set[int]]:
+    """One operator's step: what it hands on, and the keys that changed."""
+    made, changed = [], set[int]()
+    for k, n in rows:
+        if n % 3 == 0:  # held back, instead of an earlier one
+            key, state[HELD[k % len(HELD)]] = HELD[k % len(HELD)], n
+        else:
+            key, total = k, (state.get(k, 0) * 7 + n) % 100
+            if total % 4:
+                state[k] = total
             else:
-                contents[operator][key] = value
+                state.pop(k, None)
+            made.append((k, total))
+        changed.add(key)
+    for key in HELD if drains else ():
+        if (n := state.pop(key, None)) is not None:
+            made.append((key - len(KEYS), n + 1))
+            changed.add(key)
+    return made, changed
 
 
 def table_of(rows: Rows_, groups: KeyGroupRange) -> tuple[pa.Table, np.ndarray]:
@@ -92,9 +125,11 @@ def digests_of(contents: Contents) -> dict[str, list[int]]:
     return found
 
 
-def restored(store: Store, stored: Sequence[StoredObject], operators: Sequence[str] = OPERATORS) -> Contents:
-    """The state that a chain holds, its digests proven; `stored` are its manifests."""
+def restored(store: Store, stored: Sequence[StoredObject], operators: Sequence[str] | None = None) -> Contents:
+    """The state that a chain holds, its digests proven; `stored` are its manifests; None is all operators."""
     manifests = read_manifests(store, stored)
+    if operators is None:
+        operators = [*manifests[max(manifests)].operators]
     found: Contents = {operator: {} for operator in operators}
     only = {(operator, TABLE) for operator in operators}
     for task in unit_tasks(manifests, max(manifests), 1, None, only)[0]:
@@ -106,30 +141,39 @@ def restored(store: Store, stored: Sequence[StoredObject], operators: Sequence[s
 class Writer:
     """What the executors of one run do: keep the state, and write each subtask's part of a checkpoint."""
 
-    def __init__(self, store: Store, chance: random.Random) -> None:
-        self.chance, self.store = chance, store
+    def __init__(self, store: Store, chance: random.Random, counts: Counter[str]) -> None:
+        self.chance, self.store, self.counts = chance, store, counts
         self.version = -1
         self.contents: Contents = {}
         self.changed: dict[str, set[int]] = {}
 
     def run(self, region: ConsistentRegion) -> None:
         """Some steps, and the clean end of the run."""
-        logged = {step.step: step for step in region.logged_steps()}
+        logged = {step.step: (step, ends) for step, ends in with_ends(region.logged_steps())}
+        follows = self.chance.random() < 0.8
+        if not logged and self.chance.random() < 0.2:
+            self._take(region, Step.without_rows(region.step + 1, StepKind.CHANGE), ends=True)
         for _ in range(self.chance.randint(1, 6)):
             number = region.step + 1
-            new = Step(number, number - 1, f"{region.epoch}.{number}.{self.chance.random()}")
-            self._take(region, logged.get(number, new))
+            step, ends = logged.get(number, (None, None))
+            if step is None:
+                new = Step(number, number - 1, f"{region.epoch}.{number}.{self.chance.random()}")
+                empty = region.has_steps and self.chance.random() < 0.15
+                self._take(region, Step.without_rows(number) if empty else new, ends=True if empty else None)
+            else:
+                self._take(region, step, ends if follows or step.batch_id is None else None)
         if region.has_steps and self.chance.random() < 0.5:
-            self._take(region, Step.without_rows(region.step + 1))
+            self._take(region, Step.without_rows(region.step + 1), ends=True)
         region.close("done")
 
-    def _take(self, region: ConsistentRegion, step: Step) -> None:
-        tasks = region.begin_step(step, ends=True if step.batch_id is None else None)
+    def _take(self, region: ConsistentRegion, step: Step, ends: bool | None) -> None:
+        tasks = region.begin_step(step, ends=ends)
         self._have_state(tasks)
-        effect = effect_of(step.step, step.offsets)
-        apply(self.contents, effect)
-        for operator, changes in changes_of_step(effect).items():
-            self.changed[operator] |= changes.keys()
+        [drains] = {task.drains for task in tasks.values()}
+        for operator, keys in advance(self.contents, step, drains).items():
+            self.changed[operator] |= keys
+            if keys and step.batch_id is None:
+                self.counts[f"{operator} drained or read without input"] += 1
         self.version = region.step
         for operator, task in tasks.items():
             region.acknowledge(operator, self._acknowledged(task))
@@ -144,11 +188,11 @@ class Writer:
         lost = self.chance.random() < 0.2 and all(is_logged(task, task.restore.step) for task in tasks.values())
         if self.version == task.base_step and not lost:
             return
-        self.changed = {operator: set() for operator in OPERATORS}
-        self.contents = {operator: {} for operator in OPERATORS}
+        self.changed = {operator: set() for operator in tasks}
+        self.contents = {operator: {} for operator in tasks}
         for operator, of_operator in tasks.items():
             point = of_operator.restore
-            if point.checkpoint:
+            if point.manifests:
                 self.contents[operator] = restored(self.store, point.manifests, [operator])[operator]
             for step in of_operator.log:
                 for subtask in range(of_operator.parallelism):

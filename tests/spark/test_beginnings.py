@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.table import read_table
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, open_region, replay, restore, run, stream_runner
+from siltstone.spark.operations import RunRequest, open_region, replay, run, stream_runner
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import run_stream
 from siltstone.spark.sources import open_source
@@ -52,9 +53,11 @@ def stopped(settings: Settings, stream: Stream) -> None:
         run(settings, stream, RunRequest())
 
 
-def totals_of(settings: Settings, stream: str, to: Path) -> list[tuple[int, int, int]]:
-    restore(settings, stream, to=to)
-    rows = pq.read_table(to / "totals" / "totals").sort_by("key").to_pylist()
+def totals_of(settings: Settings, stream: str) -> list[tuple[int, int, int]]:
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        newest, store = place.catalog.checkpoints.last_id(stream), place.warehouse.store
+        manifests = read_manifests(store, place.catalog.chains.list_manifests(stream, newest), stream)
+        rows = read_table(store, manifests, "totals", "totals").to_table().sort_by("key").to_pylist()
     return [(row["key"], row["n"], row["sum"]) for row in rows]
 
 
@@ -65,7 +68,7 @@ def counted(*numbers: int) -> list[tuple[int, int, int]]:
 
 
 def test_input_before_the_first_checkpoint_is_not_lost_with_a_source_that_begins_at_latest(
-    settings: Settings, source: Path, tmp_path: Path
+    settings: Settings, source: Path
 ) -> None:
     stopped(settings, MESSAGES)
     assert calls(source, "initial") == [5]
@@ -75,17 +78,15 @@ def test_input_before_the_first_checkpoint_is_not_lost_with_a_source_that_begins
     arrive(source, 12)
     run(settings, MESSAGES, RunRequest())
     assert calls(source, "initial") == [5], "it is asked once"
-    assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 12))
+    assert totals_of(settings, "messages") == counted(*range(5, 12))
     arrive(source, 15)
     run(settings, MESSAGES, RunRequest())
-    assert totals_of(settings, "messages", tmp_path / "then") == counted(*range(5, 15))
+    assert totals_of(settings, "messages") == counted(*range(5, 15))
     with OpenWarehouse.existing(settings.warehouse) as place:
         assert [s.batch_id for s in place.catalog.input_log.list("messages", 9)] == [0, 1]
 
 
-def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
-    settings: Settings, source: Path, tmp_path: Path
-) -> None:
+def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(settings: Settings, source: Path) -> None:
     run(settings, MESSAGES, RunRequest())
     for messages in (8, 12):
         arrive(source, messages)
@@ -105,14 +106,14 @@ def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
         assert [c.digest for c in place.catalog.checkpoints.list("messages")][:3] == digests
         place.catalog.rollbacks.roll_back("again", place.catalog.runs.begin("again", "a test"), 0, "a test", "a test")
     assert calls(source, "initial") == [5]
-    assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 20))
+    assert totals_of(settings, "messages") == counted(*range(5, 20))
     run(settings, MESSAGES.as_fork("again", "messages"), RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints.list("again")][:2] == digests[:2]
-    assert totals_of(settings, "again", tmp_path / "fork") == counted(*range(5, 20))
+    assert totals_of(settings, "again") == counted(*range(5, 20))
 
 
-def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings, tmp_path: Path) -> None:
+def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings) -> None:
     stopped(settings, RATE)
     with OpenWarehouse.existing(settings.warehouse) as place:
         begun = place.catalog.input_log.get_position("rate", 0).beginning
@@ -124,12 +125,12 @@ def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings, tmp_
         [step] = place.catalog.input_log.list("rate", 1)
         seconds = int(step.offsets.splitlines()[-1])
     assert seconds >= 1, "what came while the stream was stopped is part of the first batch"
-    rows = totals_of(settings, "rate", tmp_path / "out")
+    rows = totals_of(settings, "rate")
     assert sum(n for _, n, _ in rows) == 10 * seconds
 
 
 def test_a_users_own_query_begins_where_its_first_one_did(
-    spark: SparkSession, settings: Settings, source: Path, tmp_path: Path
+    spark: SparkSession, settings: Settings, source: Path
 ) -> None:
     def query() -> None:
         rows = open_source(spark, MESSAGES, place.warehouse, {})
@@ -142,7 +143,7 @@ def test_a_users_own_query_begins_where_its_first_one_did(
             query()
         arrive(source, 9)
         query()
-    assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 9))
+    assert totals_of(settings, "messages") == counted(*range(5, 9))
 
 
 def test_a_fenced_runner_records_no_beginning_and_the_newer_one_does(

@@ -10,6 +10,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
 from siltstone.operator import OperatorCheckpoint, OperatorContext, Rows, State
 from siltstone.spark.operations import RunRequest, replay, rescale, run
+from tests.examples import long_form
 from tests.spark_runs import at, check_proven
 from tests.spark_streams import COUNTS, STEPS, Counts, keyed, source_of
 
@@ -105,7 +106,7 @@ def test_a_stream_that_prepares_and_drains_is_rescaled_and_replayed(tmp_path: Pa
     check_proven(settings, "counts")
 
 
-@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize("max_pending", [long_form(0), 2])
 def test_a_callback_that_fails_ends_the_run_with_its_error(tmp_path: Path, max_pending: int) -> None:
     settings = at(tmp_path / "w", max_pending=max_pending)
     stream = replace(COUNTS, source=SIX, operators=[Refusing()])

@@ -34,6 +34,7 @@ def test_rows_without_a_usable_key_are_put_aside_and_the_rest_counts(tmp_path: P
     seen: list[Completed] = []
     result = run(settings, LETTERED, RunRequest(), seen.append)
     assert [c.dead_letters for c in seen] == [{"counts": 2}, {}, {"counts": 1}] and result.dead_letters == {"counts": 3}
+    assert json.loads(result.to_json())["dead_letters"] == {"counts": 3}, "with --json, too"
     assert 'siltstone_dead_letters_total{operator="counts",stream="lettered"} 3.0' in metrics.read_text()
 
     letters = sorted(

@@ -23,6 +23,7 @@ from siltstone.run.region import ConsistentRegion
 from siltstone.spark.operations import RunRequest, run, write_stream
 from siltstone.spark.sources import open_source
 from siltstone.spark.stream_run import RunResult
+from tests.examples import long_form
 from tests.spark_runs import at, check_proven, digests
 from tests.spark_streams import COUNTS, FILES, LITTLE
 
@@ -43,7 +44,7 @@ def waits(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return path, run(at(path), LITTLE, RunRequest())
 
 
-@pytest.mark.parametrize("max_pending", [1, 2])
+@pytest.mark.parametrize("max_pending", [long_form(1), 2])
 def test_state_and_outputs_are_those_of_a_run_that_waits(
     waits: tuple[Path, RunResult], tmp_path: Path, max_pending: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

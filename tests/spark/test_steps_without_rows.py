@@ -11,6 +11,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.spark.operations import RunRequest, open_region, replay, rescale, run
 from siltstone.spark.step import run_step
 from siltstone.stream import Stream
+from tests.examples import long_form
 from tests.holding import HOLD, TOTAL, Hold, Total
 from tests.outbox_run import roll_back
 from tests.spark.test_levels import counted_jobs, rows_in
@@ -38,7 +39,7 @@ def held(got: Got) -> Stream:
     return Stream(STREAM, source_of(BATCHES), [Hold(), Total()], sinks={HOLD: got}, max_parallelism=8)
 
 
-@pytest.mark.parametrize("max_pending", [0, 2])
+@pytest.mark.parametrize("max_pending", [long_form(0), 2])
 def test_what_is_drained_at_the_end_of_a_run_reaches_the_sink_and_the_reader_and_comes_again_the_same(
     spark: SparkSession, tmp_path: Path, max_pending: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every combination of backend, form and mode of checkpoints comes to the same: killed in the middle, and resumed.
+"""Whatever the backend, form and mode of checkpoints, a stream comes to the same: killed in the middle, and resumed.
 
 A real `siltstone run`, which may have none, one or two checkpoints on their way, gets SIGKILL with its JVM and its
 workers. Another run goes on, in every other combination with the other backend. Each checkpoint must have the digest
@@ -7,13 +7,14 @@ that it has in an undisturbed run on the heap that waits for every checkpoint, a
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,9 +117,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inputs")
 
 
-@pytest.mark.parametrize("max_pending", PENDING)
-@pytest.mark.parametrize(("backend", "policy"), POLICIES)
-@pytest.mark.parametrize("name", INPUTS)
+def combinations() -> Iterator[Any]:
+    """Each policy with each number of pending checkpoints, of both streams in turn; in `make test-thorough` of each."""
+    for nth, ((backend, policy), max_pending) in enumerate(product(POLICIES, PENDING)):
+        for number, name in enumerate(INPUTS):
+            marks = [] if nth % len(INPUTS) == number else [pytest.mark.thorough]
+            yield pytest.param(name, backend, policy, max_pending, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "backend", "policy", "max_pending"), list(combinations()))
 def test_killed_in_the_middle_and_resumed(
     spark: SparkSession, shared: Path, tmp_path: Path, name: str, backend: str, policy: str, max_pending: int
 ) -> None:

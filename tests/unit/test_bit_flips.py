@@ -2,7 +2,7 @@
 damaged. Never another answer, another error, or the end of the process.
 
 `make test-thorough` flips all of them; in `make test` each reader sees a seventh, another one than the reader
-before, and one reader sees each third.
+before, and one reader sees a seventh of the bits, so some of every byte.
 """
 
 import os
@@ -17,7 +17,7 @@ from siltstone.errors import CorruptObject, ProofFailed
 from siltstone.restore.restore import read_manifest
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_base
-from tests.examples import is_thorough, stride
+from tests.examples import stride
 from tests.store_reads import counted_reads
 from tests.tiny_stream import LAST, NAME, Reader, Stored, readers, written
 
@@ -59,7 +59,7 @@ def check_bits(path: Path, reader: Reader, bits: Sequence[int]) -> int:
 
 
 EVERY_BIT = (1, "data source: columns")
-"""the checkpoint and the reader that see every bit, of a base that is read in parts, or each third, so some of every
+"""the checkpoint and the reader that see every bit, of a base that is read in parts, or each seventh, so some of every
 byte; each of the others sees each byte with one bit flipped, among them every bit"""
 
 
@@ -79,11 +79,7 @@ def test_every_bit_of_what_a_checkpoint_reads(stored: Stored, at: int, tmp_path:
             path = stored.path(name)
             size = path.stat().st_size
             seen = range(nth % stride(), size, stride())
-            every = (
-                range(0, size * 8, 1 if is_thorough() else 3)
-                if (at, what) == EVERY_BIT
-                else [8 * i + (i + nth) % 8 for i in seen]
-            )
+            every = range(0, size * 8, stride()) if (at, what) == EVERY_BIT else [8 * i + (i + nth) % 8 for i in seen]
             noticed = check_bits(path, reader, every)
             noticed_by[name] = noticed_by.get(name, 0) + noticed
             if is_base(name):

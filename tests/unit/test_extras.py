@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import long_form
+
 WITHOUT = """
 import sys
 
@@ -33,7 +35,7 @@ def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[st
             "checkpoints sums --warehouse redis://localhost:1/0",
             "a warehouse in Redis needs the package redis: pip install 'siltstone[redis]'",
         ),
-        (
+        long_form(
             "checkpoints sums --warehouse rediss://localhost:1/0",
             "a warehouse in Redis needs the package redis: pip install 'siltstone[redis]'",
         ),

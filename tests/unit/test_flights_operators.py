@@ -21,7 +21,7 @@ from streams.flights import UNKNOWN
 from streams.flights_data import SCHEMA, read_flights
 from tests.oracle_flights import all_flights, check, expected
 
-PART = 30_000
+PART = 16_000
 """flights of the year's first weeks: enough for windows to slide and runs to cross every kind of cut"""
 expect = cache(lambda count: expected(all_flights().head(count)))
 

@@ -2,9 +2,11 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,7 +100,7 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     )
     background = Background(place, NAME, run.region.epoch, options, in_order)
     most = 0
-    for n in range(1, 71):
+    for n in range(1, 51):
         clock.move(seconds=1)
         run.step(rows(n))
         background.completed()
@@ -140,8 +142,9 @@ def test_a_stream_of_before_keeps_everything_until_it_is_told(place: OpenWarehou
 
 
 def test_it_is_told_once_where_people_see_it_and_recorded(
-    place: OpenWarehouse, caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("siltstone.retention.housekeeping.LOG_S", 0)
     run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
@@ -150,13 +153,31 @@ def test_it_is_told_once_where_people_see_it_and_recorded(
         keeper.work(n)
     told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention deleted" in r.getMessage()]
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
-    assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 first=1 last=1 ' in told[0][1]
+    assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 ' in told[0][1]
     assert f"siltstone retention {NAME}" in told[0][1]
     assert {d.reason for d in place.catalog.tombstones.list(NAME)} == {SUBSUMED}
     passes = place.catalog.passes.list(NAME)
     assert [(p.what, p.checkpoints) for p in passes] == [(SUBSUMED, 1)] * 3, "a row for each time"
     assert sum(p.objects for p in passes) == len(place.catalog.tombstones.list(NAME)) and all(p.bytes for p in passes)
     assert all(any(f" objects={p.objects} bytes={p.bytes}" in message for _, message in told) for p in passes)
+
+
+def test_a_following_run_logs_a_line_a_minute_that_counts(
+    place: OpenWarehouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
+    caplog.set_level(logging.INFO)
+    for n in range(1, 9):
+        run.step(rows(n))
+        keeper.work(n)
+        if n == 6:
+            later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61)
+            monkeypatch.setattr("siltstone.retention.housekeeping.time", later)
+    keeper.work(8, ended=True)
+    messages = [r.getMessage() for r in caplog.records if r.name.startswith("siltstone")]
+    counts = [m.split("checkpoints=")[1].split()[0] for m in messages]
+    assert counts == ["1", "4", "1"], "the first, those of the minute, and what was left at the end"
 
 
 def test_the_hour_long_first_deletion_is_done_in_parts(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:

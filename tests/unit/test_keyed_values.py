@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.keyed import KeyedProcessor
-from siltstone.operator import ListState, MapState, ValueState, WindowState
+from siltstone.operator import ListState, MapState, Operator, ValueState, WindowState
 from siltstone.stream import DEAD_LETTERS
 from tests.examples import examples
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed
@@ -255,6 +255,45 @@ def test_times_that_python_does_not_have_are_bad_rows(where: str, kind: pa.DataT
         with pytest.raises(BadRow, match="years 1 to 9999") as caught:
             task.process({"k": late.cast(kind)} if where == "k" else {"k": ordinals, "v": late.cast(kind)})
         assert caught.value.rows.tolist() == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("variable", ["value", "entries", "ahead", "items", "window"])
+def test_a_time_in_state_that_python_does_not_have_is_named_with_its_key(variable: str) -> None:
+    """Seen: OverflowError, which says neither where nor what to do."""
+    declared = {
+        "value": ValueState({"v": pa.timestamp("us")}),
+        "entries": MapState(key={"x": pa.int64()}, value={"v": pa.timestamp("us")}),
+        "ahead": MapState(key={"n": pa.int64()}, value={"v": pa.timestamp("us")}),
+        "items": ListState({"v": pa.timestamp("us")}),
+        "window": WindowState({"n": pa.int64(), "v": pa.timestamp("us")}, order="n"),
+    }
+    fields = {"name": "late", "key": {"k": pa.int64()}, "inputs": ("n",), variable: declared[variable]}
+    rows = {"k": [1, 2, 3], "n": [7, 8, 9]}
+
+    def put(_: Any, rows: Any, state: Any) -> None:
+        access, late = getattr(state, variable), pa.array([0, 0, 2**62]).cast(pa.timestamp("us"))
+        if variable == "value":
+            access.put(rows.keys, {"v": late.take(pa.array([k - 1 for k in rows.keys.columns["k"].to_pylist()]))})
+        elif variable in ("entries", "ahead"):
+            access.put(
+                pa.table({"k": rows.table["k"], "x" if variable == "entries" else "n": rows.table["n"], "v": late})
+            )
+        elif variable == "items":
+            access.append(rows.keys, rows.key_index, pa.table({"v": late}))
+        else:
+            access.insert(rows.keys, rows.key_index, pa.table({"n": rows.table["n"], "v": late}))
+
+    def get(_: Any, key: tuple[int], rows: list[dict[str, Any]], state: Any) -> None:
+        at = key[0] + 6
+        entry = {"entries": [{"x": at}], "ahead": [{"n": at}]}.get(variable, [])
+        getattr(state, variable).get(*entry)
+
+    with subtask(type("Puts", (Operator,), {**fields, "process": put})()) as task:
+        task.process(rows)
+        task.operator = type("Gets", (KeyedProcessor,), {**fields, "handle_input": get})()
+        said = rf"variable {variable} of key k 3: a time is not within the years 1 to 9999.*: write process in place"
+        with pytest.raises(UsageError, match=said):
+            task.process(rows)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import LossRefused, says_what_to_do
 from tests import tiny_stream
+from tests.examples import long_form
 from tests.proofs import failures, in_order, restored_digest
 from tests.recovery_cases import NAME, check_goes_on, delete, digests, objects, write_checkpoints
 
@@ -92,7 +93,7 @@ def test_a_gap_fails_those_behind_it_and_gives_nothing_up_where_the_newest_resto
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [ObjectKind.MANIFEST, ObjectKind.SEGMENT])
+@pytest.mark.parametrize("kind", [long_form(ObjectKind.MANIFEST), ObjectKind.SEGMENT])
 def test_a_recovery_goes_back_to_where_the_catalog_is_right(place: OpenWarehouse, kind: ObjectKind) -> None:
     before = digests(place)
     delete(place, manifest(place, 9))

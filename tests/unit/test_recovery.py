@@ -15,6 +15,7 @@ from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoi
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import SweepOptions, sweep
 from tests.catalog_cases import beginnings
+from tests.examples import long_form
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.recovery_cases import (
@@ -30,7 +31,7 @@ from tests.recovery_cases import (
     write_checkpoints,
 )
 
-DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
+DAMAGE = pytest.mark.parametrize("damage", [delete, long_form(alter), long_form(cut)])
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def consolidate(place: OpenWarehouse, checkpoint: int, id: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
+@pytest.mark.parametrize(("damage", "what"), [(alter, "base"), long_form(delete, "base"), (cut, "manifest")])
 def test_a_materialized_base_is_made_again(place: OpenWarehouse, damage: Callable, what: str) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     recover(place, NAME, run=in_order)

@@ -24,7 +24,7 @@ from tests.sums import NAME, Tally, rows, stream_of
 pytestmark = pytest.mark.slow
 
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=30, size_ratio_max=1.5))
-LAST = 20
+LAST = 14
 
 
 class Two(Operator):

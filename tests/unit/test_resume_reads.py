@@ -16,6 +16,7 @@ from siltstone.run import persist
 from siltstone.store import blocks, ranged
 from siltstone.store.catalog_paths import ALL_EXTRACTS
 from siltstone.stream import Stream
+from tests.examples import long_form
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
 from tests.store_reads import counted_reads
@@ -76,7 +77,7 @@ def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2), (3, 5), (1, 16)])
+@pytest.mark.parametrize(("before", "after"), [(8, 2), (3, 5), long_form(2, 8), long_form(1, 16)])
 def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, before: int, after: int
 ) -> None:

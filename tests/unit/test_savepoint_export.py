@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from siltstone.catalog.commit_details import pack_parts, unpack_parts
 from siltstone.catalog.extract_coding import seal_values, unseal
+from siltstone.catalog.extract_writer import read_newest_extract
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.outbox import Outbox
 from siltstone.catalog.steps import with_ends
@@ -25,15 +26,19 @@ from siltstone.change.export_savepoint import export_savepoint
 from siltstone.change.exported import encode_exported
 from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_savepoint, prove_export
 from siltstone.change.rebuild import rebuild_catalog
-from siltstone.errors import CorruptObject, Fenced, UsageError, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError, WrongWarehouse
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
 from siltstone.run.take_over import take_over
 from siltstone.state.hashing import key_groups, xxhash64
+from siltstone.store.catalog_paths import extract_prefix
+from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.paths import EXPORT, is_base
+from tests.examples import few_examples
+from tests.failover import losing_what_follows
 from tests.killed_child import killed_at
 from tests.orphans import check_whole, filesystem
 from tests.proofs import failures, in_order, restored_digest
@@ -43,7 +48,7 @@ from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
 
 Changed = Callable[[dict[str, Any]], dict[str, Any]]
 FEW = settings(
-    max_examples=12,
+    max_examples=few_examples(30),
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -119,8 +124,8 @@ def test_an_import_that_was_killed_has_no_checkpoint_and_is_repeated(
     filesystem(root).catalog.close()
     assume(killed_at(lambda: import_again(saved, root), data.draw(st.integers(1, moments[1]))) < 0)
     with filesystem(root) as place:
-        streams = [each.name for each in place.catalog.streams.list()]
-        if not streams or not place.catalog.checkpoints.last_id(NAME):
+        extract = read_newest_extract(place.warehouse.store, NAME)
+        if extract is None or not extract.newest:
             import_again(saved, root)
         else:
             with pytest.raises(UsageError, match="exists here already"):
@@ -162,6 +167,50 @@ def test_nobody_follows_the_manifest_of_an_import_that_was_killed(
     assert import_savepoint(place, prove_export(str(saved / "export"))).checkpoint == 1
     assert [s.name for s in place.catalog.savepoints.list(NAME)] == [SAVED] and not failures(place, NAME)
     place.catalog.close()
+
+
+def test_an_import_succeeds_only_with_its_extract(
+    saved: Path, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: it succeeded although the store had failed, and was lost whole when the database then failed over."""
+    proven, put = prove_export(str(saved / "export")), FilesystemStore.put
+
+    def away(self: FilesystemStore, name: str, data: Any) -> Any:
+        if name.startswith(extract_prefix(NAME)) and place.catalog.checkpoints.last_id(NAME):
+            raise Unreachable("the store is away")
+        return put(self, name, data)
+
+    with losing_what_follows(place):
+        with monkeypatch.context() as patch, pytest.raises(Unreachable, match="the store is away"):
+            patch.setattr(FilesystemStore, "put", away)
+            import_savepoint(place, proven)
+        begun = [run.epoch for run in place.catalog.runs.list(NAME)]
+        made = import_savepoint(place, proven)
+        assert (made.checkpoint, made.bytes) == (1, place.catalog.checkpoints.get(NAME, 1).bytes)
+        assert [run.epoch for run in place.catalog.runs.list(NAME)] == begun, "only the extract was missing"
+        with pytest.raises(UsageError, match="exists here already"):
+            import_savepoint(place, proven)
+    assert place.catalog.streams.list() == []
+    run = RegionRun(place, STREAM, POLICY)
+    assert run.region.completed == 1 and [s.name for s in place.catalog.savepoints.list(NAME)] == [SAVED]
+    assert run.step(rows(5)) and not failures(place, NAME)
+
+
+def test_an_import_whose_database_fails_over_does_not_succeed(
+    saved: Path, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from siltstone.catalog.imports import Imports
+
+    proven, add = prove_export(str(saved / "export")), Imports.add
+
+    def fails_over(*given: Any) -> None:
+        with losing_what_follows(place):
+            add(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(Unreachable, match="has lost the import"):
+        patch.setattr(Imports, "add", fails_over)
+        import_savepoint(place, proven)
+    assert import_savepoint(place, proven).checkpoint == 1 and not failures(place, NAME)
 
 
 def test_an_import_that_wakes_up_late_commits_nothing(

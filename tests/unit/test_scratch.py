@@ -1,11 +1,14 @@
 """Files that a process needs only while it reads: they are not in the system's temporary directory, and do not stay."""
 
+import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +62,50 @@ def test_a_directory_that_is_not_locked_yet_is_left_alone(tmp_path: Path) -> Non
     (tmp_path / f"{SCRATCH}new").mkdir()
     remove_abandoned(tmp_path, SCRATCH)
     assert (tmp_path / f"{SCRATCH}new").exists()
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("before", ["open", "flock"])
+def test_a_process_that_was_stopped_before_its_lock_does_not_get_a_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Seen: it was given the path of a directory that another process had removed."""
+    opened, locked = scratch.open_private, fcntl.flock
+
+    def sweep_first(path: str, flags: int) -> int:
+        remove_abandoned(tmp_path, SCRATCH)
+        return opened(path, flags)
+
+    def sweep_before_lock(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            remove_abandoned(tmp_path, SCRATCH)
+        locked(file, operation)
+
+    if before == "open":
+        monkeypatch.setattr(scratch, "open_private", sweep_first)
+    else:
+        monkeypatch.setattr(fcntl, "flock", sweep_before_lock)
+    with pytest.raises(FileNotFoundError), hold_directory(tmp_path, SCRATCH):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("old")
+def test_a_directory_is_removed_under_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its process, which wakes up in between, would lock and use what is about to be removed."""
+    (tmp_path / f"{SCRATCH}left").mkdir()
+    (tmp_path / f"{SCRATCH}left" / LOCK).touch()
+    remove, waits = shutil.rmtree, list[bool]()
+
+    def removing(path: Path, **options: Any) -> None:
+        with open(path / LOCK, "w") as late, pytest.raises(BlockingIOError):
+            fcntl.flock(late, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        waits.append(True)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    remove_abandoned(tmp_path, SCRATCH)
+    assert waits == [True] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("old")

@@ -21,7 +21,7 @@ from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 CAP = 3.0
-KEYS, STEPS = 4000, 30
+KEYS, STEPS = 4000, 22
 
 
 class Recent(Operator):

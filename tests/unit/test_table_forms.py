@@ -14,6 +14,7 @@ from siltstone.chains.policies import PolicyOptions, PolicyState, policy_by_name
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.restore import read_manifest
+from tests.examples import long_form
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 from tests.sums import NAME, rows, stream_of
@@ -112,9 +113,16 @@ class Static(Busy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [PolicyOptions(), PolicyOptions(d0=0), PolicyOptions(d_max=0)], ids=["", "d0", "d_max"]
+    ("name", "options"),
+    [
+        ("adjust-d", PolicyOptions()),
+        ("adjust-d", PolicyOptions(d0=0)),
+        ("adjust-d", PolicyOptions(d_max=0)),
+        ("marginal-cost", PolicyOptions()),
+        long_form("marginal-cost", PolicyOptions(d0=0)),
+        long_form("marginal-cost", PolicyOptions(d_max=0)),
+    ],
 )
-@pytest.mark.parametrize("name", ["adjust-d", "marginal-cost"])
 def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(
     tmp_path: Path, name: str, options: PolicyOptions
 ) -> None:
@@ -124,7 +132,7 @@ def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(
             run = RegionRun(
                 place, stream_of(operator, max_parallelism=16), policy_by_name(name, options), parallelism=2
             )
-            made = [run.step(rows(n, keys=20_000, changed=2000)) for n in range(1, 31)]
+            made = [run.step(rows(n, keys=10_000, changed=1000)) for n in range(1, 21)]
             written.append(sum(each.bytes for each in made[1:] if each))
             assert not failures(place, NAME)
     assert written[0] <= 1.06 * written[1], "of which manifests, that name another table, are most"

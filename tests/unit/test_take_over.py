@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,21 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
-from siltstone.errors import CorruptObject, Fenced, SchemaConflict, StateError, Unreachable, WrongWarehouse
+from siltstone.errors import CorruptObject, Fenced, LossRefused, SchemaConflict, StateError, Unreachable, WrongWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint
-from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.sweep import sweep
 from siltstone.run.take_over import take_over
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.delta_run import TableRun, rows_in
-from tests.failover import Standby, losing_what_follows
+from tests.failover import AT_ONCE, Standby, go_on, losing_what_follows
 from tests.next_revision import plant_next_revision
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log, inputs, write
 from tests.proofs import failures, in_order
 from tests.rebuild_cases import check_same, plant, what_it_knows
-
-AT_ONCE = SweepOptions(age_guard=timedelta(0))
-
-
-def go_on(place: OpenWarehouse, heard: Heard, newest: int) -> None:
-    """The next run goes on after `newest`, and each input row has arrived once."""
-    run = Outboxed(place, heard)
-    assert (run.region.completed, run.batches) == (newest, newest)
-    run.step(batch(newest + 1))
-    run.region.close("done")
-    assert heard.inputs == inputs(range(1, newest + 2)) and sorted(set(heard.ids)) == [*range(1, newest + 2)]
-    assert not failures(place, NAME)
-    sweep(place, NAME, AT_ONCE)
-    assert not failures(place, NAME)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5])
@@ -280,11 +265,17 @@ def test_a_manifest_that_cannot_be_read_is_named(place: OpenWarehouse, heard: He
 
 def test_a_damaged_manifest_that_would_be_followed_is_given_up_on_request(place: OpenWarehouse, heard: Heard) -> None:
     """Seen: a recovery found nothing to give up, and each run refused the stream."""
-    run = write(place, heard, 2)
+    run, name = write(place, heard, 2), CheckpointPath(NAME, 1, 3).manifest()
     with losing_what_follows(place):
         run.step(batch(3))
-    path = place.warehouse.local.objects / CheckpointPath(NAME, 1, 3).manifest()
+    path = place.warehouse.local.objects / name
     path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(LossRefused, match=rf"{name}.* would lose checkpoint 3 and .*recover {NAME} --accept-loss"):
+        recover(place, NAME, run=in_order)
+    assert (
+        "--accept-loss is needed, since it would lose checkpoint 3"
+        in recover(place, NAME, run=in_order, dry_run=True).summary
+    )
     assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 2
     later = Outboxed(place, heard)
     assert later.region.completed == 2

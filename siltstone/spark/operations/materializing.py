@@ -87,7 +87,7 @@ def materialize(
             health = materialization_health(warehouse.catalog, stream, *options)
             triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
             wanted = list(triggers)
-        in_files = _find_in_files(warehouse, record)
+        in_files = find_in_files(warehouse, record)
         kept = [name for name in wanted if begins[name] == checkpoint and name not in in_files]
         done, held = list[Materialized](), list[str]()
         # Take the lease before Spark starts, because others may be deleting.
@@ -108,9 +108,11 @@ def materialize(
     )
 
 
-def _find_in_files(warehouse: OpenWarehouse, record: CheckpointRecord) -> set[str]:
+def find_in_files(warehouse: OpenWarehouse, record: CheckpointRecord) -> set[str]:
     """Find the operators that a restore of a checkpoint reads from files, which bases may stand for."""
-    based = {m.operator for m in warehouse.catalog.materializations.list_in_chain(record.stream, record.id)}
+    chain = warehouse.catalog.materializations.list_in_chain(record.stream, record.id)
+    # Bases of a checkpoint before do not stand for the files of this one.
+    based = {m.operator for m in chain if m.checkpoint == record.id}
     return {name for name, form in record.forms.items() if form is Form.FILES} - based
 
 

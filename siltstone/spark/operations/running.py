@@ -140,7 +140,7 @@ class _Work:
             bytes=sum(c.bytes for c in [*self.done, *late]),
             seconds=round(time.perf_counter() - start, 3),
             uploads=self.metrics.uploads.summary(),
-            dead_letters=self.metrics.dead_letters,
+            dead_letters=dict(self.metrics.dead_letters),
             recovered=recovery.done,
             resets=resets.count,
             stopped=runner.stopped,

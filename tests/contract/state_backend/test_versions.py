@@ -38,7 +38,7 @@ LAST = 10
 """steps; they are in checkpoints at 3, a base, and at 6 and 9, deltas"""
 NEXT = 8
 """the step that is to be done: it needs version 7"""
-KILLED = 12 if is_thorough() else 3
+KILLED = 12 if is_thorough() else 2
 """times that each kind of write is killed"""
 CODE = os.sep + os.path.join("siltstone", "state", "backends") + os.sep
 Contents = tuple[dict[str, list[int]], dict[str, list[tuple[int, ...]]], dict[str, dict[int, bytes]]]
