@@ -132,6 +132,7 @@ class Command:
 GONE = (2, "no (latest )?checkpoint")
 OVERTAKEN = (4, "fenced")
 LOSS = (2, "--accept-loss")
+COPIED = (2, "already has a snapshot|has a reference copy already")
 OTHERS_MERGED = (1, "concurrent|conflict")
 COMMANDS = {
     "run": Command(_run, [OVERTAKEN], 4),
@@ -150,9 +151,7 @@ COMMANDS = {
     "optimize": Command(_optimize, [OTHERS_MERGED], 2),
     "upgrade": Command(_nothing, of_stream=False),
     "fork": Command(_fork, [GONE, (2, "exists already")]),
-    "snapshot": Command(
-        _nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a reference copy already")]
-    ),
+    "snapshot": Command(_nothing, [OVERTAKEN, GONE, COPIED, (1, "live state|working state")]),
     "recover": Command(_nothing, [OVERTAKEN, GONE, LOSS]),
     "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps must be run again first")], 2),
     "verify": Command(_verify, [GONE]),
