@@ -28,7 +28,7 @@ from siltstone.restore.restore import read_manifest
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import sweep
 from siltstone.retention.truncate import truncate
-from siltstone.run.commit import commit_of
+from siltstone.run.pending import commit_of
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of
 from siltstone.store.paths import CheckpointPath, stream_prefix

@@ -8,8 +8,7 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.run.behind import CheckpointsBehind
-from siltstone.run.commit import Completed
-from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.pending import Completed, PendingCheckpoint
 from tests.region_run import RegionRun
 from tests.sums import POLICY, STREAM, rows
 

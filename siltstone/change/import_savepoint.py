@@ -40,7 +40,7 @@ from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
-from siltstone.run.commit import commit_of
+from siltstone.run.pending import commit_of
 from siltstone.store.base import Store
 from siltstone.store.copying import copy_object, verify_object
 from siltstone.store.open import open_store

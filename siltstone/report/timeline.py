@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Any
 
 from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.run.times import EVENTS
+from siltstone.run.coordinator import EVENTS
 
 PHASES = ("drain", "waiting", "storing", "commit", "delivery")
-"""what is between two events of a checkpoint (`run.times.EVENTS`), in order"""
+"""what is between two events of a checkpoint (`run.coordinator.EVENTS`), in order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Timeline:
 
 
 def timeline_of(records: Iterable[CheckpointRecord]) -> Timeline:
-    """Gather the timeline of some checkpoints, oldest first, from their statistics (`run.times`).
+    """Gather the timeline of some checkpoints, oldest first, from their statistics (`run.coordinator`).
 
     The time of commit of the newest one is the catalog's. Those without times are left out.
     """

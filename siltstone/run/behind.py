@@ -10,7 +10,7 @@ from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 
-from siltstone.run.commit import Completed
+from siltstone.run.pending import Completed
 from siltstone.run.region import ConsistentRegion
 
 Work = Callable[[], None]

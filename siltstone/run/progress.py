@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form
-from siltstone.run.commit import Completed
+from siltstone.run.pending import Completed
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

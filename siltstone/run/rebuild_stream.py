@@ -37,7 +37,7 @@ from siltstone.log import get_logger
 from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles, shared_names
 from siltstone.restore.restore import read_manifest
-from siltstone.run.commit import commit_of
+from siltstone.run.pending import commit_of
 from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.checksums import algorithm_of, checksum_of

@@ -18,7 +18,7 @@ after it everything is.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -35,20 +35,20 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.carried_rules import inline_limit_bytes
 from siltstone.changelog.log import Changelog
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import RunChains
-from siltstone.run.commit import Completed
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.manifests import RunManifests
-from siltstone.run.options import RegionOptions, bound_inline
 from siltstone.run.outbox import Give, Outbox
-from siltstone.run.pending import PendingCheckpoint
+from siltstone.run.pending import Completed, PendingCheckpoint
 from siltstone.run.protocol_rules import Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.take_over import take_over
@@ -56,6 +56,48 @@ from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """Options of one run.
+
+    Attributes:
+        parallelism: subtasks per operator; may differ from the run before.
+        backend: name of the working state backend.
+        checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
+        checkpoint_s: seconds between checkpoints.
+        checkpoint_idle_s: seconds without a step after which an interval of fewer than `checkpoint_steps` ends.
+        max_pending: most checkpoints on their way to the store while the stream goes on; 0: it waits for each.
+        postpones_bases: whether bases that end chains are left to materializations (`chains.postpone_rules`).
+        options: the source options, recorded by the first run and fixed from then on.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
+        upload: options of uploads to the store.
+        tables: the sinks that are tables, for which rows are staged as the table's files.
+        placed: whether each subtask runs where its working state is unless a machine is lost. If not, every step is
+            logged, even while each checkpoint is a base.
+    """
+
+    parallelism: int = 1
+    backend: str = "heap"
+    checkpoint_steps: int = 1
+    checkpoint_s: float | None = None
+    checkpoint_idle_s: float = Interval().idle_s
+    max_pending: int = 0
+    postpones_bases: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    upload: UploadOptions = field(default_factory=UploadOptions)
+    tables: frozenset[str] = frozenset()
+    placed: bool = True
+
+
+def bound_inline(options: RegionOptions, stream: Stream) -> RegionOptions:
+    """Lower `upload.inline_bytes` so far that the acknowledgements of a step are bounded in total."""
+    parts = sum(1 + (op.name in stream.sinks) + bool(stream.dead_letters) for op in stream.operators)
+    limit = inline_limit_bytes(options.upload.inline_bytes, options.parallelism, parts)
+    return replace(options, upload=options.upload.model_copy(update={"inline_bytes": limit}))
+
 
 _LOG = get_logger(__name__)
 

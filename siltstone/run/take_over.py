@@ -36,8 +36,8 @@ from siltstone.errors import CorruptObject, Fenced, StateError, UsageError, Wron
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.log import get_logger
 from siltstone.model import StoredObject
-from siltstone.run.commit import commit_of
 from siltstone.run.manifests import RunManifests
+from siltstone.run.pending import commit_of
 from siltstone.run.rebuild_stream import (
     Clock,
     Found,

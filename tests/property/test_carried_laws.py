@@ -14,7 +14,7 @@ from siltstone.changelog import carried_rules
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.carried_rules import inline_limit_bytes
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.run.options import RegionOptions, bound_inline
+from siltstone.run.region import RegionOptions, bound_inline
 from siltstone.run.task import StepTask
 from tests.outbox_run import STREAM as WITH_SINK
 from tests.proofs import failures, restored_digest

@@ -14,7 +14,7 @@ from siltstone.model import StoredObject
 from tests.simulation.processes import SimulatedStore
 
 _STORES: "WeakValueDictionary[str, SimulatedStore]" = WeakValueDictionary()
-_UPLOADING = ("siltstone.run.commit", "siltstone.chains.materialize")
+_UPLOADING = ("siltstone.run.pending", "siltstone.chains.materialize")
 """modules that look a store's uploader up, and are reached here: of manifests and of bases"""
 
 

@@ -24,7 +24,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.model import MAX_ID, SinkFile, StoredObject
 from siltstone.restore.restore import read_manifest
-from siltstone.run.commit import commit_of
+from siltstone.run.pending import commit_of
 from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
 from tests.spark_offsets import OFFSETS
 

@@ -16,7 +16,7 @@ from siltstone.catalog.steps import Step, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import MapState, Operator, Rows, State, WindowState
-from siltstone.run.row_json import json_rows
+from siltstone.run.dead_letters import json_rows
 from siltstone.run.subtask import run_subtask_again
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.resolve import resolve_sinks

@@ -19,7 +19,7 @@ from siltstone.errors import CorruptObject, NewerFormat, StateError
 from siltstone.format.manifest import FORMAT, HEAD, SCHEMA, Manifest, encode_manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.run.commit import store_manifest
+from siltstone.run.pending import store_manifest
 from siltstone.state.digest import checkpoint_digest
 from tests.orphans import filesystem, new_run
 from tests.stored import bare_statistics

@@ -15,11 +15,9 @@ from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
-from siltstone.run.commit import Completed
 from siltstone.run.consistency import ConsistencyRequests, DrainResult
-from siltstone.run.options import RegionOptions
-from siltstone.run.pending import PendingCheckpoint
-from siltstone.run.region import ConsistentRegion
+from siltstone.run.pending import Completed, PendingCheckpoint
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.task import StepTask
 from siltstone.spark import runner as runner_module
 from siltstone.spark.runner import StreamRunner

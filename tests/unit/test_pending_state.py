@@ -12,8 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.errors import LostWorkingState, Unreachable
 from siltstone.model import Form, StoredObject
-from siltstone.run.options import RegionOptions
-from siltstone.run.region import ConsistentRegion
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import Stream

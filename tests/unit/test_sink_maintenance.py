@@ -41,7 +41,7 @@ def leave_orphan(place: OpenWarehouse, n: int, monkeypatch: pytest.MonkeyPatch) 
 
     before = table_files(place)
     with monkeypatch.context() as patch:
-        patch.setattr("siltstone.run.commit.encode_manifest", die)
+        patch.setattr("siltstone.run.pending.encode_manifest", die)
         with pytest.raises(Killed):
             TableRun(place).step(batch(n))
     return table_files(place) - before

@@ -18,7 +18,7 @@ from siltstone.report import ReportData, report_data
 from siltstone.report.timeline import PHASES, Timeline, timeline_of
 from siltstone.report.timeline_panel import SHOWN, panel_height
 from siltstone.run import protocol_rules as rules
-from siltstone.run.times import EVENTS, STEPS_MAX, CheckpointTimes
+from siltstone.run.coordinator import EVENTS, STEPS_MAX, CheckpointTimes
 from tests.orphans import filesystem
 from tests.region_run import RegionRun
 from tests.report_chain import drawn, record_chain, report_catalog
