@@ -19,7 +19,7 @@ def stop(*_: object, **__: object) -> None:
 KILLED_WHILE_DELETING = """
 import os, signal, sys
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.store.catalog_paths import extract_prefix
+from siltstone.store.paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 
 root, deletes, stream, *ids = sys.argv[1:]

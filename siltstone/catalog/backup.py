@@ -47,7 +47,7 @@ from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
 from siltstone.result import Result
-from siltstone.store.local_paths import CATALOG_BACKUPS, catalog_backup
+from siltstone.store.paths import CATALOG_BACKUPS, catalog_backup
 from siltstone.store.private import make_private_directory
 
 _SQLITE = "sqlite:///"

@@ -48,8 +48,16 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.store.base import Store
-from siltstone.store.catalog_paths import extract_number, extract_prefix
-from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, fork_of_mark, stream_prefix
+from siltstone.store.paths import (
+    CheckpointPath,
+    epoch_mark,
+    epoch_marks,
+    extract_number,
+    extract_prefix,
+    fork_mark,
+    fork_of_mark,
+    stream_prefix,
+)
 
 _LOG = get_logger(__name__)
 _EPOCH = re.compile(r"[0-9]{8}")

@@ -22,7 +22,8 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.log import get_logger
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
-from siltstone.store.catalog_paths import (
+from siltstone.store.checksums import checksum_of
+from siltstone.store.paths import (
     beginning_name,
     extract_name,
     extract_number,
@@ -31,7 +32,6 @@ from siltstone.store.catalog_paths import (
     steps_part_number,
     stream_of_extract,
 )
-from siltstone.store.checksums import checksum_of
 
 _LOG = get_logger(__name__)
 

@@ -28,10 +28,9 @@ from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.rebuild_stream import Clock, RebuiltStream, rebuild_stream
 from siltstone.store.base import Store
-from siltstone.store.catalog_paths import ALL_EXTRACTS, stream_of_extract
 from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
-from siltstone.store.paths import ALL_EPOCHS, stream_of_mark, stream_prefix
+from siltstone.store.paths import ALL_EPOCHS, ALL_EXTRACTS, stream_of_extract, stream_of_mark, stream_prefix
 from siltstone.store.scratch import SCRATCH, hold_directory
 
 _LOG = get_logger(__name__)

@@ -24,7 +24,7 @@ from siltstone.run.roll_forward import is_logged, roll_forward
 from siltstone.run.task import StepTask, identity
 from siltstone.state.backend import LOCAL_SETS, SubtaskState
 from siltstone.state.backends.named import backend
-from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory, open_private
 from siltstone.store.scratch import SCRATCH, remove_abandoned
 

@@ -16,8 +16,8 @@ import xxhash
 from siltstone.errors import StateError
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
+from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
 
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"

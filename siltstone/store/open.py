@@ -15,7 +15,7 @@ from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
 from siltstone.store.filesystem import FilesystemStore, translate_errors
-from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
 from siltstone.store.url import redacted, split, take_option
 

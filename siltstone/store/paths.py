@@ -1,11 +1,14 @@
-"""Every object name, built in this file and nowhere else, and where local paths lie (`store.local_paths`).
+"""Every object name and every path on this machine, built in this file and nowhere else.
 
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
     |  |- _epochs/<stream>/<epoch:08d>              marks a writer epoch that was begun (`catalog.epochs`)
     |  |- _epochs/<stream>/fork-<fork>              marks a fork, which shares objects
-    |  |- _catalog/<stream>/                       what the catalog knows of a stream (`store.catalog_paths`)
+    |  |- _catalog/<stream>/                       what the catalog knows of a stream (`catalog.extracts`)
+    |  |  |- <epoch:08d>-<number:012d>                 an extract
+    |  |  |- steps-<epoch:08d>-<number:012d>           steps of the input log, written with that extract
+    |  |  '- beginning-<hash>                          step 0 of the input log, named by its content
     |  |- _warehouse/identity                       the warehouse's identity, as in the catalog (`store.identity`)
     |  |- _sinks/<stream>/<sink>/                   a Delta table of the stream's output (`siltstone.sinks.delta`)
     |  |  |- _delta_log/                               its log; until a file is there, no reader sees it
@@ -44,11 +47,15 @@ refuses symbolic links, so no path leads outside the warehouse (promise 8).
 """
 
 import re
+import tempfile
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Self
 
 from siltstone.errors import UsageError
 from siltstone.model import MAX_EPOCH, check_name
+from siltstone.store.directories import below
 
 TEMPORARY = ".tmp"
 """matches the names that `catalog_backup` makes"""
@@ -362,3 +369,117 @@ def _writer(operator: str, variable: str | None, subtask: int, attempt: int | st
     if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):
         raise UsageError(f"subtask {subtask} or attempt {attempt!r} cannot be part of an object name")
     return ".".join([operator, *parts, f"{subtask:05d}", str(attempt)])
+
+
+_CATALOG = "_catalog"
+_OURS = re.compile(
+    rf"{_CATALOG}/([a-z][a-z0-9_-]{{0,63}})/(?:(?P<steps>steps-)?(?P<epoch>[0-9]{{8}})-(?P<number>[0-9]{{12}})|beginning-[0-9a-f]+)"
+)
+
+
+def extract_prefix(stream: str) -> str:
+    """Return the prefix of these objects of a stream, separate from its other objects, so that sweeps do not list
+    them."""
+    return f"{_CATALOG}/{check_name('stream', stream)}/"
+
+
+def extract_name(stream: str, epoch: int, number: int) -> str:
+    """Return the name of an extract."""
+    return f"{extract_prefix(stream)}{epoch:08d}-{number:012d}"
+
+
+def steps_part_name(stream: str, epoch: int, number: int) -> str:
+    """Return the name of the steps that are written with an extract."""
+    return f"{extract_prefix(stream)}steps-{epoch:08d}-{number:012d}"
+
+
+def beginning_name(stream: str, hash: str) -> str:
+    """Return the name of a step 0 whose bytes have this hash (hex)."""
+    return f"{extract_prefix(stream)}beginning-{hash}"
+
+
+def extract_number(name: str) -> tuple[int, int] | None:
+    """Return (epoch, number) of an extract's name; None for other names."""
+    found = _OURS.fullmatch(name)
+    return (int(found["epoch"]), int(found["number"])) if found and found["epoch"] and not found["steps"] else None
+
+
+def steps_part_number(name: str) -> tuple[int, int] | None:
+    """Return (epoch, number) of the name of a part with steps; None for other names."""
+    found = _OURS.fullmatch(name)
+    return (int(found["epoch"]), int(found["number"])) if found and found["steps"] else None
+
+
+def stream_of_extract(name: str) -> str | None:
+    """Return the stream that such an object belongs to; None for other names."""
+    found = _OURS.fullmatch(name)
+    return found[1] if found else None
+
+
+ALL_EXTRACTS = f"{_CATALOG}/"
+"""the prefix of these objects of all streams"""
+
+
+CATALOG_BACKUPS = "catalog-*-r*.backup"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLayout:
+    """Paths on this machine below one warehouse directory."""
+
+    root: Path
+
+    @property
+    def objects(self) -> Path:
+        """Root of the filesystem store."""
+        return self.root / "objects"
+
+    @property
+    def catalog(self) -> Path:
+        """The SQLite catalog's file."""
+        return self.root / "catalog.db"
+
+    def work(self, stream: str, epoch: int) -> Path:
+        """Return the directory of one writer epoch's working files; it may vanish at any time."""
+        return below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
+
+    def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
+        """Return the directory of one subtask's working state."""
+        return below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
+
+    def spark_log(self, stream: str, epoch: int) -> Path:
+        """Return Spark's checkpointLocation of one epoch."""
+        return below(self.work(stream, epoch), "spark")
+
+    def sink(self, stream: str) -> Path:
+        """Return the directory to which the stream's sink writes."""
+        return below(self.root, "sink", check_name("stream", stream))
+
+    def source(self, stream: str) -> Path:
+        """Return the directory in which the stream's source may keep the files it reads."""
+        return below(self.root, "source", check_name("stream", stream))
+
+    def restored(self, stream: str, checkpoint: int) -> Path:
+        """Return the default directory to which the state of one checkpoint is restored."""
+        return below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
+
+    def restored_series(self, stream: str) -> Path:
+        """Return the directory to which many checkpoints are restored, each under a label."""
+        return below(self.root, "restored", check_name("stream", stream), "series")
+
+    def scratch(self) -> Path:
+        """Return the directory of files that processes need only while they read.
+
+        A machine that has no warehouse directory, as an executor may, has the system's directory of temporary files.
+        """
+        return self.root / "work" / ".scratch" if self.root.is_dir() else Path(tempfile.gettempdir())
+
+    @property
+    def dagster(self) -> Path:
+        """Dagster's home, for runs launched from its page."""
+        return self.root / "dagster"
+
+
+def catalog_backup(directory: Path, time: datetime, revision: str) -> Path:
+    """Return the default path of a backup of a catalog with this revision at a time (UTC)."""
+    return below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")

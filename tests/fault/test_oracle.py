@@ -24,7 +24,7 @@ from siltstone.settings import load_settings
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.maintenance import optimize_sinks
 from siltstone.spark.operations.holding import open_region
-from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import LocalLayout
 from siltstone.stream import DEAD_LETTERS
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts

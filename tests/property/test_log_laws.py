@@ -24,8 +24,7 @@ from siltstone.run import persist
 from siltstone.run.processing import ACKNOWLEDGEMENT
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
-from siltstone.store.local_paths import LocalLayout
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, LocalLayout
 from tests.examples import examples
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun, acknowledgement_of

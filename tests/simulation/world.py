@@ -37,8 +37,7 @@ from siltstone.run.definition import definition_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
-from siltstone.store.local_paths import LocalLayout
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, LocalLayout
 from tests.catalog_cases import beginnings
 from tests.simulation.loss import IDENTITY, fail_over, lose
 from tests.simulation.oracle import Oracle

@@ -11,8 +11,8 @@ from siltstone.catalog.extract_writer import read_newest_extract, write_extract
 from siltstone.catalog.steps import BEFORE_FIRST, Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, Unreachable
-from siltstone.store.catalog_paths import extract_number, extract_prefix, steps_part_number
 from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import extract_number, extract_prefix, steps_part_number
 from tests.catalog_cases import commit_of
 
 STREAM = "flights"

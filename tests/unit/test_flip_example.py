@@ -27,7 +27,7 @@ from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.run.task import StepTask
-from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import LocalLayout
 from siltstone.stream import Stream
 from tests.proofs import failures, in_order
 from tests.region_run import RegionRun

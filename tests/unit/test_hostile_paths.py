@@ -12,8 +12,8 @@ from siltstone.spark.source_log import SourceLog
 from siltstone.store.base import Store
 from siltstone.store.directories import below
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import open_store
+from siltstone.store.paths import LocalLayout
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":0}'
 LINE = 'v1\n{"path":"file:///in/a.parquet","timestamp":1,"batchId":%s}'

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import SiltstoneError, Unreachable, UsageError
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.paths import CheckpointPath, check_object_name, epoch_prefix, is_base, stream_prefix
+from siltstone.store.paths import CheckpointPath, LocalLayout, check_object_name, epoch_prefix, is_base, stream_prefix
 
 
 def test_object_names() -> None:

@@ -14,7 +14,7 @@ from siltstone.restore.export import restore_unit, unit_tasks
 from siltstone.restore.restore import read_manifests
 from siltstone.run import persist
 from siltstone.store import blocks, ranged
-from siltstone.store.catalog_paths import ALL_EXTRACTS
+from siltstone.store.paths import ALL_EXTRACTS
 from siltstone.stream import Stream
 from tests.examples import long_form
 from tests.fault.small_stream import SMALL, purchases

@@ -33,10 +33,9 @@ from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
 from siltstone.run.take_over import take_over
 from siltstone.state.hashing import key_groups, xxhash64
-from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.paths import EXPORT, is_base
+from siltstone.store.paths import EXPORT, extract_prefix, is_base
 from tests.examples import few_examples
 from tests.failover import losing_what_follows
 from tests.killed_child import killed_at

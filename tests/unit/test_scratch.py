@@ -18,7 +18,7 @@ from siltstone.restore.files import OpenFiles
 from siltstone.restore.proof import prove_checkpoints
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.store import scratch
-from siltstone.store.local_paths import LocalLayout
+from siltstone.store.paths import LocalLayout
 from siltstone.store.scratch import LOCK, SCRATCH, hold_directory, remove_abandoned
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun

@@ -17,9 +17,8 @@ from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.orphan_rules import Reason
 from siltstone.retention.sweep import ORPHANS, SweepOptions, SweepResult, sweep
-from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.paths import CheckpointPath, epoch_marks
+from siltstone.store.paths import CheckpointPath, epoch_marks, extract_prefix
 from tests.command_line import plain, siltstone
 from tests.orphans import PLACES, Injected, check_whole, inject, new_run, referenced, stored, write
 from tests.servers import marked

@@ -22,9 +22,8 @@ from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.run import pending
-from siltstone.store.catalog_paths import extract_prefix
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, extract_prefix
 from tests.examples import is_thorough
 from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
 from tests.proofs import failures

@@ -21,8 +21,8 @@ from siltstone.retention.sweep import sweep
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.run.task import StepTask
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
+from siltstone.store.paths import LocalLayout
 from tests import sums
 from tests.examples import examples
 from tests.orphans import check_whole

@@ -9,8 +9,8 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.spark.worker_files import LOCAL_DIRS, worker_warehouse
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
+from siltstone.store.paths import LocalLayout
 
 STORE = "s3://bucket/state?endpoint=http://127.0.0.1:1&region=us-east-1"
 

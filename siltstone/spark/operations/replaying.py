@@ -29,8 +29,8 @@ from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
 from siltstone.spark.step import own_session, run_step
-from siltstone.store.local_paths import LocalLayout
 from siltstone.store.open import Warehouse
+from siltstone.store.paths import LocalLayout
 from siltstone.stream import Stream
 
 
