@@ -40,9 +40,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.base import KEY_GROUP, ROW_GROUP_ROWS
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import UnitTask, restore_unit, unit_tasks
-from siltstone.restore.restore import load_state, read_manifest, read_manifests
+from siltstone.restore.restore import load_state
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.spark.session import spark_session
 from siltstone.state.backend import SubtaskState

@@ -32,11 +32,11 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
 from siltstone.format.block import encode_block
 from siltstone.format.index import IndexEntry, encode_index, field_bytes
+from siltstone.format.manifests import read_manifests
 from siltstone.format.segment import Segment, SegmentBuilder
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.export import restore_unit, unit_tasks
-from siltstone.restore.restore import read_manifests
 from siltstone.store.base import Store
 from siltstone.store.keyvalue.chunked import ChunkedStore
 from siltstone.store.keyvalue.protocol import Get, Keys, Values

@@ -23,8 +23,8 @@ from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, StoredObject
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import sweep
 from siltstone.retention.truncate import truncate

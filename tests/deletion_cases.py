@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.restore.restore import read_manifests
+from siltstone.format.manifests import read_manifests
 from siltstone.stream import Stream
 from tests import catalog_cases, sums
 from tests.region_run import RegionRun

@@ -14,9 +14,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy, policy_by_name
 from siltstone.format.files import decode_files, encode_files
 from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form
 from siltstone.operator import Rows, State, ValueState
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.store.checksums import checksum_of
 from siltstone.store.paths import CheckpointPath, is_files_index

@@ -28,9 +28,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.restore.export import rebuild, unit_tasks
-from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.sinks.parquet import ParquetSink

@@ -6,9 +6,9 @@ from typing import Any
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifests
 from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
 from siltstone.restore.proof import prove_checkpoints
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure
 from tests.examples import is_thorough, some
 from tests.stored import stream_objects

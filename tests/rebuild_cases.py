@@ -15,7 +15,7 @@ from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
 from siltstone.change.rebuild import Rebuild, rebuild_catalog
 from siltstone.format.manifest import encode_manifest
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.retention.deletion import delete_checkpoints, foresee
 from siltstone.run.take_over import take_over
 from siltstone.store.paths import CheckpointPath

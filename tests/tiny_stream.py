@@ -15,12 +15,13 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.model import KeyGroupRange
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import rebuild, restore_unit, unit_tasks
 from siltstone.restore.proof import plan_checkpoints
-from siltstone.restore.restore import digests_of, read_manifest, read_manifests
+from siltstone.restore.restore import digests_of
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.restore.verify import check_indexes, prove
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot

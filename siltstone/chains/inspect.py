@@ -11,7 +11,7 @@ from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth
 from siltstone.format.manifest import Manifest
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.store.base import Store
 
 

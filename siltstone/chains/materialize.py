@@ -26,22 +26,13 @@ from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import Unreachable, UsageError, summarize
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifests import objects_of, read_manifest, schemas_of, variables_of, with_materializations
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
 from siltstone.restore.live_rules import LiveHandles, shared_names
 from siltstone.restore.plan_rules import RestoreUnit, Variable
-from siltstone.restore.restore import (
-    MemoryState,
-    apply_reads,
-    compare_digests,
-    objects_of,
-    opaque_digests,
-    read_manifest,
-    schemas_of,
-    variables_of,
-    with_materializations,
-)
+from siltstone.restore.restore import MemoryState, apply_reads, compare_digests, opaque_digests
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.store.ahead import read_ahead

@@ -23,8 +23,8 @@ from siltstone.change.exported import Exported, encode_exported
 from siltstone.change.stand_alone import FIRST, stand_alone
 from siltstone.errors import ObjectExists, UsageError
 from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import StoredObject, check_name
-from siltstone.restore.restore import read_manifest
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.store.base import Store

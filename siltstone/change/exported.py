@@ -32,8 +32,8 @@ from siltstone.change.stand_alone import move
 from siltstone.decoding import check_integer, check_object, translate_decode_errors
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import MAX_ID, Form, StoredObject, check_name
-from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 from siltstone.store.paths import EXPORT, CheckpointPath, is_built_here
 

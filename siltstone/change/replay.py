@@ -21,8 +21,8 @@ from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.compare_digests import Digests, list_differing
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
+from siltstone.format.manifests import read_manifest
 from siltstone.operator import PREPARED
-from siltstone.restore.restore import read_manifest
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.run.task import RestorePoint
 from siltstone.state.digest import checkpoint_digest

@@ -17,10 +17,10 @@ from siltstone.chains.costs import table_statistics
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.errors import StateError, UsageError
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import variables_of
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import replaces
-from siltstone.restore.restore import variables_of
 from siltstone.store.paths import CheckpointPath, add_writer
 
 FIRST = 1

@@ -224,7 +224,7 @@ class StreamClient(StreamStorage):
             from siltstone.spark.datasource import read_state
 
             return read_state(spark, self.settings, self.name, operator, variable, at, as_of, columns)
-        from siltstone.restore.restore import read_manifests
+        from siltstone.format.manifests import read_manifests
         from siltstone.restore.table import LIMIT_BYTES, read_table
         from siltstone.retention.leases import hold_lease
         from siltstone.times import parse_time

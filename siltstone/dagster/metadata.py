@@ -14,9 +14,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import first_of, recorded_chains
 from siltstone.chains.inspect import list_checkpoints
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Handle
 from siltstone.restore.export import recorded_digest
-from siltstone.restore.restore import read_manifest
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink
 

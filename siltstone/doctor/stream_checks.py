@@ -11,7 +11,7 @@ from siltstone.chains.due import materialization_health
 from siltstone.change.recovery_point import describe_checkpoints
 from siltstone.doctor.findings import Finding, State
 from siltstone.errors import CorruptObject
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.retention.deletion import foresee
 from siltstone.retention.retention_rules import retention_in_force
 from siltstone.settings import Settings

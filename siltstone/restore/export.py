@@ -21,19 +21,11 @@ import pyarrow.parquet as pq
 from siltstone.errors import Unreachable, UsageError
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import objects_of, schemas_of, variables_of
 from siltstone.model import Handle, KeyGroupRange, Kind
 from siltstone.restore.merge import Batch
 from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, Variable, plan_restore
-from siltstone.restore.restore import (
-    MemoryState,
-    apply_reads,
-    check_digests,
-    digests_of,
-    objects_of,
-    schemas_of,
-    unit_reads,
-    variables_of,
-)
+from siltstone.restore.restore import MemoryState, apply_reads, check_digests, digests_of, unit_reads
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.state.schema import TableSchema

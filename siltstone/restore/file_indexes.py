@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
-from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, is_files_index, is_materialization_manifest
 

@@ -10,9 +10,9 @@ from siltstone.catalog.chains import Chain
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, variables_of, with_materializations
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.restore import read_manifest, variables_of, with_materializations
 from siltstone.restore.verify import Failure, IndexCheck, ProofTask, check_indexes, prove
 from siltstone.restore.verify_rules import verify_plan
 from siltstone.store.ahead import read_ahead

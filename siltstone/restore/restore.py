@@ -5,18 +5,18 @@ map over them at any parallelism. Blocks are fetched ahead and verified by their
 (`store.blocks`, promise 6), and the digest of the rebuilt state must equal the recorded one (promise 1).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, ProofFailed
+from siltstone.errors import ProofFailed
 from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
-from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.manifests import objects_of, read_manifests, variables_of
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets, is_all_of, stored, table_counts
@@ -28,10 +28,8 @@ from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
 from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
-from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
-from siltstone.store.paths import CheckpointPath, materialization_of
 
 RESERVED_ROWS = 1 << 24
 """maximum rows of a base that are pre-allocated before it is read; a table with more grows while it is filled"""
@@ -55,22 +53,6 @@ class MemoryState:
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups."""
         self.opaque.setdefault(variable, {}).update(values)
-
-
-def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
-    """Return the schemas of an operator's tables, as recorded at a checkpoint."""
-    variables = manifest.operators[operator]["variables"].values()
-    return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
-
-
-def variables_of(manifest: Manifest, operator: str) -> dict[tuple[str, str], Kind]:
-    """Return (operator, table or opaque variable) -> its kind, as recorded at a checkpoint."""
-    return {(operator, name): kind for name, kind in manifest.variables[operator].items()}
-
-
-def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
-    """Return an operator's opaque variables (those without tables), as recorded at a checkpoint."""
-    return tuple(name for name, kind in manifest.variables[operator].items() if kind is Kind.OPAQUE)
 
 
 Block: TypeAlias = pa.Buffer | pa.NativeFile
@@ -211,69 +193,6 @@ def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.nda
     for group, value in values.items():
         digests[group - groups.start] = opaque_digest(value)
     return digests
-
-
-def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:
-    """Read one manifest.
-
-    Args:
-        stream: the stream to set in it, since a fork begins with manifests of another stream; None keeps the writer's.
-
-    Raises:
-        CorruptObject: it is missing, cut or altered, or another manifest, or its digest is not the catalog's.
-        NewerFormat: a newer Siltstone wrote it.
-    """
-    manifest = decode_manifest(store.read(stored), stored.name)
-    _check_expected(manifest, stored)
-    return manifest if stream is None else replace(manifest, stream=stream)
-
-
-def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
-    """Compare a manifest's content with its name and with the catalog.
-
-    Its checksum already proves this, unless it is xxh3-128, which can be forged.
-
-    Raises:
-        CorruptObject: they differ.
-    """
-    path, said = CheckpointPath.of(stored.name), (manifest.stream, manifest.epoch, manifest.checkpoint)
-    other = path is not None and (path.stream, path.epoch, path.checkpoint) != said
-    if other or (materialization_of(stored.name) or "") != manifest.materialization:
-        raise CorruptObject(
-            f"object {stored.name} was altered: it is the manifest of checkpoint {manifest.checkpoint} of "
-            f"{manifest.stream}, epoch {manifest.epoch}"
-        )
-    if stored.digest is not None and manifest.digest != stored.digest:
-        raise CorruptObject(
-            f"object {stored.name} was altered: its digest is {manifest.digest}, the catalog has {stored.digest}"
-        )
-
-
-def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
-    """Read checkpoint id -> manifest; bases of materializations among them replace what they materialized.
-
-    Args:
-        stream: see `read_manifest`.
-
-    Raises:
-        CorruptObject: one of them is missing, cut or altered.
-    """
-    return with_materializations(list(read_ahead(lambda each: read_manifest(store, each, stream), stored)))
-
-
-def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
-    """Return checkpoint id -> manifest, given those of checkpoints and of the materializations in their chains."""
-    manifests = {m.checkpoint: m for m in read if not m.materialization}
-    for materialized in sorted((m for m in read if m.materialization), key=lambda m: m.checkpoint):
-        at = materialized.checkpoint
-        # Everything else that the checkpoint wrote may have been replaced since.
-        manifests[at] = manifests[at].with_bases(materialized) if at in manifests else materialized
-    return manifests
-
-
-def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
-    """Return every object in the manifests."""
-    return [stored for manifest in manifests.values() for stored in manifest.objects]
 
 
 def load_state(

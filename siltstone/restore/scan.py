@@ -15,19 +15,13 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import opaque_of, schemas_of
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, UNIT_BYTES
 from siltstone.restore.keys import rows_of_keys
 from siltstone.restore.merge import MERGED_BYTES
 from siltstone.restore.plan_rules import Read, plan_restore
-from siltstone.restore.restore import (
-    MemoryState,
-    apply_reads,
-    compare_digests,
-    opaque_digests,
-    opaque_of,
-    schemas_of,
-)
+from siltstone.restore.restore import MemoryState, apply_reads, compare_digests, opaque_digests
 from siltstone.restore.tables import add_digests, merged_tables, wanted_block
 from siltstone.state.columns import row_bytes, split_by_bytes
 from siltstone.state.digest import group_sums, row_digests

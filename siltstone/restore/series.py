@@ -22,9 +22,10 @@ import pyarrow.parquet as pq
 
 from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import opaque_of
 from siltstone.model import KeyGroupRange
 from siltstone.restore.export import write_state
-from siltstone.restore.restore import MemoryState, digests_of, opaque_of
+from siltstone.restore.restore import MemoryState, digests_of
 from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store

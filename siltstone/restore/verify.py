@@ -13,22 +13,14 @@ from pathlib import Path
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.index import IndexEntry
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import objects_of, schemas_of, variables_of
 from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets
 from siltstone.restore.index_chain import follow
 from siltstone.restore.plan_rules import Read
 from siltstone.restore.read_costs import ReadCosts
-from siltstone.restore.restore import (
-    Block,
-    MemoryState,
-    apply_handle,
-    check_digests,
-    digests_of,
-    objects_of,
-    schemas_of,
-    variables_of,
-)
+from siltstone.restore.restore import Block, MemoryState, apply_handle, check_digests, digests_of
 from siltstone.restore.verify_rules import VerifyChain
 from siltstone.state.protocol import key_batch, set_state
 from siltstone.state.schema import TableSchema

@@ -27,11 +27,11 @@ from siltstone.chains.postpone_rules import postpone_bases
 from siltstone.chains.restore_rules import NEWEST, share_restore
 from siltstone.errors import CorruptObject, Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, schemas_of
 from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.file_indexes import file_indexes, read_handles
-from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.manifests import RunManifests
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store

@@ -7,8 +7,8 @@ take a request.
 from collections.abc import Iterable
 
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import StoredObject
-from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 
 _KEPT = 32

@@ -33,10 +33,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, NewerFormat, StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.log import get_logger
 from siltstone.model import StoredObject
 from siltstone.restore.live_rules import LiveHandles, shared_names
-from siltstone.restore.restore import read_manifest
 from siltstone.run.pending import commit_of
 from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store

@@ -22,9 +22,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, StateError
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import opaque_of, schemas_of
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import opaque_rows
-from siltstone.restore.restore import digests_of, opaque_of, schemas_of
+from siltstone.restore.restore import digests_of
 from siltstone.run.task import identity
 from siltstone.run.working_state import LOCK_WAIT_S, locked
 from siltstone.state.backend import StateSnapshot, SubtaskState

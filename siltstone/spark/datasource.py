@@ -29,9 +29,9 @@ from pyspark.sql.types import StructField, StructType
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
+from siltstone.format.manifests import read_manifests
 from siltstone.model import KeyGroupRange
 from siltstone.restore.keys import parse_key_groups, parse_keys
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings, load_settings
 from siltstone.spark.types import spark_type

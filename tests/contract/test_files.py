@@ -14,9 +14,9 @@ from siltstone.change.fork import fork
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Form, StoredObject
 from siltstone.restore.local_files import LocalFiles
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate

@@ -20,10 +20,10 @@ from siltstone.change.recover import recover
 from siltstone.change.replay import restore_points
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.manifests import read_manifest, schemas_of
 from siltstone.format.output import read_output
 from siltstone.format.segment import Section, Segment
 from siltstone.model import Form, Kind, StoredObject
-from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.outbox import check_output
 from siltstone.store import ranged
 from siltstone.store.base import Store

@@ -26,7 +26,7 @@ from siltstone.dagster.checks import facts, suites
 from siltstone.dagster.checks.facts import Subject
 from siltstone.dagster.checks.validation import Outcome, check, validate
 from siltstone.errors import Unreachable
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable

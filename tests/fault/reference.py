@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
+from siltstone.format.manifests import read_manifests
 from siltstone.format.output import read_output
 from siltstone.model import KeyGroupRange
 from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.plan_rules import plan_restore
-from siltstone.restore.restore import MemoryState, read_manifests
+from siltstone.restore.restore import MemoryState
 from siltstone.stream import Stream
 from streams import FLIGHTS
 from streams.flights import UNKNOWN

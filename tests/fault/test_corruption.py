@@ -17,10 +17,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Handle, Kind
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import check_objects
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.store.paths import snapshot_of

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from siltstone.format.manifests import read_manifests
 from siltstone.keyed import KeyedProcessor
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.operator import MapState, Operator, OperatorContext, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
-from siltstone.restore.restore import read_manifests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.nested import nested_columns
 from siltstone.store.base import Store

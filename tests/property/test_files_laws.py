@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import policy_by_name
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import SweepOptions, sweep
 from tests.examples import few_examples

@@ -24,9 +24,9 @@ from siltstone.chains.policy_rules import Decision
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Kind
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.run import changed, persist

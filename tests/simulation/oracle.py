@@ -9,8 +9,8 @@ from siltstone.catalog.packing import unpack
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import Step, StepKind
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.restore.export import unit_tasks
-from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.store.paths import CheckpointPath
 from tests.simulation.processes import MemoryStore, SimulatedStore
 from tests.simulation.writer import OPERATORS, TABLE, Contents, advance, digests_of, restored

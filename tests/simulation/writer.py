@@ -15,10 +15,10 @@ from siltstone.catalog.steps import Step, StepKind, with_ends
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.tables import decode_changes
 from siltstone.run.region import ConsistentRegion
 from siltstone.run.roll_forward import is_logged

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
-from siltstone.restore.restore import read_manifests
+from siltstone.format.manifests import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, Fenced
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
 from siltstone.spark.operations.changing import take_over

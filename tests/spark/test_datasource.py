@@ -20,9 +20,9 @@ from pyspark.sql import types as T
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, FILES_BACKEND, FILES_POLICY
 from siltstone.errors import ProofFailed, UsageError
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings
 from siltstone.spark.datasource import StateSource

@@ -19,9 +19,10 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import open_client
 from siltstone.errors import UsageError
 from siltstone.format.index import field_bytes
+from siltstone.format.manifests import read_manifest
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Kind
-from siltstone.restore.restore import MemoryState, read_manifest
+from siltstone.restore.restore import MemoryState
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
 from streams import FLIGHTS

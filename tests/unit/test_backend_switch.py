@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.state.backends.named import BACKENDS, backend
 from tests.proofs import failures

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import CorruptObject, ProofFailed
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_base
 from tests.examples import stride

@@ -20,9 +20,9 @@ from siltstone.change.fork import fork
 from siltstone.change.import_savepoint import import_savepoint, prove_export
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.format.manifests import read_manifest
 from siltstone.keyed import KeyedProcessor
 from siltstone.operator import Operator, OperatorCheckpoint, Rows, State, ValueState
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.subtask import run_subtask_again
 from siltstone.run.users_code import OperatorFailed

@@ -14,7 +14,7 @@ from siltstone.catalog.objects import Objects
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.restore.restore import read_manifests
+from siltstone.format.manifests import read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from tests.deletion_cases import rows, stream
 from tests.places import place_at

@@ -22,8 +22,8 @@ from siltstone.catalog.packing import pack
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
+from siltstone.format.manifests import read_manifest
 from siltstone.model import MAX_ID, SinkFile, StoredObject
-from siltstone.restore.restore import read_manifest
 from siltstone.run.pending import commit_of
 from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
 from tests.spark_offsets import OFFSETS

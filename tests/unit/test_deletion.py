@@ -12,9 +12,9 @@ from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.stream_checks import StreamSubject, check_deletions
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Form
 from siltstone.report.data import report_data
-from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import DeletionResult, delete_checkpoints
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import load_settings

@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.format.manifests import read_manifest
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.restore.proof import plan_checkpoints
-from siltstone.restore.restore import read_manifest
 from siltstone.restore.series import digest_of, restore_chain
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.stream import Stream

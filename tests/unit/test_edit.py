@@ -177,8 +177,8 @@ def edit(place: OpenWarehouse, variable: str, changes: pa.Table, parallelism: in
 
 def state_of(place: OpenWarehouse, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
     """Primary key -> values, as a restore rebuilds them."""
+    from siltstone.format.manifests import read_manifests
     from siltstone.restore.export import rebuild, unit_tasks
-    from siltstone.restore.restore import read_manifests
 
     manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("plant", checkpoint), "plant")
     found = {}

@@ -21,10 +21,10 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.model import Form, Handle
 from siltstone.operator import ListState, Operator, Rows, State
 from siltstone.restore.export import rebuild, unit_tasks
-from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.run.task import StepTask
 from siltstone.store.paths import LocalLayout

@@ -17,7 +17,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
 from siltstone.errors import StateError, UnknownCheckpoint
-from siltstone.restore.restore import read_manifests
+from siltstone.format.manifests import read_manifests
 from siltstone.retention.deletion import delete_checkpoints, foresee
 from siltstone.retention.sweep import sweep
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot

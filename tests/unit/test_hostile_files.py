@@ -15,8 +15,8 @@ from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.format.coding import seal
 from siltstone.format.files import MAGIC, FilesIndex, TableFile, TableRows, decode_files, encode_files
 from siltstone.format.manifest import encode_manifest
+from siltstone.format.manifests import read_manifests
 from siltstone.model import Form, KeyGroupRange, StoredObject
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.table import read_table
 from siltstone.state.schema import TableSchema
 from siltstone.store.checksums import checksum_of

@@ -11,13 +11,13 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format import base
+from siltstone.format.manifests import read_manifests
 from siltstone.model import KeyGroupRange
 from siltstone.restore import compare as comparison
 from siltstone.restore import merge
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.merge import Changes
-from siltstone.restore.restore import read_manifests
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.state.backend import Keys
 from siltstone.state.backends.heap import HeapTable, records

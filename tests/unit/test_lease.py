@@ -13,8 +13,8 @@ from sqlalchemy import event
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.format.manifests import read_manifests
 from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
-from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import DeletionResult, delete_checkpoints
 from siltstone.retention.leases import LeaseOptions, hold_lease
 from tests.catalog_cases import firsts

@@ -12,8 +12,8 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import Materialized, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Kind
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.store.paths import materialization_of

@@ -17,9 +17,9 @@ from siltstone.change.import_savepoint import prove_export
 from siltstone.change.recover import recover
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form
 from siltstone.operator import Operator
-from siltstone.restore.restore import read_manifest
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.manifests import RunManifests
 from siltstone.run.region import ConsistentRegion

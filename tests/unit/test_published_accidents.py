@@ -20,8 +20,8 @@ from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
 from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint
 from siltstone.format.manifest import Manifest
+from siltstone.format.manifests import read_manifests
 from siltstone.model import StoredObject
-from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.retention.retention_rules import RetentionOptions

@@ -17,6 +17,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, Fenced, NoLiveState, UnknownCheckpoint, UsageError
 from siltstone.format.base import read_snapshot_values
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import Rows, State
 from siltstone.restore.compare import compare, compare_tasks
@@ -30,7 +31,6 @@ from siltstone.restore.export import (
     whole_digest,
 )
 from siltstone.restore.proof import plan_checkpoints
-from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.restore.verify import check_indexes
 from siltstone.run import persist
 from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot

@@ -10,13 +10,13 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.report import report_data
 from siltstone.restore import verify
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.proof import Proof, prove_checkpoints
-from siltstone.restore.restore import read_manifest, read_manifests
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 from tests.sums import NAME, Tally, rows, stream_of

@@ -9,9 +9,9 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format import base
+from siltstone.format.manifests import read_manifests
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.export import restore_unit, unit_tasks
-from siltstone.restore.restore import read_manifests
 from siltstone.run import persist
 from siltstone.store import blocks, ranged
 from siltstone.store.paths import ALL_EXTRACTS

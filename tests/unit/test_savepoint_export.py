@@ -28,7 +28,7 @@ from siltstone.change.import_savepoint import IMPORTED, _sources_below, import_s
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError, WrongWarehouse
 from siltstone.format.manifest import Manifest, encode_manifest
-from siltstone.restore.restore import read_manifests
+from siltstone.format.manifests import read_manifests
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import sweep
 from siltstone.run.take_over import take_over

@@ -13,9 +13,9 @@ from siltstone.chains.costs import recorded_chains
 from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policies import POLICIES, PolicyOptions, policy_by_name
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, WindowState
-from siltstone.restore.restore import read_manifest
 from siltstone.stream import Stream
 from tests.proofs import in_order
 from tests.region_run import RegionRun

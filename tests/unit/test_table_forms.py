@@ -11,9 +11,9 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import share_budget
 from siltstone.chains.inspect import show_checkpoint
 from siltstone.chains.policies import PolicyOptions, PolicyState, policy_by_name
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.restore.restore import read_manifest
 from tests.examples import long_form
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, StateError, Unreachable
+from siltstone.format.manifests import read_manifest, read_manifests
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
-from siltstone.restore.restore import read_manifest, read_manifests
 from siltstone.retention.sweep import sweep
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot

@@ -16,9 +16,9 @@ from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.restore.restore import read_manifest
 from tests.places import place_at
 from tests.proofs import check_restores, in_order
 from tests.region_run import RegionRun

@@ -17,7 +17,7 @@ from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitio
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import ProofFailed, UnknownCheckpoint
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.restore.series import RestoredLabel, prove_label, read_label
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream

@@ -17,8 +17,8 @@ from siltstone.chains.chain_rules import restore_s as predicted_restore_s
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import materialization_health
 from siltstone.client import Client, StreamClient
+from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.model import Form, Kind
-from siltstone.restore.restore import read_manifest, with_materializations
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink

@@ -14,10 +14,10 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
+from siltstone.format.manifests import read_manifests
 from siltstone.restore.compare import TableComparison, compare, compare_tasks
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.proof import Proof, prove_checkpoints
-from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure, check_objects
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease

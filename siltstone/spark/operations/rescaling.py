@@ -6,7 +6,7 @@ from typing import Any
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.compare_digests import check_same_digests
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.result import Result
 from siltstone.settings import Settings
 from siltstone.spark.operations.changing import check_changeable, take_over

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed, Unreachable
+from siltstone.format.manifests import read_manifests
 from siltstone.restore.export import (
     recorded_digest,
     restore_unit,
@@ -16,7 +17,6 @@ from siltstone.restore.export import (
     unit_tasks,
     whole_digest,
 )
-from siltstone.restore.restore import read_manifests
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_parallelism

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
+from siltstone.format.manifests import read_manifest
 from siltstone.restore.proof import plan_checkpoints
-from siltstone.restore.restore import read_manifest
 from siltstone.restore.series import (
     RestoredLabel,
     digest_of,

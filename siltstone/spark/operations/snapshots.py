@@ -10,7 +10,7 @@ from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, UsageError
-from siltstone.restore.restore import read_manifest
+from siltstone.format.manifests import read_manifest
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
