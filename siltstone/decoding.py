@@ -7,9 +7,11 @@ recovery acts on `CorruptObject`, and an unforeseen error would switch it off.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from siltstone.errors import CorruptObject, Fenced, NewerFormat, StateError, Unreachable
+from siltstone.times import as_utc
 
 FREE_BYTES = 64 << 20
 RATIO = 64
@@ -91,3 +93,34 @@ def check_object(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {type(value).__name__}, not a JSON object")
     return value
+
+
+def check_text(value: object, what: str) -> str:
+    """Return `value` if it is a text.
+
+    Raises:
+        ValueError: it is not; the message calls it `what`.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {type(value).__name__}, not a text")
+    return value
+
+
+def check_flag(value: object, what: str) -> bool:
+    """Return `value` if it is true or false.
+
+    Raises:
+        ValueError: it is not; the message calls it `what`.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} is {type(value).__name__}, not true or false")
+    return value
+
+
+def check_time(value: object) -> datetime:
+    """Return the time that a decoded value describes, in UTC.
+
+    Raises:
+        ValueError: it does not describe one.
+    """
+    return as_utc(datetime.fromisoformat(check_text(value, "a time")))

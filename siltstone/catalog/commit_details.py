@@ -21,12 +21,20 @@ from siltstone.catalog.edits import Edit
 from siltstone.catalog.outbox import Output, staged_object
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.steps import Step, StepKind
-from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
+from siltstone.decoding import (
+    check_flag,
+    check_integer,
+    check_object,
+    check_text,
+    check_time,
+    decoded_bytes_max,
+    parse_json,
+    translate_decode_errors,
+)
 from siltstone.format.manifest_decoding import decode_variables
 from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
 from siltstone.store.paths import check_object_name, is_table_file
-from siltstone.times import as_utc
 
 _PART_CHARACTERS = 4 << 20
 _CONF = '"conf":'
@@ -191,17 +199,6 @@ def unpack_parts(parts: Sequence[bytes]) -> str:
     return "".join(texts)
 
 
-def check_text(value: object, what: str) -> str:
-    """Return `value` if it is a text.
-
-    Raises:
-        ValueError: it is not; the message calls it `what`.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is {type(value).__name__}, not a text")
-    return value
-
-
 def _check_column(value: object, what: str) -> str:
     """Return `value` if it is a text that every catalog holds: UTF-8 without a null character.
 
@@ -214,17 +211,6 @@ def _check_column(value: object, what: str) -> str:
     return text
 
 
-def check_flag(value: object, what: str) -> bool:
-    """Return `value` if it is true or false.
-
-    Raises:
-        ValueError: it is not; the message calls it `what`.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} is {type(value).__name__}, not true or false")
-    return value
-
-
 def check_stored(name: object, size: object, checksum: object) -> StoredObject:
     """Return the stored object that decoded values describe.
 
@@ -234,15 +220,6 @@ def check_stored(name: object, size: object, checksum: object) -> StoredObject:
     algorithm_of(check_text(checksum, "a checksum"))
     name = check_object_name(check_text(name, "an object's name"))
     return StoredObject(name, check_integer(size, 0, _MAX, "bytes"), str(checksum))
-
-
-def check_time(value: object) -> datetime:
-    """Return the time that a decoded value describes, in UTC.
-
-    Raises:
-        ValueError: it does not describe one.
-    """
-    return as_utc(datetime.fromisoformat(check_text(value, "a time")))
 
 
 def _plain(stored: StoredObject) -> list[Any]:

@@ -17,19 +17,18 @@ import xxhash
 from sqlalchemy import Boolean, Column, Float, Integer, LargeBinary, String, Table
 
 from siltstone.catalog.column_types import Json, PackedJson, UtcTime
-from siltstone.catalog.commit_details import (
-    check_flag,
-    check_stored,
-    check_text,
-    check_time,
-    decode_steps,
-    encode_steps,
-    pack_parts,
-    unpack_parts,
-)
+from siltstone.catalog.commit_details import check_stored, decode_steps, encode_steps, pack_parts, unpack_parts
 from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
 from siltstone.catalog.steps import Step, StepRecord
-from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
+from siltstone.decoding import (
+    check_flag,
+    check_integer,
+    check_object,
+    check_text,
+    check_time,
+    parse_json,
+    translate_decode_errors,
+)
 from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.model import MAX_EPOCH, MAX_ID, StoredObject, check_name
 

@@ -14,14 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.catalog.commit_details import (
-    CommitDetails,
-    check_stored,
-    check_text,
-    decode_details,
-    decode_steps,
-    encode_steps,
-)
+from siltstone.catalog.commit_details import CommitDetails, check_stored, decode_details, decode_steps, encode_steps
 from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.imports import Continuation
 from siltstone.catalog.source_entries import check_sources
@@ -29,7 +22,7 @@ from siltstone.catalog.steps import BEFORE_FIRST, Step
 from siltstone.catalog.streams import TABLE
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.stand_alone import move
-from siltstone.decoding import check_integer, check_object, translate_decode_errors
+from siltstone.decoding import check_integer, check_object, check_text, translate_decode_errors
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest

@@ -28,7 +28,7 @@ from siltstone.format.segment import Places, Section, Segment
 from siltstone.model import Handle, StoredObject
 from siltstone.store.base import ObjectWriter, Store
 from siltstone.store.open import open_store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, StepPath
 from siltstone.store.retry import Data
 
 
@@ -338,3 +338,28 @@ def _forget_uploaders() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_uploaders)
+
+
+class InliningUploader:
+    """An uploader that keeps small segments, for the driver to store."""
+
+    def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
+        self.options, self.checksums = uploader.options, uploader.checksums
+        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
+        self.inline: list[bytes] = []
+        self._uploader = uploader
+        # Only a writer's last segment may be kept: the driver appends those after stored ones, and a table has the same
+        # place in the index of each step. All segments before the last are larger than `preemptive_persist_bytes`.
+        self._left_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
+        """for all writers of the task: it has several where key groups are cut"""
+
+    def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
+        """Store a segment, or keep it if it is small: then it has no place yet."""
+        packed = segment.pack() if len(segment.non) + len(segment.incr) < self._left_bytes else b""
+        if not packed or len(packed) > self._left_bytes:
+            return self._uploader.submit(path, segment)
+        self.inline.append(packed)
+        self._left_bytes -= len(packed)
+        future: Future[Placed] = Future()
+        future.set_result(Placed((), (), ((), Sharers(1))))
+        return future

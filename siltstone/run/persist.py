@@ -7,7 +7,6 @@ segments too small for an object of their own, in the acknowledgement: the drive
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,20 +15,18 @@ import numpy as np
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.changes import Change, OpaqueChange, WholeTable
-from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
+from siltstone.changelog.uploader import InliningUploader, Uploader, uploader_of
 from siltstone.changelog.writer import ChangelogWriter
 from siltstone.errors import SiltstoneError
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.opaque import encode_opaque
-from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.run.changed import opaque_to_write, unchanged_tables, values_in, version_of
 from siltstone.run.persist_files import write_files
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
-from siltstone.store.paths import StepPath
 from siltstone.store.ranged import create_ranged
 
 OPAQUE_BYTES = 64 << 10
@@ -37,31 +34,6 @@ OPAQUE_BYTES = 64 << 10
 DELTA_ROWS = 1 << 15
 """how many changes are encoded together, about: more are written in several segments of some key groups each, so that
 memory stays bounded and a subtask of another parallelism reads little that is not its own"""
-
-
-class _Inlining:
-    """An uploader that keeps small segments, for the driver to store."""
-
-    def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
-        self.options, self.checksums = uploader.options, uploader.checksums
-        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
-        self.inline: list[bytes] = []
-        self._uploader = uploader
-        # Only a writer's last segment may be kept: the driver appends those after stored ones, and a table has the same
-        # place in the index of each step. All segments before the last are larger than `preemptive_persist_bytes`.
-        self._left_bytes = min(limit_bytes, uploader.options.preemptive_persist_bytes)
-        """for all writers of the task: it has several where key groups are cut"""
-
-    def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
-        """Store a segment, or keep it if it is small: then it has no place yet."""
-        packed = segment.pack() if len(segment.non) + len(segment.incr) < self._left_bytes else b""
-        if not packed or len(packed) > self._left_bytes:
-            return self._uploader.submit(path, segment)
-        self.inline.append(packed)
-        self._left_bytes -= len(packed)
-        future: Future[Placed] = Future()
-        future.set_result(Placed((), (), ((), Sharers(1))))
-        return future
 
 
 def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer) -> Acknowledgement:
@@ -144,7 +116,7 @@ class _Part:
             return {}
         # What did not change in any of the key groups is left out: the chain stays as it is.
         versions = {name: version_of(task, name) for name in (*counts, *opaque)}
-        inlining, sizes, objects = _Inlining(self.uploader, task.upload.inline_bytes), Counter[str](), []
+        inlining, sizes, objects = InliningUploader(self.uploader, task.upload.inline_bytes), Counter[str](), []
         with ExitStack() as stack:
             parts = _key_group_parts(state.groups, list(counts.values()), list(versions.values()))
             writers = {part: stack.enter_context(_writer(task, part, inlining)) for part in parts}
@@ -225,14 +197,14 @@ def _key_group_parts(
     return [KeyGroupRange(start, end) for start, end in pairwise(edges)]
 
 
-def _writer(task: StepTask, part: KeyGroupRange, uploads: _Inlining) -> ChangelogWriter:
+def _writer(task: StepTask, part: KeyGroupRange, uploads: InliningUploader) -> ChangelogWriter:
     return ChangelogWriter(uploads, task.operator.name, part, task.path)
 
 
 def _persisted(
     nothing: Acknowledgement,
     writers: Mapping[KeyGroupRange, ChangelogWriter],
-    inlining: _Inlining,
+    inlining: InliningUploader,
     state: SubtaskState,
     clock: PhaseTimer,
     uploader: Uploader,
