@@ -129,14 +129,12 @@ def recover(
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
         WrongWarehouse: the catalog is older than the store, and `accept_loss` is not set.
-        LossRefused: giving up what is damaged, also in what the catalog does not have yet, needs `accept_loss`; nothing
-            was given up.
+        LossRefused: what is damaged, even if the catalog does not have it yet, is not given up without `accept_loss`.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         NewerFormat: a newer Siltstone wrote something that has to be proven; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
-    start = time.perf_counter()
-    catalog = warehouse.catalog
+    start, catalog = time.perf_counter(), warehouse.catalog
     older = _check_catalog(warehouse, stream, dry_run, accept_loss, tell)
     unfollowed = _find_unfollowed(warehouse, stream, dry_run)
     # Before the epoch: a deletion that was planned without seeing this lease has an older epoch and is refused.
