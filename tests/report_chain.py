@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -36,14 +37,16 @@ def add(
     epoch: int = 1,
     *,
     bound: Mapping[str, float] = NO_BOUND,
-    statistics: bool = True,
     events: bool = True,
     d: int = 2,
 ) -> None:
-    """Commit the next checkpoint of stream flights, as a region would."""
-    id = catalog.checkpoints.last_id("flights") + 1
+    """Commit the next checkpoint of stream flights, as a region would; each operator has one table."""
+    before = catalog.checkpoints.list("flights", 1)
+    id = before[-1].id + 1 if before else 1
+    chains = before[-1].statistics["operators"] if before else {}
     operators = {
         name: {"bytes": size, "state_rows": 10 * id, "seconds": {form: 0.25}}
+        | {"tables": {"all": {"form": form, "bytes": size, "chain": _chain(id, form, size, chains.get(name))}}}
         | ({"restore_bound_bytes": bound[name], "restore_bound_s": bound[name] / 1000} if name in bound else {})
         for name, (form, size) in parts.items()
     }
@@ -58,10 +61,18 @@ def add(
             bytes=MANIFEST + sum(size for _, size in parts.values()),
             forms={name: Form(form) for name, (form, _) in parts.items()},
             d=dict.fromkeys(parts, d),
-            statistics={"operators": operators} if statistics else {},
+            statistics={"operators": operators},
             event_time_max=datetime(2013, 1, 1, tzinfo=UTC) + timedelta(days=id) if events else None,
         ),
     )
+
+
+def _chain(id: int, form: str, size: int, before: Mapping[str, Any] | None) -> dict[str, int]:
+    """The table's chain after a checkpoint, given what was recorded with the one before."""
+    if form == "base" or before is None:
+        return {"first": id, "base_bytes": size, "deltas": 0, "deltas_bytes": 0}
+    chain = before["tables"]["all"]["chain"]
+    return chain | {"deltas": chain["deltas"] + 1, "deltas_bytes": chain["deltas_bytes"] + size}
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def check_not_newer(found: str, url: str) -> None:
     if found not in revisions():
         raise UsageError(
             f"the catalog {url} was written by a newer Siltstone (revision {found}): upgrade siltstone, or name "
-            "another catalog with --catalog"
+            "another catalog with --catalog; what commits before 0.1.0 wrote is not read"
         )
 
 

@@ -54,7 +54,12 @@ class _Work:
     metrics_url: str | None
     on_checkpoint: Callable[[Completed], None]
     stop: StopRequest = field(default_factory=StopRequest)
-    done: list[Completed] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    """checkpoints that this run completed"""
+    rows_in: int = 0
+    """rows of the source in them"""
+    bytes: int = 0
+    """bytes that they wrote"""
     answered_late: list[CheckpointRecord] = field(default_factory=list)
     completed: int = 0
     current: StreamRunner | None = None
@@ -134,10 +139,10 @@ class _Work:
         late = self.answered_late
         return RunResult(
             stream=run.stream,
-            checkpoints=sorted([c.id for c in self.done] + [c.id for c in late]),
+            checkpoints=sorted(self.done + [c.id for c in late]),
             digest=runner.region.digest,
-            rows=sum(c.rows_in for c in self.done) + sum(c.statistics["rows_in"] for c in late),
-            bytes=sum(c.bytes for c in [*self.done, *late]),
+            rows=self.rows_in + sum(c.statistics["rows_in"] for c in late),
+            bytes=self.bytes + sum(c.bytes for c in late),
             seconds=round(time.perf_counter() - start, 3),
             uploads=self.metrics.uploads.summary(),
             dead_letters=dict(self.metrics.dead_letters),
@@ -153,7 +158,9 @@ class _Work:
 
     def _run_epoch(self, run: StreamRun, resets: Resets) -> StreamRunner:
         def note_checkpoint(checkpoint: Completed) -> None:
-            self.done.append(checkpoint)
+            self.done.append(checkpoint.id)
+            self.rows_in += checkpoint.rows_in
+            self.bytes += checkpoint.bytes
             self.completed = checkpoint.id
             resets.note_checkpoint()
             run.last_checkpoint = checkpoint

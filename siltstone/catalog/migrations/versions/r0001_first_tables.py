@@ -12,4 +12,4 @@ depends_on = None
 
 def upgrade() -> None:
     """Create every table."""
-    METADATA.create_all(op.get_bind())
+    METADATA.create_all(op.get_bind(), checkfirst=False)
