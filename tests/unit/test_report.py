@@ -155,7 +155,7 @@ def test_the_summary_has_an_operator_a_row(data: ReportData) -> None:
     title, _, aircraft, routes, all_ = rows_of(summary_table(data))
     assert " ".join(title) == "flights: 5 checkpoints, 4.1 kB stored, 2.3 times the newest base"
     assert " ".join(aircraft) == "aircraft 50 2 1.1 kB 3 200 bytes 2 1.5 kB 2.0 kB 1.25 2.00"
-    assert " ".join(routes) == "routes 50 2 550 bytes 3 50 bytes 2 710 bytes 904 bytes - 0.90"
+    assert " ".join(routes) == "routes 50 2 550 bytes 3 50 bytes 2 710 bytes 904 bytes 1.18 0.90"
     assert " ".join(all_) == "all 100 2.2 kB 2.9 kB 1.50 (at 3) 2.90"
 
 
