@@ -135,7 +135,6 @@ def _next_commit(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
         handles=[replace(handle, object=segment.name, previous=id - 1) for handle in manifest.handles],
         objects=[segment],
         forms={OPERATOR: form},
-        first={OPERATOR: since},
     )
     data = encode_manifest(manifest)
     stored = StoredObject(path.manifest(), len(data), checksum_of(data))

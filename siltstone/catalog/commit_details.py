@@ -34,7 +34,7 @@ from siltstone.decoding import (
 from siltstone.format.manifest_decoding import decode_variables
 from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
-from siltstone.store.paths import check_object_name, is_table_file
+from siltstone.store.paths import check_object_name
 
 _PART_CHARACTERS = 4 << 20
 _CONF = '"conf":'
@@ -232,12 +232,9 @@ def _staged_to_json(staged: StoredObject) -> list[Any]:
 
 def _staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
     stored = check_stored(name, size, checksum)
-    if is_table_file(stored.name) != (statistics is not None):
-        raise ValueError(f"{stored.name} is a file of a table without statistics, or has some and is none")
-    if statistics is None:
-        return stored
-    check_object(parse_json(check_text(statistics, "statistics")), "statistics")
-    return staged_object(stored.name, stored.bytes, stored.checksum, str(statistics))
+    if statistics is not None:
+        check_object(parse_json(check_text(statistics, "statistics")), "statistics")
+    return staged_object(stored.name, stored.bytes, stored.checksum, None if statistics is None else str(statistics))
 
 
 def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:

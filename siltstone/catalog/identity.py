@@ -128,7 +128,8 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
 def _find_identities(warehouse: Warehouse, catalog: Catalog) -> Found:
     stored = read_identity(warehouse.store)
     recorded = catalog.identity.read()
-    is_empty = stored is None and recorded.identity is None and next(iter(warehouse.store.list("")), None) is None
+    unknown = stored is None and recorded.identity is None
+    is_empty = unknown and not catalog.streams.list() and next(iter(warehouse.store.list("")), None) is None
     streams = list_streams(warehouse.store) if stored is not None and recorded == CatalogIdentity() else []
     return Found(recorded, stored, is_empty, warehouse.label, catalog.url, streams)
 

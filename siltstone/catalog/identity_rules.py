@@ -47,7 +47,7 @@ class Found:
     Attributes:
         recorded: the catalog's record.
         stored: the identity in the store, or None.
-        is_empty: whether the store holds no object; only used if neither has an identity.
+        is_empty: whether the catalog has no stream and the store no object; only used if neither has an identity.
         store: the store's name for people.
         catalog: the catalog's name for people.
         streams: the streams that have run in the store; only used if the catalog has no identity.
@@ -84,8 +84,8 @@ def decide(found: Found) -> Action:
     if found.is_empty:
         return Action.CREATE
     raise WrongWarehouse(
-        f"the store at {found.store} holds objects, but has no identity, and the catalog {found.catalog} is not its "
-        "own: name the catalog of this warehouse with --catalog, or an empty store with --warehouse"
+        f"neither the store at {found.store} nor the catalog {found.catalog} has an identity, and they are not new: "
+        "name the catalog of this warehouse with --catalog, or an empty store with --warehouse"
     )
 
 

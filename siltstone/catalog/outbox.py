@@ -30,6 +30,7 @@ from siltstone.catalog.objects import refuse_deleted
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError
 from siltstone.model import SinkFile, StoredObject
+from siltstone.store.paths import is_table_file
 
 _O, _S = t.output.c, t.output_object.c
 
@@ -144,11 +145,16 @@ class Outbox(CatalogPart):
 
 
 def staged_object(name: str, size: int, checksum: str, statistics: str | None) -> StoredObject:
-    """Return a staged object of the kind that its name says.
+    """Return a staged object: a file of a table, if its name says so, or rows in Arrow's format.
 
     Args:
         statistics: see `SinkFile`; None if it is not a file of a table.
+
+    Raises:
+        StateError: its name says otherwise than its statistics.
     """
+    if is_table_file(name) != (statistics is not None):
+        raise StateError(f"{name} is a file of a table without statistics, or has some and is none")
     if statistics is None:
         return StoredObject(name, size, checksum)
     return SinkFile(name, size, checksum, statistics=statistics)

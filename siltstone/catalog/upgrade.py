@@ -7,17 +7,20 @@ processes of an older Siltstone may be using them; `catalog.upgrading` upgrades 
 from pathlib import Path
 from threading import Lock
 
-from sqlalchemy import Connection, Engine, func, inspect, select, table
+from sqlalchemy import Connection, Engine, exists, false, func, inspect, literal, or_, select, table
 from sqlalchemy import column as named
+from sqlalchemy import exc as sa
 
 from siltstone.catalog.engine import WRITE, redacted_url
-from siltstone.catalog.tables import REVISION, REVISION_TABLE
+from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.errors import UsageError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 UPGRADE = "stop what runs on it, then `siltstone upgrade`"
 _LOCK = 0x5117_5707E
 """PostgreSQL advisory lock: one process upgrades, the others wait"""
+_UNDEFINED = ("42703", "42P01")
+"""SQLSTATE: undefined column, undefined table"""
 _ALEMBIC = Lock()
 """Alembic keeps its environment in a global, so only one thread of a process may use it at a time"""
 
@@ -53,7 +56,7 @@ def is_current(connection: Connection) -> bool:
     """Whether the tables are the current ones; False if there are none.
 
     Raises:
-        UsageError: they have an older or newer revision.
+        UsageError: they have an older or newer revision, or lack columns of their own.
     """
     found, url = revision(connection), redacted_url(connection.engine.url)
     if found is None:
@@ -63,6 +66,11 @@ def is_current(connection: Connection) -> bool:
         raise UsageError(
             f"the catalog {url} was made by an older Siltstone (catalog revision {found}, this one needs {REVISION}): "
             f"{UPGRADE}"
+        )
+    if not _has_columns(connection):
+        raise UsageError(
+            f"the catalog {url} has revision {found} but lacks some of its columns, as one that a commit before 0.1.0 "
+            "made: name another catalog with --catalog, and another warehouse, and run its streams again"
         )
     return True
 
@@ -104,3 +112,16 @@ def run_migrations(connection: Connection, to: str) -> None:
     config.attributes["connection"] = connection
     with _ALEMBIC:
         command.upgrade(config, to)
+
+
+def _has_columns(connection: Connection) -> bool:
+    """Whether every table has every column, by one statement that names them all and reads nothing."""
+    tables = [exists(select(*each.c).where(false())) for each in METADATA.sorted_tables]
+    try:
+        connection.execute(select(literal(1)).where(or_(*tables)))
+    except sa.DBAPIError as error:
+        undefined = str(error.orig).startswith("no such ") or getattr(error.orig, "sqlstate", None) in _UNDEFINED
+        if not undefined:
+            raise
+        return False
+    return True

@@ -313,6 +313,5 @@ def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[Mate
         objects=[stored for part in parts for stored in part.objects],
         digests={operator: checkpoint.digests[operator]},
         forms={operator: Form.BASE},
-        first={operator: checkpoint.checkpoint},
         materialization=id,
     )

@@ -67,7 +67,6 @@ def stand_alone(
         handles=handles,
         objects=[stored[name] for name in dict.fromkeys(h.object for h in handles)],
         forms=dict.fromkeys(newest.operators, Form.BASE),
-        first=dict.fromkeys(newest.operators, FIRST),
         chains={op: {table: {**s.to_json(), "first": FIRST} for table, s in of.items()} for op, of in chains.items()},
         statistics=_statistics(newest.statistics, chains, handles),
         versions={op: {name: [(0, FIRST)] for _, name in variables_of(newest, op)} for op in newest.operators},

@@ -82,7 +82,6 @@ class Manifest:
         digests: operator -> table or opaque variable -> uint64[max_parallelism].
         forms: operator -> the form of its part: a base if it has all tables as bases.
         d: operator -> the D in force, of the table with the largest.
-        first: operator -> the checkpoint that the longest chain of its variables began with, for policies and reports.
         chains: operator -> table -> the checkpoint that its chain began with (`first`) and its policy's state, as JSON.
         event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
@@ -104,7 +103,6 @@ class Manifest:
     digests: Mapping[str, Mapping[str, np.ndarray]]
     forms: Mapping[str, Form]
     d: Mapping[str, int] = field(default_factory=dict)
-    first: Mapping[str, int] = field(default_factory=dict)
     chains: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -183,7 +181,7 @@ def _names(variables: Mapping[str, Iterable[str]]) -> set[str]:
     return {*variables, *(f"{operator}.{name}" for operator, names in variables.items() for name in names)}
 
 
-_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "chains", "versions")
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "chains", "versions")
 ABOUT = (
     "stream",
     "checkpoint",
@@ -193,7 +191,6 @@ ABOUT = (
     "operators",
     "forms",
     "d",
-    "first",
     "chains",
     "statistics",
     "materialization",

@@ -61,9 +61,11 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         body = view[:-SEAL_BYTES]
         if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
             raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
-        [head] = read_batches(body, HEAD)
+        [head] = read_batches(body)
         said = _about(head, len(view))
-        _check_format(said["format"], name)
+        _check_format(said["format"], name)  # before anything that a newer format may have changed
+        if not head.schema.equals(HEAD):
+            raise ValueError("its head is not that of a manifest")
         row = body[-check_integer(said["row"], 1, len(body), "length of its row") :]
         batch = read_batch(_decompressed(row, said["compression"]), SCHEMA, decoded_bytes_max(len(row)))
         about = _about(batch, len(view))
@@ -75,7 +77,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
 
 def _about(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
     """Return the JSON of the one row."""
-    if batch.num_rows != 1 or batch.column(0).null_count:
+    if batch.num_rows != 1 or batch.schema.field(0) != HEAD.field(0) or batch.column(0).null_count:
         raise ValueError("it is not one row that begins with a text")
     if batch.column(0).nbytes > json_bytes_max(stored_bytes):
         raise ValueError(f"it has {batch.column(0).nbytes} bytes of JSON")
@@ -91,7 +93,7 @@ def _decompressed(row: memoryview, compression: object) -> memoryview | bytes:
     size = zstandard.frame_content_size(row)
     if not 0 <= size <= decoded_bytes_max(len(row)):
         raise ValueError(f"its row of {len(row)} bytes would become {size}")
-    return zstandard.ZstdDecompressor().decompress(row, max_output_size=size)
+    return zstandard.ZstdDecompressor().decompress(row, max_output_size=size, allow_extra_data=False)
 
 
 def _check_format(number: object, name: str) -> None:
@@ -132,9 +134,8 @@ def _manifest(
     forms = {op: Form(form) for op, form in _by_operator(about, "forms").items()}
     operators = _by_operator(about, "operators")
     known = decode_variables(operators)
-    for what, most in (("d", MAX_NUMBER), ("first", path.checkpoint)):
-        for operator, number in _by_operator(about, what).items():
-            check_integer(number, int(what == "first"), most, f"{what} of {operator}")
+    for operator, number in _by_operator(about, "d").items():
+        check_integer(number, 0, MAX_NUMBER, f"d of {operator}")
     for operator, tables in _by_operator(about, "chains").items():
         for table, chain in check_object(tables, f"chains of {operator}").items():
             check_table_name(table)

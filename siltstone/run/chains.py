@@ -51,7 +51,6 @@ class NextChains:
     Attributes:
         forms: operator -> the form of its part.
         d: operator -> the largest D of its tables.
-        first: operator -> the checkpoint that the longest chain of its tables begins with.
         chains: operator -> table -> where its chain begins and the state of its policy (`Manifest.chains`).
         bounds: operator -> what a restore of its tables reads, in bytes and seconds: the sum of theirs.
         statistics: operator -> table -> what the catalog keeps of it (`costs.table_statistics`).
@@ -61,7 +60,6 @@ class NextChains:
 
     forms: Mapping[str, Form]
     d: Mapping[str, int]
-    first: Mapping[str, int]
     chains: Mapping[str, Mapping[str, Mapping[str, Any]]]
     bounds: Mapping[str, RestoreBound]
     statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -282,9 +280,6 @@ class RunChains:
         return NextChains(
             forms={op: written_form(received) for op, received in gathered.last.items()},
             d={op: max((of["D"] for of in tables.values()), default=0) for op, tables in statistics.items()},
-            first={
-                op: min((of["first"] for of in tables.values()), default=checkpoint) for op, tables in chains.items()
-            },
             chains=chains,
             bounds=bounds,
             statistics=statistics,

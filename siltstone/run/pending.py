@@ -231,7 +231,6 @@ class PendingCheckpoint:
             digests=self.gathered.digests(stream.max_parallelism),
             forms=chains.forms,
             d=chains.d,
-            first=chains.first,
             chains=chains.chains,
             event_time_max=self.event_time_max,
             statistics={

@@ -70,7 +70,8 @@ def _needs(manifest: Manifest, handle: Handle, written_at: int) -> bool:
     """Does a restore of the manifest's checkpoint read a block that was written at another?"""
     if handle.kind is Kind.OPAQUE:
         return manifest.checkpoint == written_at
-    return manifest.first[handle.operator] <= written_at <= manifest.checkpoint
+    first = min(of["first"] for of in manifest.chains[handle.operator].values())
+    return first <= written_at <= manifest.checkpoint
 
 
 @pytest.fixture(scope="module")

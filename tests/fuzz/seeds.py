@@ -152,7 +152,6 @@ def _manifest() -> Manifest:
         digests=digests,
         forms={"op": Form.DELTA},
         d={"op": 4},
-        first={"op": 1},
         statistics=bare_statistics("op", rows=ROWS, parallelism=2) | {"times": TIMES},
         versions={"op": {"totals": [(0, 2)], "models": [(0, 1), (2, 2)]}},
     )

@@ -139,7 +139,6 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(max_parallelism=True),
         _manifest(checkpoint=0),
         _manifest(epoch=-1),
-        _manifest(first={"op": 3}),
         _manifest(d={"op": 0.5}),
         _manifest(chains={"op": {"totals": {"first": 1, "deltas": "1"}}}),
         _manifest(step=MAX_ID + 1),

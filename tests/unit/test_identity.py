@@ -123,7 +123,7 @@ def test_an_empty_catalog_where_the_own_one_is_lost(
 def test_objects_without_identity_and_a_catalog_that_is_not_theirs(root: Path, tmp_path: Path) -> None:
     (root / "objects" / IDENTITY).unlink()
     for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
-        with pytest.raises(WrongWarehouse, match=r"holds objects, but has no identity, .*is not its own: name the"):
+        with pytest.raises(WrongWarehouse, match=r"has an identity, and they are not new: name the"):
             opened(str(root), f"sqlite:///{tmp_path}/new.db")
 
 

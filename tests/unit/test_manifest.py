@@ -78,7 +78,6 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
         },
         forms={"aircraft": Form.DELTA, "route": Form.BASE},
         d={"aircraft": 4, "route": 0},
-        first={"aircraft": 3, "route": 7},
         chains={"aircraft": {"table1": {"first": 3, "d": 4, "average": 0.1}}},
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
         statistics=bare_statistics("aircraft", "route", rows=2**40, parallelism=subtasks),
