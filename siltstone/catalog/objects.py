@@ -28,7 +28,7 @@ class ObjectKind(StrEnum):
     SEGMENT = "segment"
     BASE = "base"
     MANIFEST = "manifest"
-    REFERENCE_COPY = "snapshot"
+    REFERENCE_COPY = "reference_copy"
     MATERIALIZATION = "materialization"
     """a base, or the manifest, of a materialization"""
 

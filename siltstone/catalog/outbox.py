@@ -28,7 +28,7 @@ from siltstone.catalog.checkpoints import find_newest, has_id
 from siltstone.catalog.limits import in_batches
 from siltstone.catalog.objects import refuse_deleted
 from siltstone.catalog.transactions import CatalogPart
-from siltstone.errors import StateError
+from siltstone.errors import CorruptObject, StateError
 from siltstone.model import SinkFile, StoredObject
 from siltstone.store.paths import is_table_file
 
@@ -151,10 +151,10 @@ def staged_object(name: str, size: int, checksum: str, statistics: str | None) -
         statistics: see `SinkFile`; None if it is not a file of a table.
 
     Raises:
-        StateError: its name says otherwise than its statistics.
+        CorruptObject: its name says otherwise than its statistics.
     """
     if is_table_file(name) != (statistics is not None):
-        raise StateError(f"{name} is a file of a table without statistics, or has some and is none")
+        raise CorruptObject(f"{name} is a file of a table without statistics, or has some and is none")
     if statistics is None:
         return StoredObject(name, size, checksum)
     return SinkFile(name, size, checksum, statistics=statistics)

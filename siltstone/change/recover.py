@@ -135,8 +135,8 @@ def recover(
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     start, catalog = time.perf_counter(), warehouse.catalog
+    unfollowed = None if accept_loss and not dry_run else _find_unfollowed(warehouse, stream, dry_run)
     older = _check_catalog(warehouse, stream, dry_run, accept_loss, tell)
-    unfollowed = _find_unfollowed(warehouse, stream, dry_run)
     # Before the epoch: a deletion that was planned without seeing this lease has an older epoch and is refused.
     with hold_lease(catalog, stream, None, what="recovers"):
         point, epoch = find_beside_run(warehouse, stream, run, tell), None
