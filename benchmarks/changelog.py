@@ -307,7 +307,7 @@ def entries(form: Form, variables: int, groups: KeyGroupRange, seed: int) -> lis
                 previous_entry=i if delta else 0,
                 length=length,
                 rows=int(rows.sum()),
-                checksum=draw.bytes(16).hex(),
+                checksum=f"sha-256:{draw.bytes(32).hex()}",
                 digest=int(draw.integers(0, 1 << 63)),
                 source="" if delta else f"flights/00000007/000000001000/base-{i}-{draw.bytes(8).hex()}.parquet",
                 first_key_group=groups.start if delta else 0,

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.format.manifest import Manifest
@@ -35,14 +36,14 @@ class _InMemory(_Replay):
 
     def _read(self, path: CheckpointPath) -> Found | None:
         manifest, stored = self.manifests.get(path.manifest()), StoredObject(path.manifest(), 1, "xxh3-128:" + "0" * 32)
-        return manifest and Found(manifest, stored, pa.py_buffer(b""), None)
+        return manifest and Found(manifest, stored, pa.py_buffer(b""), CommitDetails())
 
 
 def rebuild_from_memory(lost: Catalog, stream: str, manifests: Mapping[str, Manifest], catalog: Catalog) -> None:
     """Rebuild a stream in an empty catalog; the store has the objects that the lost catalog refers to."""
     names = {stored.name for stored in lost.objects.list(stream)}
     place = SimpleNamespace(catalog=catalog, warehouse=SimpleNamespace(store=_Names(names)))
-    extract = lost.extracts.take(stream, None).extract
+    extract = lost.extracts.take(stream).extract
     clock = cast(Clock, SimpleNamespace(at=datetime.now(UTC)))
     replay = _InMemory(cast(OpenWarehouse, place), extract, clock, print)
     replay.manifests = {name: manifest for name, manifest in manifests.items() if name in names}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from siltstone.catalog.identity import check_identity
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.store.open import Warehouse
@@ -15,4 +16,6 @@ def place_at(root: Path, now: Callable[[], datetime] | None = None) -> OpenWareh
         return OpenWarehouse.writable(str(root))
     warehouse = Warehouse.at(str(root))
     warehouse.prepare()
-    return OpenWarehouse(warehouse, open_catalog(warehouse.catalog_url, now=now))
+    catalog = open_catalog(warehouse.catalog_url, now=now)
+    check_identity(warehouse, catalog, create=True)
+    return OpenWarehouse(warehouse, catalog)

@@ -31,6 +31,7 @@ from siltstone.decoding import (
     parse_json,
     translate_decode_errors,
 )
+from siltstone.errors import StateError
 from siltstone.format.manifest_decoding import decode_variables
 from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
 from siltstone.store.checksums import algorithm_of
@@ -102,7 +103,7 @@ def decode_details(parts: Sequence[bytes], name: str) -> CommitDetails:
     """Decode the details in the manifest `name`.
 
     Raises:
-        CorruptObject, StateError: they are damaged.
+        CorruptObject: they are damaged.
     """
     with translate_decode_errors(name, "the details of a commit"):
         values = check_object(parse_json(unpack_parts(parts)), "the details")
@@ -188,11 +189,14 @@ def unpack_parts(parts: Sequence[bytes]) -> str:
     """Return the text that `pack_parts` packed.
 
     Raises:
-        StateError, ValueError: the parts are damaged, or unpack to more than their length pays for.
+        ValueError: the parts are damaged, or unpack to more than their length pays for.
     """
     limit, total, texts = decoded_bytes_max(sum(map(len, parts))), 0, []
     for part in parts:
-        texts.append(unpack(part))
+        try:
+            texts.append(unpack(part))
+        except StateError as error:
+            raise ValueError(f"{error}") from error
         total += len(texts[-1])
         if total > limit:
             raise ValueError(f"it unpacks to more than {limit} characters")

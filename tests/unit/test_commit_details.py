@@ -143,7 +143,7 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
 def test_hostile_details_are_refused(field: str, value: object) -> None:
     values = json.loads(unpack_parts(encode_details(CommitDetails(steps=[Step(1, 0, "v1")]))))
     decode_details(pack_parts(json.dumps(values)), "m")
-    with pytest.raises(CorruptObject, match="m cannot be read|without statistics"):
+    with pytest.raises(CorruptObject, match=r"m cannot be read|without statistics"):
         decode_details(pack_parts(json.dumps(values | {field: value})), "m")
 
 

@@ -168,11 +168,11 @@ def test_of_those_that_wait_only_opaque_values_are_left_that_others_need(
 
 
 def test_a_report_counts_what_waits_in_the_chains_of_others(place: OpenWarehouse) -> None:
-    before = {point.id: point for point in report_data(place.catalog, NAME).checkpoints}
+    before = {point.record.id: point for point in report_data(place.catalog, NAME).checkpoints}
     delete_checkpoints(place, NAME, IDS)
     after = report_data(place.catalog, NAME).checkpoints
-    assert [point.id for point in after] == [6, 7, 10, 11, 12]
-    assert all(point == before[point.id] for point in after)
+    assert [point.record.id for point in after] == [6, 7, 10, 11, 12]
+    assert all(point == before[point.record.id] for point in after)
 
 
 # What cannot be deleted

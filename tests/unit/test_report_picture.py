@@ -77,7 +77,7 @@ def test_the_panel_of_d_shows_how_long_each_chain_became(data: ReportData) -> No
 @pytest.mark.slow
 def test_bars_have_the_heights_of_the_bytes(data: ReportData) -> None:
     figure = drawn(data)
-    for ax, wanted in ((figure.axes[1], [p.bytes for p in data.checkpoints]),
+    for ax, wanted in ((figure.axes[1], [p.record.bytes for p in data.checkpoints]),
                        (figure.axes[2], [p.chain_bytes for p in data.checkpoints])):  # fmt: skip
         tops = dict.fromkeys(range(1, 6), 0.0)
         area = dict.fromkeys(range(1, 6), 0.0)

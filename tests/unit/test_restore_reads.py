@@ -69,7 +69,7 @@ def _read_by_restores(place: OpenWarehouse) -> dict[int, int]:
 
 def _said_by_report(place: OpenWarehouse) -> dict[int, int]:
     points = report_data(place.catalog, NAME).checkpoints
-    return {point.id: sum(part.chain_bytes for part in point.operators.values()) for point in points}
+    return {point.record.id: sum(part.chain_bytes for part in point.operators.values()) for point in points}
 
 
 def _prove(place: OpenWarehouse) -> Proof:
@@ -104,7 +104,7 @@ def test_the_report_says_what_a_restore_reads(place: OpenWarehouse) -> None:
     assert _said_by_report(place) == _read_by_restores(place)
     points = report_data(place.catalog, NAME).checkpoints
     for point in points:
-        manifests = place.catalog.chains.list_manifests(NAME, point.id)
+        manifests = place.catalog.chains.list_manifests(NAME, point.record.id)
         assert point.chain_other_bytes == sum(stored.bytes for stored in manifests)
     assert points[-1].operators["two"].chain_deltas == LAST - 1
     # A materialization counts before the run knows of it, and after.
