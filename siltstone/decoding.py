@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from siltstone.errors import CorruptObject, Fenced, NewerFormat, StateError, Unreachable
 from siltstone.times import as_utc
+
+T = TypeVar("T")
 
 FREE_BYTES = 64 << 20
 RATIO = 64
@@ -90,30 +92,22 @@ def check_object(value: object, what: str) -> Mapping[str, Any]:
     Raises:
         ValueError: it is not; the message calls it `what`.
     """
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is {type(value).__name__}, not a JSON object")
-    return value
+    return _check_type(value, dict, "a JSON object", what)
 
 
 def check_text(value: object, what: str) -> str:
-    """Return `value` if it is a text.
-
-    Raises:
-        ValueError: it is not; the message calls it `what`.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is {type(value).__name__}, not a text")
-    return value
+    """Return `value` if it is a text; ValueError as `check_object`."""
+    return _check_type(value, str, "a text", what)
 
 
 def check_flag(value: object, what: str) -> bool:
-    """Return `value` if it is true or false.
+    """Return `value` if it is true or false; ValueError as `check_object`."""
+    return _check_type(value, bool, "true or false", what)
 
-    Raises:
-        ValueError: it is not; the message calls it `what`.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} is {type(value).__name__}, not true or false")
+
+def _check_type(value: object, kind: type[T], called: str, what: str) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} is {type(value).__name__}, not {called}")
     return value
 
 

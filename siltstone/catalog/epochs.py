@@ -9,7 +9,7 @@ So the store has a higher epoch than the catalog only if the catalog lost someth
 its database failed over. What runs wrote since would look like orphans to it. Nothing is deleted then, and
 `run.take_over` brings the catalog up to the store before the next epoch begins.
 
-An epoch is that of whoever made its mark. Two processes may begin the same one: with two catalogs, one of them a copy
+An epoch belongs to the process that made its mark. Two may begin the same one: with two catalogs, one of them a copy
 without its own identity, or with one whose database lost the first one's beginning. The second is refused its mark. It
 does not end the epoch in the catalog either, because that may be the other's. A process that was frozen before its mark
 may write it long after other epochs have marked theirs, and deleted this one. It finds a higher mark in step 3: the
@@ -319,8 +319,8 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: Marks) -> list[str]:
 def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
     """Mark an epoch in the store, delete the older ones among `marked`, and check that no higher one is there.
 
-    The epoch is that of whoever made its mark. If the mark was not made, the epoch stays open in the catalog, as after
-    a crash: its database may have lost it, and the row of this number may be that of another run.
+    It belongs to the process that made its mark. If the mark was not made, the epoch stays open in the catalog, as
+    after a crash: its database may have lost it, and the row of this number may be that of another run.
 
     Raises:
         Fenced: a newer run of this catalog has taken the stream over meanwhile.

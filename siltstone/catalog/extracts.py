@@ -141,10 +141,10 @@ class Extract:
 
 
 def is_ahead(extract: tuple[int, int], epoch: int, extracts: int) -> bool:
-    """Whether an extract (epoch, number) has what a catalog with this epoch, and so many extracts, does not know.
+    """Whether an extract (epoch, number) is newer than a catalog, whose epoch and number of extracts are given.
 
-    A catalog counts its extracts over all epochs. One that lost some may have a higher epoch than they have, which
-    something began that makes no extract: an upgrade, or a run that was killed.
+    A catalog counts its extracts over all epochs. After it lost some of them, its epoch may still be higher than
+    theirs: an upgrade, or a run that was killed, begins an epoch and writes no extract.
     """
     return extract[0] > epoch or extract[1] > extracts
 

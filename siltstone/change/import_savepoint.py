@@ -137,7 +137,7 @@ def import_savepoint(warehouse: OpenWarehouse, proven: ProvenExport, new: str | 
 def _find_committed(warehouse: OpenWarehouse, proven: ProvenExport, stream: str) -> int | None:
     """Return the bytes of the checkpoint that an earlier import of the savepoint committed, without its extract.
 
-    None if there is no such import.
+    None if no import did.
     """
     catalog, savepoint = warehouse.catalog, proven.exported.savepoint
     if all(each.name != stream for each in catalog.streams.list()):

@@ -97,7 +97,7 @@ def read_label(root: Path, label: str) -> RestoredLabel | None:
     """Read the description of a label; None if it is missing or cannot be read.
 
     Raises:
-        UsageError: the label is not valid. It may be a partition, which whoever reaches Dagster's page can name.
+        UsageError: the label is not valid. It may be the name of a partition, which users of Dagster's page choose.
     """
     check_label(label)
     try:

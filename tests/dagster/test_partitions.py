@@ -83,7 +83,7 @@ def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(pl
 
 @pytest.mark.parametrize("key", ["../../../../other", "{}/other", "..", "a/b", ".series-1"])
 def test_a_partition_leads_nowhere_else(place: OpenWarehouse, tmp_path: Path, key: str) -> None:
-    """Whoever reaches the page can add a partition of any name, and launch its check."""
+    """All users of the page can add a partition of any name, and launch its check."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / NOTE).write_text('{"checkpoint": 3, "digest": "another\'s", "rows": 1}')
     key = key.format(tmp_path)

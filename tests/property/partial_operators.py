@@ -43,7 +43,7 @@ class Several(Operator):
     name = "several"
     key = pa.schema([("k", pa.int64())])
     inputs = ("n", "changed")
-    output = {"g": pa.int64(), "n": pa.int64()}  # noqa: RUF012
+    output = pa.schema({"g": pa.int64(), "n": pa.int64()})
     busy = ValueState(value={"n": pa.int64()})
     often = ValueState(value={"n": pa.int64()})
     rare = ValueState(value={"n": pa.int64()})
@@ -86,7 +86,7 @@ class Nested(KeyedProcessor):
 
     name = "keyed"
     reads = "several"
-    key = {"g": pa.int64()}  # noqa: RUF012
+    key = pa.schema({"g": pa.int64()})
     nullable = ("g",)
     totals = ValueState(
         value={"sum": pa.int64(), "shape": pa.struct([("rows", pa.int64()), ("odd", pa.list_(pa.bool_()))])}
@@ -117,10 +117,10 @@ class Combined(Operator):
     """Sums of rows that are combined before the shuffle."""
 
     name = "combined"
-    key = {"g": pa.int64()}  # noqa: RUF012
+    key = pa.schema({"g": pa.int64()})
     nullable = ("g",)
     inputs = ("n",)
-    combined = {"g": pa.int64(), "n": pa.int64(), "rows": pa.int64()}  # noqa: RUF012
+    combined = pa.schema({"g": pa.int64(), "n": pa.int64(), "rows": pa.int64()})
     sums = ValueState(value={"n": pa.int64(), "rows": pa.int64()})
 
     def combine(self, table: pa.Table) -> pa.Table:

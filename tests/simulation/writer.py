@@ -37,7 +37,7 @@ class Totals(Operator):
     """Adds up, and holds some rows back until an interval ends. `advance` has its logic, so it processes none."""
 
     key = {"k": pa.int64()}  # noqa: RUF012
-    output = {"k": pa.int64(), "n": pa.int64()}  # noqa: RUF012
+    output = pa.schema({"k": pa.int64(), "n": pa.int64()})
     totals = ValueState(value={"n": pa.int64()})
 
     def process(self, rows: Rows, state: State) -> None:

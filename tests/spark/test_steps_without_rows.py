@@ -71,7 +71,7 @@ class Times(Hold):
 class Texts(Total):
     """Has keys that depend on the session's time zone."""
 
-    key = {"key": pa.string()}  # noqa: RUF012
+    key = pa.schema({"key": pa.string()})
 
 
 def test_keys_are_cast_as_in_micro_batches_whatever_is_set_meanwhile(spark: SparkSession, tmp_path: Path) -> None:

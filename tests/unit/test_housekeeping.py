@@ -141,16 +141,23 @@ def test_a_stream_of_before_keeps_everything_until_it_is_told(place: OpenWarehou
     assert checkpoints(place) == [118, 119, 120]
 
 
+def keeping_two(place: OpenWarehouse, count: int) -> Iterator[tuple[int, Housekeeper]]:
+    """A run with housekeeping after each checkpoint, which keeps the newest two; yields after each."""
+    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
+    for n in range(1, count + 1):
+        run.step(rows(n))
+        keeper.work(n)
+        yield n, keeper
+
+
 def test_it_is_told_once_where_people_see_it_and_recorded(
     place: OpenWarehouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("siltstone.retention.housekeeping.LOG_S", 0)
-    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
-    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
-    for n in range(1, 6):
-        run.step(rows(n))
-        keeper.work(n)
+    for _ in keeping_two(place, 5):
+        pass
     told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention deleted" in r.getMessage()]
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
     assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 ' in told[0][1]
@@ -165,16 +172,13 @@ def test_it_is_told_once_where_people_see_it_and_recorded(
 def test_a_following_run_logs_a_line_a_minute_that_counts(
     place: OpenWarehouse, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
-    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
-    for n in range(1, 9):
-        run.step(rows(n))
-        keeper.work(n)
+    for n, keeper in keeping_two(place, 8):
         if n == 6:
             later = SimpleNamespace(monotonic=lambda: time.monotonic() + 61)
             monkeypatch.setattr("siltstone.retention.housekeeping.time", later)
-    keeper.work(8, ended=True)
+        if n == 8:
+            keeper.work(n, ended=True)
     messages = [r.getMessage() for r in caplog.records if r.name.startswith("siltstone")]
     counts = [m.split("checkpoints=")[1].split()[0] for m in messages]
     assert counts == ["1", "4", "1"], "the first, those of the minute, and what was left at the end"

@@ -223,8 +223,8 @@ CUT: list[tuple[pa.DataType, object]] = [
 def test_a_row_that_is_returned_is_not_cut_either(kind: pa.DataType, value: object) -> None:
     class Returns(KeyedProcessor):
         name = "returns"
-        key = {"k": pa.int64()}  # noqa: RUF012
-        output = {"v": kind}  # noqa: RUF012
+        key = pa.schema({"k": pa.int64()})
+        output = pa.schema({"v": kind})
         seen = ValueState({"n": pa.int64()})
 
         def handle_input(self, key: tuple[int], rows: list[dict[str, Any]], state: Any) -> Any:
@@ -241,7 +241,7 @@ def test_times_that_python_does_not_have_are_bad_rows(where: str, kind: pa.DataT
 
     class Times(KeyedProcessor):
         name = "times"
-        key = {"k": kind if where == "k" else pa.int64()}  # noqa: RUF012
+        key = pa.schema({"k": kind if where == "k" else pa.int64()})
         seen = ValueState({"n": pa.int64()})
 
         def handle_input(self, key: tuple[Any], rows: list[dict[str, Any]], state: Any) -> None:
