@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-cluster test-cassandra test-thorough test-fast test-lowest lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -43,17 +43,23 @@ TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 
 SYSTEM := tests/system tests/user
 CLUSTER := tests/cluster
+# Each of their tests is many processes, which a slow machine starts slowly.
+PATIENT := --timeout 1800
 CASSANDRA := tests/cassandra
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
 	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER) --ignore $(CASSANDRA)
 
-test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
-	@$(TEST) $(SYSTEM)
+test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights; half an hour
+	@$(TEST) $(PATIENT) $(SYSTEM)
 
 # All tests share one cluster, and each has all its cores.
 test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark cluster whose workers share no disk, some of which die or freeze; needs root
-	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --durations 20 $(CLUSTER)
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) --durations 20 $(CLUSTER)
+
+test-smoke: $(READY)dev $(READY)gateway $(READY)classes ## one test of each kind of whole system: the first stream, kills, a page, a cluster
+	@$(TEST) $(PATIENT) -m smoke $(SYSTEM)
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) -m smoke --durations 20 $(CLUSTER)
 
 test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real Cassandra; fetches it with Maven once, and takes a gigabyte of memory
 	@$(BIN)/python -m tests.cassandra_server

@@ -17,6 +17,7 @@ HELD = 2
 """the input file at which tasks are held, until the worker is lost"""
 
 
+@pytest.mark.smoke
 def test_a_worker_is_killed_in_the_middle_of_a_step_and_a_new_one_takes_its_part(cluster_run: ClusterRun) -> None:
     """The survivor does the step. After the first checkpoint since the new worker came, it has a subtask of its own."""
     cluster, (lost, left) = cluster_run.cluster, cluster_run.cluster.workers

@@ -103,6 +103,7 @@ def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:
 VALIDATE = {"dagster": ["dagster", "definitions", "validate"], "dg": ["dg", "check", "defs"]}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("tool", VALIDATE)
 def test_it_validates_in_an_empty_environment_without_a_warning(tool: str) -> None:
     programs = Path(sys.executable).parent

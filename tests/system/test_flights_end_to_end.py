@@ -61,6 +61,7 @@ def tables(states: dict[str, MemoryState]) -> dict[tuple[str, str], pa.Table]:
     }
 
 
+@pytest.mark.smoke
 def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None:
     stream = replace(FLIGHTS, source=some_weeks)
     first = Settings(warehouse=str(tmp_path / "warehouse"), parallelism=2)

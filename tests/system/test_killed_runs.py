@@ -120,6 +120,7 @@ def freeze_until_fenced(tmp_path: Path, *store: str, kill_first: bool = False) -
     assert outcome == "fenced"
 
 
+@pytest.mark.smoke
 def test_a_run_is_frozen_and_fenced(tmp_path: Path) -> None:
     freeze_until_fenced(tmp_path)
 

@@ -44,7 +44,9 @@ def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
             return played
 
 
-@pytest.mark.parametrize("store", WAREHOUSES)
+@pytest.mark.parametrize(
+    "store", [pytest.param(store, marks=pytest.mark.smoke if store == "s3" else ()) for store in WAREHOUSES]
+)
 def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tmp_path: Path) -> None:
     chance = Random(f"a few on {store}")
     with (

@@ -116,6 +116,7 @@ def check_stopped_behind_the_step(project: Path) -> None:
     assert 2 <= newest < BATCHES and (outcome, leases) == ("stopped", 0)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_run_of_what_is_available_says_that_it_was_stopped_before_its_end(
     tmp_path: Path, number: signal.Signals

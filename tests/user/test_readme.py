@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.pages import blocks
 from tests.user.conftest import Environments
 from tests.wheel import run_in
 
 
+@pytest.mark.smoke
 def test_the_first_stream_runs_as_printed(environments: Environments, tmp_path: Path) -> None:
     environment, text = environments(), ""
     for block in blocks("README.md"):
