@@ -144,8 +144,7 @@ class Settings(BaseSettings):
     warehouse: str = Field(
         default="./warehouse",
         repr=False,  # it may hold a password, as the catalog's URL may
-        description="where objects are stored: a path, file://, s3://, redis://, cassandra:// or rocksdb:// URL; "
-        "append ?checksums=blake2b-256 or xxh3-128 for checksums other than sha-256",
+        description="where objects are: a path, s3://, redis://, cassandra:// or rocksdb:// URL",
     )
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"
@@ -159,11 +158,15 @@ class Settings(BaseSettings):
         default=None,
         description="whether each subtask stays on the executor that has its state; default unless the master is local",
     )
-    parallelism: int | None = Field(default=None, ge=1, description="subtasks per operator; default Spark's own")
-    backend: Literal["heap", "rocksdb"] = Field(default="heap", description="working state backend")
+    parallelism: int | None = Field(
+        default=None, ge=1, description="subtasks per operator; default the last rescale's, else cores"
+    )
+    backend: Literal["heap", "rocksdb"] = Field(
+        default="heap", description="backend of the working state: heap or rocksdb"
+    )
     checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches per checkpoint")
     checkpoint_s: float | None = Field(
-        default=None, gt=0, description="seconds between checkpoints, instead of checkpoint_steps"
+        default=None, gt=0, description="seconds between checkpoints, instead of `checkpoint_steps`"
     )
     checkpoint_idle_s: float = Field(
         default=60.0,
@@ -175,7 +178,7 @@ class Settings(BaseSettings):
         ge=0,
         description="checkpoints on their way to the store while the stream goes on; 0: the stream waits for each",
     )
-    policy: str = Field(default=DEFAULT_POLICY, description="the policy that decides when to take a base")
+    policy: str = Field(default=DEFAULT_POLICY, description="when to take a base: marginal-cost, adjust-d or files")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="options of the policy")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")
     materialization: MaterializationOptions = Field(

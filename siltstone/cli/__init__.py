@@ -5,6 +5,7 @@ With `--json`, one JSON object goes to standard output and everything for people
 results are lines and tables; long work shows progress on a terminal and is silent in a pipe.
 
     application                        the app, errors and exit codes
+    help                               the help of commands, from the client's docstrings
     options, output                    arguments and output that several commands share
     logs                               log events on standard error
     stream, state, lifecycle,

@@ -5,32 +5,22 @@ from typing import Annotated
 
 import typer
 
-from siltstone.cli.application import app
+from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import print_result, progress, size
+from siltstone.client import Client
 
 GROUP = "The catalog"
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, Client.upgrade)
 def upgrade(
-    backup: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file of the backup made first. [next to a SQLite catalog]"),
-    ] = None,
-    fence: Annotated[
-        bool,
-        typer.Option("--fence", help="Fence runs and readers that have not ended: none of them can write again."),
-    ] = False,
+    backup: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    fence: Annotated[bool, typer.Option("--fence")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upgrade a catalog that an older Siltstone made.
-
-    It is backed up first. Nothing may use the catalog meanwhile. If the upgrade is interrupted, run it again.
-    Older versions of Siltstone refuse the catalog afterwards.
-    """
     with progress("upgrading the catalog"):
         done = client_of(warehouse, catalog).upgrade(backup=backup, fence=fence)
     lines = [f"the catalog has revision {done.after}: nothing to do"]
@@ -42,36 +32,27 @@ def upgrade(
     print_result(done, as_json, *lines)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, Client.back_up)
 def backup(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A file that does not exist yet. [next to a SQLite catalog]")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE")] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back up the catalog into one file. Streams may run meanwhile.
-
-    The file is a SQLite catalog, whatever database the catalog is in: --catalog sqlite:///FILE reads it.
-    """
+    """Read it by --catalog sqlite:///FILE."""
     with progress("backing up the catalog"):
         done = client_of(warehouse, catalog).back_up(file)
     line = f"{done.file}: {done.rows:,} rows, {size(done.bytes)}, catalog revision {done.revision}"
     print_result(done, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, Client.restore_catalog)
 def restore_catalog(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `siltstone backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the catalog from a backup, into any database that has no catalog yet.
-
-    A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
-    """
     with progress("restoring the catalog"):
         done = client_of(warehouse, catalog).restore_catalog(file)
     line = f"the catalog is restored: revision {done.revision}, {done.rows:,} rows. A stream that ran after the "
@@ -79,17 +60,12 @@ def restore_catalog(
     print_result(done, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, Client.rebuild_catalog)
 def rebuild_catalog(
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a lost catalog from the store, into any database that has no catalog yet.
-
-    The store has everything but a little history; the command says what it could not know. Nothing may use the
-    warehouse meanwhile. If it is interrupted, run it again.
-    """
     with progress("rebuilding the catalog") as tell:
         done = client_of(warehouse, catalog).rebuild_catalog(tell)
     lines = [f"the catalog {done.catalog} is rebuilt:", *(f"  {stream.summary}" for stream in done.streams)]

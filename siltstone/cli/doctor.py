@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from siltstone.cli.application import app
+from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import print_result, print_table, progress, table
+from siltstone.client import Client
 
 if TYPE_CHECKING:
     from siltstone.doctor.findings import Finding
@@ -18,17 +19,14 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 GROUP = "When something broke"
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, Client.doctor)
 def doctor(
-    stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream. [all]")] = None,
+    stream: Annotated[str | None, typer.Argument(metavar="STREAM")] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check installation, warehouse, catalog and streams, and say what to do. Exit code 1 if there is a problem.
-
-    Nothing is changed. A store or catalog that does not answer is waited for 15 seconds; the other checks run anyway.
-    """
+    """Exit code 1 if there is a problem."""
     with progress("checking everything"):
         found = client_of(warehouse, catalog).doctor(stream)
     if as_json:

@@ -4,22 +4,21 @@ from typing import Annotated
 
 import typer
 
-from siltstone.cli.application import app
+from siltstone.cli.help import command
 from siltstone.cli.options import (
     AsJson,
     At,
     CatalogUrl,
-    KeepDaily,
-    KeepHourly,
-    KeepLast,
-    KeepMonthly,
-    KeepWeekly,
+    DryRun,
+    Keep,
     KeepWithin,
+    Limit,
     StreamName,
     WarehouseUrl,
     stream_client,
 )
 from siltstone.cli.output import print_result, print_table, progress, size, table
+from siltstone.client import StreamClient
 from siltstone.errors import UsageError
 from siltstone.log import escape_unprintable
 from siltstone.model import LATEST
@@ -27,23 +26,20 @@ from siltstone.model import LATEST
 GROUP = "Chains and storage"
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.materialize)
 def materialize(
     stream: StreamName,
     at: At = LATEST,
-    operator: Annotated[list[str] | None, typer.Option(help="Only this operator. Repeatable. [all]")] = None,
-    due: Annotated[
-        bool, typer.Option("--due", help="Only operators that are due by [materialization] in siltstone.toml.")
-    ] = False,
+    operators: Annotated[list[str] | None, typer.Option("--operator")] = None,
+    due: Annotated[bool, typer.Option("--due")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     parallelism: Annotated[int | None, typer.Option(help="Tasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Consolidate chains into new bases, on which later checkpoints build. The stream may run meanwhile."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"materializing {stream}") as tell:
-        result = client.materialize(at=at, operators=operator or (), due=due, on_operator=tell)
+        result = client.materialize(at=at, operators=operators or (), due=due, on_operator=tell)
     if due and not result.triggers:
         print_result(result, as_json, f"{stream}: nothing is due at checkpoint {result.checkpoint}")
         return
@@ -54,28 +50,21 @@ def materialize(
     print_result(result, as_json, line, *(f"  {name}: {reason}" for name, reason in result.triggers.items()))
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.truncate)
 def truncate(
     stream: StreamName,
-    keep_last: KeepLast = None,
+    keep_last: Keep = None,
     keep_within: KeepWithin = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be kept and why, and what deleted; change nothing.")
-    ] = False,
+    keep_hourly: Keep = None,
+    keep_daily: Keep = None,
+    keep_weekly: Keep = None,
+    keep_monthly: Keep = None,
+    dry_run: DryRun = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the checkpoints that retention does not keep, and what only they need.
-
-    A checkpoint is kept if any rule keeps it; the newest one and savepoints are always kept. Each option replaces the
-    one of the same name under [retention] in siltstone.toml. Rules from either place replace those recorded with the
-    stream (siltstone retention). Without any rule, nothing is deleted.
-    """
+    """Each option replaces the one of the same name under [retention] in siltstone.toml."""
     rules = {
         "keep_last": keep_last,
         "keep_within": keep_within,
@@ -103,24 +92,20 @@ def truncate(
     print_result(done, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.retention)
 def retention(
     stream: StreamName,
-    keep_last: KeepLast = None,
+    keep_last: Keep = None,
     keep_within: KeepWithin = None,
-    keep_hourly: KeepHourly = None,
-    keep_daily: KeepDaily = None,
-    keep_weekly: KeepWeekly = None,
-    keep_monthly: KeepMonthly = None,
-    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep every checkpoint.")] = False,
+    keep_hourly: Keep = None,
+    keep_daily: Keep = None,
+    keep_weekly: Keep = None,
+    keep_monthly: Keep = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or change which checkpoints a stream keeps. Options replace the rules recorded with the stream.
-
-    Runs of the stream and siltstone truncate follow these rules, unless [retention] in siltstone.toml has some.
-    """
     rules = {
         "keep_last": keep_last,
         "keep_within": keep_within,
@@ -135,23 +120,18 @@ def retention(
     print_result(found, as_json, f"{stream}: {found.described} ({found.source})")
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.savepoint)
 def savepoint(
     stream: StreamName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     at: At = LATEST,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Keep it only this long: 12h, 30d or 4w. [until dropped]")
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Materialize the checkpoint first: read without deltas, it can be exported.")
-    ] = False,
+    expires: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    full: Annotated[bool, typer.Option("--full")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Remove the savepoint; its checkpoint stays.")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a checkpoint a name, which protects it from deletion."""
     if drop and (at != LATEST or expires or full):
         raise UsageError("--drop takes only the name: leave out --at, --expires and --full")
     client = stream_client(stream, warehouse, catalog)
@@ -164,11 +144,10 @@ def savepoint(
     print_result(made, as_json, f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}")
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.savepoints)
 def savepoints(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
-    """List the savepoints of a stream, including expired ones."""
     found = stream_client(stream, warehouse, catalog).savepoints()
     if as_json:
         print_result(found, True)
@@ -180,19 +159,14 @@ def savepoints(
     print_table(rows)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.deletions)
 def deletions(
     stream: StreamName,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the newest N.")] = None,
+    limit: Limit = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what was deleted in the last 90 days, and by whom.
-
-    Each line is one pass of retention, of a deletion, of a sweep, or of pruning the input log or run records. "rows"
-    counts rows of the catalog. siltstone doctor reports unfinished deletions.
-    """
     found = stream_client(stream, warehouse, catalog).deletions(limit)
     if as_json:
         print_result(found, True)
@@ -204,24 +178,17 @@ def deletions(
     print_table(rows)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.sweep)
 def sweep(
     stream: StreamName,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be deleted and why; change nothing.")
-    ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Delete at most N objects.")] = None,
-    incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Search only entries of checkpoints that did not complete.")
-    ] = False,
-    age_guard: Annotated[
-        str, typer.Option(metavar="TIME", help="Keep younger objects that a run may still be writing: 12h, 3d or 1w.")
-    ] = "3d",
+    dry_run: DryRun = False,
+    limit: Limit = None,
+    incomplete: Annotated[bool, typer.Option("--incomplete")] = False,
+    age_guard: Annotated[str, typer.Option(metavar="TIME")] = "3d",
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete stored objects that nothing refers to, such as those of killed runs."""
     client = stream_client(stream, warehouse, catalog)
     with progress(f"sweeping {stream}"):
         done = client.sweep(dry_run=dry_run, limit=limit, incomplete=incomplete, age_guard=age_guard)
@@ -240,21 +207,14 @@ def sweep(
     print_result(done, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.optimize_sinks)
 def optimize(
     stream: StreamName,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Merge nothing, and only count what would be deleted.")
-    ] = False,
+    dry_run: DryRun = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files of a stream's Delta tables, and delete files that are not needed.
-
-    Files stay as long as the table's own retention says (delta.deletedFileRetentionDuration, 7 days unless set), and as
-    long as a delivery needs them. The stream may run meanwhile.
-    """
     client = stream_client(stream, warehouse, catalog)
     with progress(f"optimizing the tables of {stream}"):
         done = client.optimize_sinks(dry_run=dry_run)

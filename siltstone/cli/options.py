@@ -1,64 +1,36 @@
 """Arguments and options that several commands take, and their parsing."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from siltstone.client import Client, StreamClient
 from siltstone.errors import UsageError
-
-if TYPE_CHECKING:
-    from siltstone.client import Client, StreamClient
+from siltstone.settings import given_settings
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
-WarehouseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--warehouse",
-        metavar="URL",
-        help="Where objects are: a path, s3://, redis://, cassandra:// or rocksdb:// URL. [./warehouse]",
-    ),
-]
-CatalogUrl = Annotated[
-    str | None, typer.Option("--catalog", metavar="URL", help="SQLAlchemy URL. [SQLite inside the warehouse]")
-]
+WarehouseUrl = Annotated[str | None, typer.Option("--warehouse", metavar="URL")]
+CatalogUrl = Annotated[str | None, typer.Option("--catalog", metavar="URL")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Which checkpoint.")]
 
-KeepLast = Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.")]
-KeepWithin = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Keep those not older than this: 90s, 15m, 12h, 7d or 4w.")
-]
-KeepHourly = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N hours.")
-]
-KeepDaily = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N days (UTC).")
-]
-KeepWeekly = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N weeks.")
-]
-KeepMonthly = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N months.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run")]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N")]
+Keep = Annotated[int | None, typer.Option(min=0, metavar="N")]
+KeepWithin = Annotated[str | None, typer.Option(metavar="TIME")]
 
 
-def client_of(warehouse: str | None, catalog: str | None, **options: object) -> "Client":
+def client_of(warehouse: str | None, catalog: str | None, **options: object) -> Client:
     """Make the client of the warehouse and catalog named on the command line, in the environment or siltstone.toml.
 
     Args:
         options: further settings from the command line; None means not given.
     """
-    from siltstone.client import Client
-    from siltstone.settings import given_settings
-
     return Client(given_settings(warehouse, catalog, **options))
 
 
-BackendName = Annotated[str | None, typer.Option(help="Backend of the working state: heap or rocksdb. [heap]")]
-
-
-def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> "StreamClient":
+def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> StreamClient:
     """Make the client of one stream (`client_of`)."""
     return client_of(warehouse, catalog, **options).stream(stream)
 

@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from siltstone.cli.application import app
+from siltstone.cli.help import command
 from siltstone.cli.options import (
     AsJson,
     At,
-    BackendName,
     CatalogUrl,
     StreamName,
     WarehouseUrl,
@@ -17,28 +16,24 @@ from siltstone.cli.options import (
     stream_client,
 )
 from siltstone.cli.output import failure_line, print_result, progress, size
+from siltstone.client import StreamClient
 from siltstone.model import LATEST
 
 GROUP = "Restore and prove"
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.restore)
 def restore(
     stream: StreamName,
     at: At = LATEST,
-    as_of: Annotated[
-        str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The newest checkpoint up to this event time.")
-    ] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Write the state here as Parquet. [only prove it]")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]", help="Restore only this. Repeatable.")
-    ] = None,
+    as_of: Annotated[str | None, typer.Option("--as-of", metavar="EVENT_TIME")] = None,
+    to: Annotated[Path | None, typer.Option("--to")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]")] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     parallelism: Annotated[int | None, typer.Option(help="Tasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a checkpoint's state, prove it, and write it as Parquet if --to is given."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"restoring {stream}"):
         result = client.restore(at=at, as_of=as_of, to=to, only=only or ())
@@ -48,19 +43,15 @@ def restore(
     print_result(result, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.restore_series)
 def restore_series(
     stream: StreamName,
-    labels: Annotated[list[str], typer.Argument(metavar="LABEL=ID...", help="Labels, each with its checkpoint.")],
+    labels: Annotated[list[str], typer.Argument(metavar="LABEL=ID...")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore many checkpoints, each as Parquet under a label. Exit code 1 if one is not proven.
-
-    They are written to restored/STREAM/series/LABEL in the warehouse; each chain is read once. A label that already
-    holds its checkpoint is not written again.
-    """
+    """Exit code 1 if one is not proven."""
     wanted = parse_labels(labels)
     with progress(f"restoring {stream}") as tell:
         result = stream_client(stream, warehouse, catalog).restore_series(wanted, lambda done: tell(done.label))
@@ -71,19 +62,18 @@ def restore_series(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.verify)
 def verify(
     stream: StreamName,
     at: At = LATEST,
-    every: Annotated[bool, typer.Option("--all", help="Prove every retained checkpoint.")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Also compare row by row with full snapshots.")] = False,
+    every: Annotated[bool, typer.Option("--all")] = False,
+    deep: Annotated[bool, typer.Option("--deep")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that checkpoints restore to the state that the stream had. Exit code 1 if one does not.
-
-    Also exits 1 if materialization has stalled or keeps failing, because restores then take longer and longer.
+    """Exit code 1 if one does not, or if materialization has stalled or keeps failing, because restores then take
+    longer and longer.
     """
     with progress(f"verifying {stream}"):
         result = stream_client(stream, warehouse, catalog).verify(at=at, every=every, deep=deep)
@@ -94,30 +84,28 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.snapshot)
 def snapshot(
     stream: StreamName,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    backend: BackendName = None,
+    backend: Annotated[str | None, typer.Option()] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the newest state in full, for siltstone verify --deep to compare with."""
     with progress(f"taking a snapshot of {stream}"):
         result = stream_client(stream, warehouse, catalog, backend=backend).snapshot()
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
     print_result(result, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.delete)
 def delete(
     stream: StreamName,
-    checkpoints: Annotated[list[int], typer.Argument(metavar="ID...", help="Ids of checkpoints; not the newest.")],
+    checkpoints: Annotated[list[int], typer.Argument(metavar="ID...")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete checkpoints. One that others build on is only marked, and deleted with the last of them."""
     result = stream_client(stream, warehouse, catalog).delete(checkpoints)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:

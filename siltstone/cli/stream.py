@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, BackendName, CatalogUrl, StreamName, WarehouseUrl, parse_pairs, stream_client
+from siltstone.cli.help import command
+from siltstone.cli.options import AsJson, CatalogUrl, Limit, StreamName, WarehouseUrl, parse_pairs, stream_client
 from siltstone.cli.output import (
     checkpoint_line,
     dead_letters,
@@ -19,6 +19,7 @@ from siltstone.cli.output import (
     summarize,
     table,
 )
+from siltstone.client import StreamClient
 from siltstone.model import check_name
 
 if TYPE_CHECKING:
@@ -29,48 +30,28 @@ MaterializeEvery = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Consolidate chains in the background after 90s, 15m or 12h; 0 or off. [10m]"),
 ]
-OpenMetrics = Annotated[
-    Path | None,
-    typer.Option("--openmetrics", metavar="FILE", help="Write this run's metrics there as OpenMetrics text."),
-]
-MetricsPort = Annotated[
-    str | None,
-    typer.Option(metavar="[HOST:]PORT", help="Serve metrics to Prometheus there; the host is 127.0.0.1 unless given."),
-]
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.run)
 def run(
     stream: StreamName,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
-    parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
-    backend: BackendName = None,
-    checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches per checkpoint. [1]")] = None,
-    checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead of steps.")] = None,
-    max_pending: Annotated[
-        int | None, typer.Option(min=0, help="Checkpoints on their way while the stream goes on. [0: it waits]")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost, adjust-d or files.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1)] = None,
+    parallelism: Annotated[int | None, typer.Option()] = None,
+    backend: Annotated[str | None, typer.Option()] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option()] = None,
+    checkpoint_s: Annotated[float | None, typer.Option()] = None,
+    max_pending: Annotated[int | None, typer.Option(min=0)] = None,
+    policy: Annotated[str | None, typer.Option()] = None,
     materialize_every: MaterializeEvery = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream. Repeatable.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Keep waiting for input until SIGTERM or Ctrl-C.")] = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop",
-            metavar="OPERATOR[.VARIABLE]",
-            help="Give up the state of an operator or variable that the code no longer has. Repeatable.",
-        ),
-    ] = None,
-    openmetrics: OpenMetrics = None,
-    metrics_port: MetricsPort = None,
+    options: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
+    follow: Annotated[bool, typer.Option("--follow")] = False,
+    drop: Annotated[list[str] | None, typer.Option("--drop", metavar="OPERATOR[.VARIABLE]")] = None,
+    openmetrics: Annotated[Path | None, typer.Option("--openmetrics", metavar="FILE")] = None,
+    metrics_port: Annotated[str | None, typer.Option(metavar="[HOST:]PORT")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Process the source's input, starting after the newest checkpoint."""
     client = stream_client(
         stream,
         warehouse,
@@ -113,15 +94,14 @@ def _every(text: str) -> dict[str, object]:
     return {"enabled": True, "interval_s": parse_duration(text).total_seconds()}
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.checkpoints)
 def checkpoints(
     stream: StreamName,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
+    limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the completed checkpoints of a stream, and whether materialization keeps up."""
     listed = stream_client(stream, warehouse, catalog).checkpoints(limit)
     if as_json:
         print_result(listed, True)
@@ -150,7 +130,7 @@ def _print_origin(stream: str, forked_from: str | None, forked_at: int | None) -
         say(f"{stream} was forked from {forked_from} at checkpoint {forked_at}")
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.show)
 def show(
     stream: StreamName,
     checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp, savepoint or latest.")],
@@ -158,7 +138,6 @@ def show(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one checkpoint: its handles, digests and chain."""
     result = stream_client(stream, warehouse, catalog).show(checkpoint)
     if as_json:
         print_result(result, True)
@@ -191,15 +170,14 @@ def show(
     print_table(rows)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP, StreamClient.report)
 def report(
     stream: StreamName,
-    picture: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file. [STREAM-chain.png]")] = None,
+    picture: Annotated[Path | None, typer.Option("--out", show_default="STREAM-chain.png")] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a stream's chain: bytes by form, restore costs, D, bounds, timeline."""
     from siltstone.report import summary_table
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from siltstone.cli.application import app
+from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import out, print_result
 
 GROUP = "Get started"
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP)
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A new directory, or an empty one.")],
     stream: Annotated[str, typer.Option(metavar="NAME", help="Name of its stream.")] = "purchases",
@@ -26,7 +26,7 @@ def init(
     print_result(made, as_json, line)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP)
 def demo(
     warehouse: WarehouseUrl = None,
     seed: Annotated[int | None, typer.Option(help="When to kill the stream; chosen at random if not given.")] = None,
@@ -37,7 +37,7 @@ def demo(
     run_demo(client_of(warehouse, None).settings, out, seed)
 
 
-@app.command(rich_help_panel=GROUP)
+@command(GROUP)
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
     host: Annotated[

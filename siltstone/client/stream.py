@@ -1,31 +1,31 @@
-"""One stream of a warehouse: run it, look at it, restore and prove it, change it."""
+"""One stream of a warehouse: run it, restore and prove it, change it, keep its chains short."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from siltstone.client.opening import ignore, open_warehouse
-from siltstone.client.storage import StreamStorage
+from siltstone.client.view import StreamView
 from siltstone.errors import UsageError
-from siltstone.listings import (
-    CheckpointDetails,
-    CheckpointList,
-    Report,
-)
+from siltstone.listings import Retention, Savepoint, SavepointDropped
 from siltstone.model import LATEST
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
+    from siltstone.change.export_savepoint import SavepointExport
     from siltstone.change.fork import Forked
     from siltstone.change.recover import Recovery
     from siltstone.restore.series import RestoredLabel
+    from siltstone.retention.deletion import DeletionResult
+    from siltstone.retention.sweep import SweepResult
+    from siltstone.retention.truncate import Truncation
     from siltstone.run.region import Completed
+    from siltstone.sinks.maintenance import SinkMaintenance
     from siltstone.spark.operations import (
         EditResult,
+        MaterializeResult,
         ReplayResult,
         RescaleResult,
         RestoreResult,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from siltstone.stream import Stream
 
 
-class StreamClient(StreamStorage):
+class StreamClient(StreamView):
     """One stream of a warehouse. Made by `Client.stream`.
 
     Methods that run the stream's operators (`run`, `rescale`, `edit`, `replay`) need its definition: the given
@@ -51,7 +51,7 @@ class StreamClient(StreamStorage):
     """
 
     def __init__(self, settings: Settings, stream: "str | Stream") -> None:
-        super().__init__(settings, stream)
+        super().__init__(settings, stream if isinstance(stream, str) else stream.name)
         if not isinstance(stream, str):
             self.definition = stream
 
@@ -76,22 +76,23 @@ class StreamClient(StreamStorage):
         options: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
         who: str | None = None,
-        on_checkpoint: "Callable[[Completed], None]" = ignore,
+        on_checkpoint: "Callable[[Completed], None]" = lambda _: None,
     ) -> "RunResult":
-        """Process the input that the stream's source has, starting after the newest completed checkpoint.
+        """Process the source's input, starting after the newest checkpoint.
 
+        If that checkpoint turns out to be damaged, the stream is recovered first, once, unless the settings forbid it.
         SIGTERM or Ctrl-C ends the run after the step in progress, with a checkpoint.
 
         Args:
             batches: stop after this number of micro-batches; None for all input.
-            follow: wait for more input until a signal ends the run.
+            follow: keep waiting for input until SIGTERM or Ctrl-C.
             options: source options of the stream.
-            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
+            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has.
             who: the owner of the run, for display; None for this process.
             on_checkpoint: called with each completed checkpoint.
 
         Raises:
-            Stopped: a signal ended the run before the end of its input.
+            Stopped: a signal ended the run before the end of its input; not with `follow`.
             Fenced: a newer run has taken over the stream.
             SchemaConflict: recorded state does not fit the definition.
             StateError: a step or a sink failed.
@@ -110,7 +111,7 @@ class StreamClient(StreamStorage):
         trigger: Mapping[str, Any] | None = None,
         batches: int | None = None,
         drop: Sequence[str] = (),
-        on_checkpoint: "Callable[[Completed], None]" = ignore,
+        on_checkpoint: "Callable[[Completed], None]" = lambda _: None,
     ) -> "StreamRun":
         """Run the stream over a streaming DataFrame of your own, instead of its source.
 
@@ -122,7 +123,7 @@ class StreamClient(StreamStorage):
             trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
                 micro-batch as soon as the one before it is done.
             batches: stop after this number of micro-batches; None for no limit.
-            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
+            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has.
             on_checkpoint: called with each completed checkpoint.
 
         Raises:
@@ -138,137 +139,20 @@ class StreamClient(StreamStorage):
             self.settings, self.definition, rows, request, on_checkpoint=on_checkpoint, **given
         )
 
-    # Looking
-
-    def checkpoints(self, limit: int | None = None) -> CheckpointList:
-        """List the completed checkpoints, or the newest `limit` of them, and the state of materialization."""
-        from siltstone.chains import inspect
-        from siltstone.chains.due import materialization_health
-
-        settings = self.settings
-        with open_warehouse(settings) as warehouse:
-            found = inspect.list_checkpoints(warehouse.catalog, self.name, limit)
-            origin = inspect.describe_origin(warehouse.catalog, self.name)
-            health = materialization_health(
-                warehouse.catalog, self.name, settings.materialization, settings.policy_options
-            )
-        listed = inspect.list_materialization(health)
-        return CheckpointList(self.name, **origin, checkpoints=found, materialization=listed)
-
-    def show(self, at: str = LATEST) -> CheckpointDetails:
-        """Describe one checkpoint: its manifest with all handles, its chain and the input of its steps.
-
-        Raises:
-            CorruptObject: its manifest is damaged.
-        """
-        from siltstone.chains import inspect
-
-        with open_warehouse(self.settings) as warehouse:
-            return CheckpointDetails(
-                inspect.show_checkpoint(warehouse.catalog, warehouse.warehouse.store, self.name, at)
-            )
-
-    @overload
-    def table(
-        self,
-        operator: str,
-        variable: str,
-        *,
-        at: str = LATEST,
-        as_of: str | None = None,
-        columns: Sequence[str] | None = None,
-        limit_bytes: int | None = None,
-        spark: None = None,
-    ) -> "ds.Dataset": ...
-
-    @overload
-    def table(
-        self,
-        operator: str,
-        variable: str,
-        *,
-        at: str = LATEST,
-        as_of: str | None = None,
-        columns: Sequence[str] | None = None,
-        limit_bytes: int | None = None,
-        spark: "SparkSession",
-    ) -> "DataFrame": ...
-
-    def table(
-        self,
-        operator: str,
-        variable: str,
-        *,
-        at: str = LATEST,
-        as_of: str | None = None,
-        columns: Sequence[str] | None = None,
-        limit_bytes: int | None = None,
-        spark: "SparkSession | None" = None,
-    ) -> "ds.Dataset | DataFrame":
-        """Read one variable's table at a checkpoint: as an Arrow dataset, or with `spark` as a DataFrame.
-
-        Args:
-            variable: a variable or one of its tables, such as `window.bounds`.
-            as_of: an event time (ISO 8601), instead of `at`: the newest checkpoint without a later event.
-            columns: names of the columns to read; None for all.
-            limit_bytes: most bytes of memory for the dataset, 1 GiB by default; ignored with `spark`.
-            spark: a session whose tasks read the table.
-
-        Raises:
-            UsageError: the operator, variable or column does not exist, or the table is too large without Spark.
-            CorruptObject, ProofFailed: stored state is damaged.
-        """
-        if as_of is not None and at != LATEST:
-            raise UsageError("at and as_of exclude each other: leave one out")
-        if spark is not None:
-            from siltstone.spark.datasource import read_state
-
-            return read_state(spark, self.settings, self.name, operator, variable, at, as_of, columns)
-        from siltstone.format.manifests import read_manifests
-        from siltstone.restore.table import LIMIT_BYTES, read_table
-        from siltstone.retention.leases import hold_lease
-        from siltstone.times import parse_time
-
-        with open_warehouse(self.settings) as warehouse:
-            found = warehouse.catalog.checkpoints
-            checkpoint = found.as_of(self.name, parse_time(as_of)) if as_of else found.resolve(self.name, at)
-            with hold_lease(warehouse.catalog, self.name, [checkpoint], what="reads"):
-                store = warehouse.warehouse.store
-                manifests = read_manifests(
-                    store, warehouse.catalog.chains.list_manifests(self.name, checkpoint), self.name
-                )
-                scratch = warehouse.warehouse.local.scratch()
-                return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES, scratch)
-
-    def report(self, picture: Path) -> Report:
-        """Draw the chain into a .png, .svg or .pdf file: bytes by form, what a restore reads, D, measured
-        restores, and the timeline of the newest checkpoints.
-
-        Raises:
-            UsageError: the file has another suffix, or its directory does not exist.
-        """
-        from siltstone.report import check_picture_path, draw_report, report_data
-
-        check_picture_path(picture)
-        settings = self.settings
-        with open_warehouse(settings) as warehouse:
-            data = report_data(warehouse.catalog, self.name, settings.materialization, settings.policy_options)
-        draw_report(data, picture)
-        return Report(data, str(picture))
-
     # Restoring and proving
 
     def restore(
         self, *, at: str = LATEST, as_of: str | None = None, to: Path | None = None, only: Sequence[str] = ()
     ) -> "RestoreResult":
-        """Restore a checkpoint's state from the store, prove it, and write it as Parquet to `to`.
+        """Restore a checkpoint's state, prove it, and write it as Parquet if `to` is given.
 
         Args:
             as_of: an event time (ISO 8601), instead of `at`: the newest checkpoint without a later event.
-            to: a directory that does not exist yet; None only proves.
-            only: operators, or variables as `OPERATOR.VARIABLE`; empty for all.
+            to: a directory that does not exist yet, for the Parquet files; None only proves the state.
+            only: restore only these operators, or variables as `OPERATOR.VARIABLE`; empty for all.
 
         Raises:
+            UsageError: a name in `only` does not exist, or the parallelism exceeds the number of key groups.
             CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
         """
         if as_of and at != LATEST:
@@ -278,24 +162,35 @@ class StreamClient(StreamStorage):
         return operations.restore(self.settings, self.name, at=at, as_of=as_of, to=to, only=only)
 
     def restore_series(
-        self, labels: Mapping[str, int], on_label: "Callable[[RestoredLabel], None]" = ignore
+        self, labels: Mapping[str, int], on_label: "Callable[[RestoredLabel], None]" = lambda _: None
     ) -> "SeriesResult":
-        """Restore many checkpoints, each chain read once, to `<warehouse>/restored/<stream>/series/<label>`.
+        """Restore many checkpoints, each as Parquet under a label.
+
+        They are written to restored/STREAM/series/LABEL in the warehouse; each chain is read once. A label that already
+        holds its checkpoint, proven, is not written again: if the restore is interrupted, repeat it.
 
         Args:
-            labels: label -> checkpoint id; a label that already holds its checkpoint, proven, is not written again.
+            labels: labels, which become names of directories, each with its checkpoint.
             on_label: called with each label that was restored.
+
+        Raises:
+            UsageError: a label is not valid.
         """
         from siltstone.spark import operations
 
         return operations.restore_series(self.settings, self.name, labels, on_label)
 
     def verify(self, *, at: str = LATEST, every: bool = False, deep: bool = False) -> "VerifyResult":
-        """Prove that checkpoints restore to exactly the state that the stream had, and record the outcome.
+        """Prove that checkpoints restore to exactly the state that the stream had.
+
+        The outcome is recorded in the catalog.
 
         Args:
             every: prove every retained checkpoint, instead of `at`.
-            deep: also compare row by row with the snapshot of each checkpoint that has one.
+            deep: also compare row by row with the full snapshots that were taken.
+
+        Raises:
+            UsageError: `deep`, and none of the checkpoints has a snapshot.
         """
         if every and at != LATEST:
             raise UsageError("at and every exclude each other: leave one out")
@@ -304,7 +199,13 @@ class StreamClient(StreamStorage):
         return operations.verify(self.settings, self.name, at=at, every=every, deep=deep)
 
     def snapshot(self) -> "SnapshotResult":
-        """Write the live state of the newest checkpoint in full, as a reference copy to compare restores with."""
+        """Copy the newest state in full, for `siltstone verify --deep` to compare with.
+
+        Raises:
+            NoLiveState: the master is a cluster, this machine does not have the live state of the newest checkpoint, or
+                a run has changed it.
+            UsageError: the checkpoint already has a snapshot.
+        """
         from siltstone.spark import operations
 
         return operations.snapshot(self.settings, self.name)
@@ -314,6 +215,7 @@ class StreamClient(StreamStorage):
 
         Raises:
             UsageError: no checkpoint has a snapshot.
+            CorruptObject, ProofFailed: the chain or the snapshot is damaged.
         """
         from siltstone.spark import operations
 
@@ -322,37 +224,54 @@ class StreamClient(StreamStorage):
     # Changing
 
     def fork(self, new: str, *, at: str = LATEST) -> "Forked":
-        """Begin the stream `new` at a checkpoint of this one, without copying objects.
+        """Begin a new stream at a checkpoint of this one, without copying objects.
+
+        A run of the new stream continues from that checkpoint.
+
+        Args:
+            new: name of the new stream.
 
         Raises:
             UsageError: `new` is not a valid name, or a stream of that name exists.
         """
         from siltstone.change.fork import fork
 
-        with open_warehouse(self.settings) as warehouse:
+        with self._open() as warehouse:
             return fork(warehouse, self.name, new, at)
 
     def rescale(self, parallelism: int) -> "RescaleResult":
-        """Restore the newest checkpoint at another parallelism, prove it, and let later runs begin with it.
+        """Change the parallelism of the stream: make a new checkpoint and prove it.
 
-        A run in progress is fenced.
+        A run in progress is fenced. Later runs use this parallelism unless the settings have another one, which applies
+        to that run only.
+
+        Args:
+            parallelism: subtasks per operator, 1 to max_parallelism.
 
         Raises:
-            UsageError: the parallelism exceeds the number of key groups.
+            UsageError: the parallelism exceeds max_parallelism, or logged steps must be run again first.
+            CorruptObject, ProofFailed: the chain is damaged; the stream is unchanged.
         """
         from siltstone.spark import operations
 
         return operations.rescale(self.settings, self.definition, parallelism)
 
     def edit(self, operator: str, variable: str, rows: "Path | DataFrame", *, dry_run: bool = False) -> "EditResult":
-        """Insert, replace or delete rows of one variable's table as a new checkpoint, and prove it.
+        """Insert, replace or delete rows of a table of state, in a new proven checkpoint.
 
-        A run in progress is fenced. All rows are checked before anything changes.
+        The rows have the key columns (for a map, also its own key columns) and the value columns. A row whose
+        __deleted (boolean) is true deletes its key. Everything is checked before anything changes. A run in progress is
+        fenced.
 
         Args:
-            rows: a Parquet file that every executor can read, or a DataFrame, with the key columns (for a map, also its
-                own key columns), the value columns and optionally `__deleted` (boolean): true deletes the row's key.
-            dry_run: only check and count the rows.
+            operator: operator whose state to edit.
+            variable: one of its values or maps.
+            rows: a Parquet file that every executor can read, or a DataFrame.
+            dry_run: check and count the rows; change nothing.
+
+        Raises:
+            UsageError: the operator or variable does not exist or cannot be edited, the rows do not fit, or logged
+                steps must be run again first; nothing was changed.
         """
         from siltstone.spark import operations
 
@@ -361,35 +280,226 @@ class StreamClient(StreamStorage):
     # When something broke
 
     def recover(
-        self, *, dry_run: bool = False, accept_loss: bool = False, on_step: Callable[[str], None] = ignore
+        self, *, dry_run: bool = False, accept_loss: bool = False, on_step: Callable[[str], None] = lambda _: None
     ) -> "Recovery":
         """Go back to the newest checkpoint that restores. A stream whose newest checkpoint restores is not changed.
 
+        The next run makes the checkpoints that were given up again, from the source and under the same ids. A run
+        recovers by itself, but never past a savepoint or an edit, past more than 3 checkpoints, or to the empty state.
+
         Args:
-            dry_run: only report what would be given up and why.
+            dry_run: say what would be given up and why; change nothing and stop no run.
             accept_loss: if needed, go back past savepoints, edits or more than 3 checkpoints, or to the empty state.
             on_step: called with each line of progress.
 
         Raises:
             LossRefused: it would give up more than is allowed without `accept_loss`; nothing was given up.
+            Fenced: a run has taken over the stream meanwhile; nothing was given up.
         """
         from siltstone.spark import operations
 
         return operations.recover(self.settings, self.name, dry_run=dry_run, accept_loss=accept_loss, on_step=on_step)
 
     def replay(
-        self, *, to: str = LATEST, since: str | None = None, on_step: Callable[[str], None] = ignore
+        self, *, to: str = LATEST, since: str | None = None, on_step: Callable[[str], None] = lambda _: None
     ) -> "ReplayResult":
-        """Rebuild a checkpoint's state from the logged input alone, and compare it with what was recorded.
+        """Rebuild state from the logged input, and compare digests at every checkpoint.
+
+        The stream is not changed, and no output is delivered.
 
         Args:
-            to: the checkpoint whose state to rebuild: an id, commit time, savepoint or "latest".
-            since: the checkpoint to begin with, or "start"; None for the earliest possible.
+            to: checkpoint whose state to rebuild.
+            since: checkpoint to begin with, or "start"; None for the last edit or the start.
             on_step: called with a line about each step.
 
         Raises:
+            UsageError: it cannot begin at `since`, or source data are missing.
+            SchemaConflict: the definition does not fit the recorded state.
             ProofFailed: the rebuilt state differs from what was recorded.
+            CorruptObject: the checkpoint it begins with is damaged.
+            StateError: a step failed.
         """
         from siltstone.spark import operations
 
         return operations.replay(self.settings, self.definition, to=to, since=since, on_step=on_step)
+
+    # Chains and storage
+
+    def materialize(
+        self,
+        *,
+        at: str = LATEST,
+        operators: Sequence[str] = (),
+        due: bool = False,
+        on_operator: Callable[[str], None] = lambda _: None,
+    ) -> "MaterializeResult":
+        """Consolidate chains into new bases, on which later checkpoints build. The stream may run meanwhile.
+
+        Args:
+            operators: materialize only these operators; empty for all.
+            due: only operators that are due by the settings ([materialization]).
+            on_operator: called with each operator's name before it is materialized.
+
+        Raises:
+            UsageError: an operator does not exist or is being materialized by another process, or the parallelism
+                exceeds the number of key groups.
+            CorruptObject, ProofFailed: a chain is damaged; that operator is unchanged.
+        """
+        if due and at != LATEST:
+            raise UsageError("due and at exclude each other: leave one out")
+        from siltstone.spark import operations
+
+        return operations.materialize(
+            self.settings, self.name, at=at, operators=operators, due=due, on_operator=on_operator
+        )
+
+    def truncate(self, *, dry_run: bool = False) -> "Truncation":
+        """Delete the checkpoints that retention does not keep, and what only they need.
+
+        A checkpoint is kept if any rule keeps it; the newest one and savepoints are always kept. Rules of the settings
+        ([retention]) replace those recorded with the stream. Without any rule, nothing is deleted.
+
+        Args:
+            dry_run: list what would be kept and why, and what deleted; change nothing.
+        """
+        from siltstone.retention.truncate import truncate
+
+        with self._open() as warehouse:
+            return truncate(warehouse, self.name, self.settings.retention, dry_run=dry_run)
+
+    def retention(self, rules: Mapping[str, Any] | None = None) -> Retention:
+        """Show or change which checkpoints the stream keeps. New rules replace those recorded with the stream.
+
+        Its runs and truncations follow these rules, unless the settings have some ([retention]).
+
+        Args:
+            rules: new rules, such as `{"keep_last": 500}` or `{"keep_all": True}`; None changes nothing.
+        """
+        from siltstone.catalog.extract_writer import try_write_extract
+        from siltstone.retention.retention_rules import RetentionOptions
+        from siltstone.retention.truncate import describe_retention
+
+        with self._open() as warehouse:
+            if rules:
+                warehouse.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
+                try_write_extract(warehouse, self.name)
+            found = describe_retention(warehouse.catalog, self.name, self.settings.retention)
+        return Retention(self.name, found["recorded"], found["in_force"], found["from"], found["described"])
+
+    def delete(self, checkpoints: Sequence[int]) -> "DeletionResult":
+        """Delete checkpoints. One that others build on is only marked, and deleted with the last of them.
+
+        Args:
+            checkpoints: ids of checkpoints; not the newest.
+
+        Raises:
+            UsageError: one of them has a savepoint or is the newest; nothing is deleted.
+        """
+        from siltstone.retention.deletion import delete_checkpoints
+        from siltstone.retention.retention_rules import retention_in_force
+
+        with self._open() as warehouse:
+            rules = retention_in_force(warehouse.catalog.streams.get(self.name).retention, self.settings.retention)
+            return delete_checkpoints(warehouse, self.name, checkpoints, input_log=rules.input_log)
+
+    def sweep(
+        self,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        incomplete: bool = False,
+        age_guard: str = "3d",
+        who: str | None = None,
+    ) -> "SweepResult":
+        """Delete stored objects that nothing refers to, such as those of killed runs.
+
+        Args:
+            dry_run: list what would be deleted and why; change nothing.
+            limit: most objects to delete; None for all.
+            incomplete: search only entries of checkpoints that did not complete.
+            age_guard: keep younger objects that a run may still be writing: 12h, 3d or 1w.
+            who: recorded with each deletion; None for this process.
+        """
+        from siltstone.retention.retention_rules import parse_duration
+        from siltstone.retention.sweep import SweepOptions, sweep
+
+        options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
+        with self._open() as warehouse:
+            return sweep(warehouse, self.name, options, who)
+
+    def optimize_sinks(self, *, dry_run: bool = False) -> "SinkMaintenance":
+        """Merge small files of the stream's Delta tables, and delete files that are not needed.
+
+        Files stay as long as the table's own retention says (delta.deletedFileRetentionDuration, 7 days unless set),
+        and as long as a delivery needs them. The stream may run meanwhile.
+
+        Args:
+            dry_run: merge nothing, and only count what would be deleted.
+
+        Raises:
+            StateError: a table cannot be read or written.
+        """
+        from siltstone.sinks.maintenance import optimize_sinks
+
+        with self._open() as warehouse:
+            return optimize_sinks(warehouse, self.name, dry_run=dry_run)
+
+    # Savepoints
+
+    def savepoint(self, name: str, *, at: str = LATEST, expires: str | None = None, full: bool = False) -> Savepoint:
+        """Give a checkpoint a name, which protects it from deletion.
+
+        Args:
+            name: name of the savepoint.
+            expires: keep it only this long: 12h, 30d or 4w; None until it is dropped.
+            full: materialize the checkpoint first, so that it is read without any delta and can be exported.
+
+        Raises:
+            UsageError: the name is not valid, or the stream has a savepoint of that name.
+        """
+        from siltstone.catalog.extract_writer import try_write_extract
+        from siltstone.retention import savepoints
+        from siltstone.retention.retention_rules import parse_duration
+
+        expires_in = None if expires is None else parse_duration(expires)
+        with self._open() as warehouse:
+            if full:
+                from siltstone.spark import operations
+
+                made = operations.full_savepoint(self.settings, self.name, name, at=at, expires_in=expires_in)
+            else:
+                made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
+            try_write_extract(warehouse, self.name)
+            return Savepoint(self.name, **savepoints.describe_savepoint(warehouse.catalog, made))
+
+    def drop_savepoint(self, name: str) -> SavepointDropped:
+        """Remove a savepoint. Its checkpoint stays until retention or a user deletes it.
+
+        Raises:
+            UsageError: the stream has no savepoint of that name.
+        """
+        from siltstone.catalog.extract_writer import try_write_extract
+        from siltstone.retention import savepoints
+
+        with self._open() as warehouse:
+            savepoints.drop_savepoint(warehouse.catalog, self.name, name)
+            try_write_extract(warehouse, self.name)
+        return SavepointDropped(self.name, name)
+
+    def export_savepoint(self, name: str, to: str) -> "SavepointExport":
+        """Copy a full savepoint out of the warehouse, for another one to import.
+
+        The stream may run meanwhile. If the export is interrupted, repeat it: it goes on with what is missing.
+
+        Args:
+            name: name of the savepoint.
+            to: an empty place: a path, or an s3://, redis://, cassandra:// or rocksdb:// URL.
+
+        Raises:
+            UsageError: there is no such savepoint, or it is not full, or the place holds something else.
+            CorruptObject: an object is damaged.
+        """
+        from siltstone.change.export_savepoint import export_savepoint
+
+        with self._open() as warehouse:
+            return export_savepoint(warehouse, self.name, name, to)

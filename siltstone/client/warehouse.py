@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siltstone.client.opening import open_warehouse
 from siltstone.client.stream import StreamClient
 from siltstone.listings import (
     Diagnosis,
@@ -48,7 +47,9 @@ class Client:
             UsageError: there is no catalog.
             Unreachable: the catalog cannot be reached.
         """
-        with open_warehouse(self.settings) as place:
+        from siltstone.catalog.warehouse import OpenWarehouse
+
+        with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
             catalog = place.catalog
             recorded = catalog.streams.list()
             newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}
@@ -67,9 +68,13 @@ class Client:
             )
 
     def doctor(self, stream: str | None = None) -> Diagnosis:
-        """Check the installation, the warehouse, its catalog and its streams (or one), and say what to do.
+        """Check installation, warehouse, catalog and streams, and say what to do.
 
-        Nothing is changed. A store or catalog that does not answer within 15 seconds is a finding, too.
+        Nothing is changed. A store or catalog that does not answer within 15 seconds is a finding, too; the other
+        checks go on.
+
+        Args:
+            stream: check only this stream; None for all.
 
         Raises:
             UnknownStream: no stream of that name has run here.
@@ -81,10 +86,12 @@ class Client:
         return Diagnosis(stream, **counts, findings=found)
 
     def back_up(self, file: Path | None = None) -> "Backup":
-        """Back up the catalog into one SQLite file, as of one moment. Streams may run meanwhile.
+        """Back up the catalog into one file, as of one moment. Streams may run meanwhile.
+
+        The file is a SQLite catalog, whatever database the catalog is in.
 
         Args:
-            file: a file that does not exist; None for one next to a SQLite catalog.
+            file: a file that does not exist yet; None for one next to a SQLite catalog.
 
         Raises:
             UsageError: the file exists, or must be named.
@@ -98,6 +105,11 @@ class Client:
     def restore_catalog(self, file: Path) -> "Backup":
         """Restore the catalog from a backup, into any database that has no catalog yet.
 
+        A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
+
+        Args:
+            file: a file that a backup was written to.
+
         Raises:
             UsageError: the database has a catalog, or the file is not a backup.
             Unreachable: the database cannot be reached.
@@ -107,7 +119,10 @@ class Client:
         return bring_back(file, self._catalog()[0])
 
     def rebuild_catalog(self, tell: Callable[[str], None] = lambda _: None) -> "Rebuild":
-        """Rebuild a lost catalog from the store, where there is none. Nothing may use the warehouse meanwhile.
+        """Rebuild a lost catalog from the store, into any database that has no catalog yet.
+
+        The store has everything but a little history; the result says what it could not know. Nothing may use the
+        warehouse meanwhile. If the rebuild is interrupted, repeat it.
 
         Args:
             tell: called with lines of progress for people.
@@ -127,10 +142,13 @@ class Client:
         return rebuild_catalog(Warehouse.at(self.settings.warehouse), self._catalog()[0], tell)
 
     def upgrade(self, *, backup: Path | None = None, fence: bool = False) -> "Upgraded":
-        """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may use it meanwhile.
+        """Upgrade a catalog that an older Siltstone made.
+
+        It is backed up first. Nothing may use the catalog meanwhile. If the upgrade is interrupted, repeat it. Older
+        versions of Siltstone refuse the catalog afterwards.
 
         Args:
-            backup: the backup's file; None for one next to a SQLite catalog.
+            backup: file for the backup that is made first; None for one next to a SQLite catalog.
             fence: fence runs and readers that have not ended: none of them can write again.
 
         Raises:
@@ -145,6 +163,8 @@ class Client:
     def reidentify(self) -> "Reidentified":
         """Give a copied warehouse an identity of its own, or replace one that was lost.
 
+        Copy the store and the catalog, then do this where the copies are. If it is interrupted, repeat it.
+
         Raises:
             Unreachable: the store or the catalog failed; call it again.
         """
@@ -153,13 +173,14 @@ class Client:
         return OpenWarehouse.reidentify(self.settings.warehouse, self.settings.catalog)
 
     def import_savepoint(self, url: str, stream: str | None = None) -> "SavepointImport":
-        """Begin a stream of this warehouse with an exported savepoint, whose state is proven first.
+        """Begin a stream with an exported savepoint, after proving its state.
 
-        The warehouse is made if there is none. If it fails or is killed, the stream has no checkpoint: repeat it.
+        The warehouse is made if there is none. A run of the stream continues from the savepoint. If the import is
+        interrupted, the stream has no checkpoint: repeat it.
 
         Args:
-            url: where `StreamClient.export_savepoint` wrote it.
-            stream: the stream's name here; None for the name that it had.
+            url: where the savepoint was exported to.
+            stream: name of the stream here; None for the one that it had.
 
         Raises:
             UsageError: there is no whole savepoint at `url`, or a stream of that name has begun here.
@@ -191,7 +212,7 @@ def open_client(warehouse: str | Path | None = None, catalog: str | None = None,
     Args:
         warehouse: where objects are stored: a path, or a file://, s3://, redis://, cassandra:// or rocksdb:// URL.
         catalog: SQLAlchemy URL; None for SQLite inside a local warehouse.
-        options: any other option of `siltstone.toml`, such as `streams`, `parallelism` or `policy`.
+        options: any other option of `siltstone.toml`, such as `streams`, `parallelism`, `policy` or `retention`.
 
     Raises:
         UsageError: an unknown option, or a value that an option does not allow.

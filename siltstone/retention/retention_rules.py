@@ -74,12 +74,14 @@ class RetentionOptions(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     keep_last: Count | None = Field(default=None, description="keep the newest N checkpoints")
-    keep_within: Duration | None = Field(default=None, description="keep those committed at most this long ago")
+    keep_within: Duration | None = Field(
+        default=None, description="keep those not older than this: 90s, 15m, 12h, 7d or 4w"
+    )
     keep_hourly: Count | None = Field(default=None, description="keep the newest of each of the last N hours")
-    keep_daily: Count | None = Field(default=None, description="keep the newest of each of the last N days")
+    keep_daily: Count | None = Field(default=None, description="keep the newest of each of the last N days (UTC)")
     keep_weekly: Count | None = Field(default=None, description="keep the newest of each of the last N weeks")
     keep_monthly: Count | None = Field(default=None, description="keep the newest of each of the last N months")
-    keep_all: Literal[True] | None = Field(default=None, description="keep all")
+    keep_all: Literal[True] | None = Field(default=None, description="keep every checkpoint")
     min_count: Count = Field(default=0, description="keep the newest N, whatever the rules say")
     min_age: Duration = Field(default=timedelta(0), description="keep those younger than this, whatever the rules say")
     input_log: Duration = Field(

@@ -30,6 +30,7 @@ from siltstone.retention.orphan_rules import AGE_GUARD, Reason, judge
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.delta_calls import delta_call
 from siltstone.store.paths import CheckpointPath, is_object_name, sink_tables
+from siltstone.store.table_place import find_table_obstacle
 
 _LOG = get_logger(__name__)
 TABLE_FILES = "files that a sink's table no longer needs"
@@ -62,6 +63,8 @@ class SinkMaintenance(Result):
 def optimize_sinks(warehouse: OpenWarehouse, stream: str, *, dry_run: bool = False) -> SinkMaintenance:
     """Merge the small files of each table of the stream, and delete the files that it no longer needs.
 
+    A store that cannot have tables has none to maintain.
+
     Args:
         dry_run: merge nothing, and only count what would be deleted.
 
@@ -72,6 +75,8 @@ def optimize_sinks(warehouse: OpenWarehouse, stream: str, *, dry_run: bool = Fal
     """
     start = time.perf_counter()
     warehouse.catalog.streams.get(stream)
+    if find_table_obstacle(warehouse.warehouse.store):
+        return SinkMaintenance(stream, dry_run, [], 0.0)
     sizes = dict(warehouse.warehouse.store.list(sink_tables(stream)))
     by_sink: dict[str, dict[str, int]] = {}
     for name, size in sizes.items():

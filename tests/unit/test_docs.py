@@ -50,5 +50,5 @@ def test_the_reference_lists_every_public_name() -> None:
 def test_each_public_name_has_a_docstring(name: str) -> None:
     public = getattr(siltstone, name)
     assert public.__doc__, name
-    methods = vars(public).items() if name in ("Client", "StreamClient") else ()
+    methods = inspect.getmembers(public) if name in ("Client", "StreamClient") else ()
     assert [m for m, value in methods if not m.startswith("_") and inspect.isroutine(value) and not value.__doc__] == []

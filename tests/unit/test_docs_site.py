@@ -47,7 +47,9 @@ def test_the_site_has_guide_reference_and_decisions_and_loads_nothing_from_elsew
     decisions = {f"adr/{path.stem}/index.html" for path in (ROOT / "docs" / "adr").glob("*.md")}
     assert {"index.html", "first-hour/index.html", "glossary/index.html", "architecture/index.html"} <= pages.keys()
     assert decisions <= pages.keys()
-    assert "Nothing is read yet" in pages["reference/index.html"], "from the docstring of Client.stream"
+    reference = pages["reference/index.html"]
+    assert "Nothing is read yet" in reference, "from the docstring of Client.stream"
+    assert all(f'id="siltstone.StreamClient.{name}"' in reference for name in ("run", "savepoint", "table", "show"))
     assert [name for name, text in pages.items() if LOADED.search(text)] == []
 
 

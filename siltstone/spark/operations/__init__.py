@@ -1,4 +1,7 @@
-"""The operations on a stream that need Spark, one function each; the client calls them."""
+"""The operations on a stream that need Spark, one function each.
+
+The method of `StreamClient` that calls a function describes it: arguments, results and errors.
+"""
 
 from siltstone.spark.operations.editing import EditResult, edit
 from siltstone.spark.operations.holding import RunRequest, open_region

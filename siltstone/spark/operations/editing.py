@@ -78,22 +78,7 @@ class _EditRows:
 def edit(
     settings: Settings, stream: Stream, operator: str, variable: str, rows: Path | DataFrame, *, dry_run: bool = False
 ) -> EditResult:
-    """Insert, replace or delete rows of one variable's table as a new checkpoint, and prove it.
-
-    A run in progress is fenced. All rows are checked before anything changes.
-
-    Args:
-        rows: a Parquet file that every executor can read, or a DataFrame, with the primary key (the operator's key; for
-            a map, also its own key columns), the value columns and optionally `__deleted` (boolean): true deletes the
-            row's key.
-        dry_run: only check and count the rows.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
-        UsageError: the operator or variable does not exist or cannot be edited, or the rows do not fit; nothing was
-            changed.
-        SiltstoneError: see `ConsistentRegion.open`.
-    """
+    """Check the rows in Spark tasks, and take a step that applies them (`StreamClient.edit`)."""
     start = time.perf_counter()
     edited, schema = find_editable(stream, operator, variable)
     given = _open_rows(rows, schema)

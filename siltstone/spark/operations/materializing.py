@@ -55,21 +55,7 @@ def materialize(
     due: bool = False,
     on_operator: Callable[[str], None] = lambda _: None,
 ) -> MaterializeResult:
-    """Consolidate the chains of a checkpoint into new bases, on which it and all later ones build.
-
-    The stream may run meanwhile; neither waits for the other.
-
-    Args:
-        operators: names of the operators to materialize, one after the other; empty for all.
-        due: only those of them that are due by the settings; `at` must be "latest" then.
-        on_operator: called with each operator's name before it is materialized.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
-        UsageError: an operator does not exist or is being materialized by another process, or the parallelism exceeds
-            the number of key groups.
-        CorruptObject, ProofFailed: a chain is damaged; that operator is unchanged.
-    """
+    """Materialize operators one after the other, in Spark tasks (`StreamClient.materialize`)."""
     start = time.perf_counter()
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
@@ -122,7 +108,7 @@ def full_savepoint(
     """Materialize a checkpoint, and name it: a savepoint that is read without any delta.
 
     If it is killed in between, there is no savepoint; repeated, it finds what was materialized. Arguments and errors
-    are those of `materialize` and `set_savepoint`.
+    are those of `StreamClient.materialize` and `set_savepoint`.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         check_savepoint(warehouse.catalog, stream, name)

@@ -51,15 +51,7 @@ class VerifyResult(Result):
 def verify(
     settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
 ) -> VerifyResult:
-    """Prove one checkpoint, or with `every` all of them, and record the outcome in the catalog.
-
-    Args:
-        deep: also compare each checkpoint that has a full snapshot with it, row by row.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: nothing has that name, id or time.
-        UsageError: `deep`, and none of the checkpoints has a snapshot.
-    """
+    """Read and merge the chains in Spark tasks, under a lease (`StreamClient.verify`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         catalog = warehouse.catalog
         wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
@@ -162,12 +154,7 @@ class SnapshotComparison(Result):
 
 @needs_spark
 def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
-    """Restore the newest checkpoint that has a full snapshot, and compare both row by row.
-
-    Raises:
-        UsageError: no checkpoint has a snapshot.
-        CorruptObject, ProofFailed: the chain or the snapshot is damaged.
-    """
+    """Compare in Spark tasks, under a lease (`StreamClient.compare_snapshot`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         warehouse.catalog.checkpoints.latest(stream)
         snapshots = warehouse.catalog.reference_copies.list(stream)

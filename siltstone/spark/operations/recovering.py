@@ -28,19 +28,7 @@ def recover(
     accept_loss: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Go back to the newest checkpoint that restores (`change.recover`).
-
-    Args:
-        dry_run: only report what would be given up; nothing changes.
-        accept_loss: allow any loss; only if the user consented.
-        on_step: called with each line of progress.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
-        LossRefused: it would give up more than is allowed without `accept_loss`; nothing was given up.
-        Fenced: a run has taken over the stream meanwhile; nothing was given up.
-        Unreachable: the store or the catalog failed; nothing was given up.
-    """
+    """Prove checkpoints in Spark tasks for `change.recover` (`StreamClient.recover`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         recovery.check_recoverable(warehouse.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
@@ -66,7 +54,7 @@ class SelfRecovery:
         Raises:
             StateError: `error` itself, if the run has recovered before or the settings forbid it.
             LossRefused: it would give up more than is allowed without consent; nothing was given up.
-            Fenced, Unreachable: see `recover`.
+            Fenced, Unreachable: nothing was given up.
         """
         if self.done is not None or not self._allowed:
             raise error

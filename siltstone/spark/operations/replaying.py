@@ -70,24 +70,7 @@ def replay(
     since: str | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> ReplayResult:
-    """Rebuild a checkpoint's state by running the logged steps again with the same boundaries, and prove it.
-
-    Nothing is written to sinks, the store or the catalog, except a lease. Working state is in a temporary directory of
-    this machine.
-
-    Args:
-        to: checkpoint id, commit time, savepoint or "latest".
-        since: the checkpoint to begin with, or "start"; None for the earliest possible.
-        on_step: called with a line about each step.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
-        UsageError: it cannot begin at `since`, or source data are missing.
-        SchemaConflict: the definition does not fit the recorded state.
-        ProofFailed: the rebuilt state differs from what was recorded.
-        CorruptObject: the checkpoint it begins with is damaged.
-        StateError: a step failed.
-    """
+    """Run the logged steps again, with working state in a temporary directory (`StreamClient.replay`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         last, first = resolve_range(place.catalog, stream.name, to, since)
         with hold_lease(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):

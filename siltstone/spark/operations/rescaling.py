@@ -38,15 +38,7 @@ class RescaleResult(Result):
 
 @needs_spark
 def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResult:
-    """Restore the newest checkpoint at another parallelism, prove it, and make a checkpoint that later runs begin with.
-
-    Later runs use this parallelism unless they set another one. A run in progress is fenced.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
-        UsageError: the parallelism exceeds the number of key groups.
-        CorruptObject, ProofFailed: the chain is damaged; the stream is unchanged.
-    """
+    """Take a step without rows at the new parallelism, and compare digests (`StreamClient.rescale`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)

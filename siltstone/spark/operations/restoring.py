@@ -28,7 +28,12 @@ from siltstone.times import parse_time
 
 @dataclass(frozen=True)
 class RestoreResult(Result):
-    """The outcome of a restore. `proven`: the digest of the restored state is the recorded one."""
+    """The outcome of a restore.
+
+    Attributes:
+        digest: of the restored state, or of the part of it that was asked for.
+        proven: whether it is the recorded one.
+    """
 
     stream: str
     checkpoint: int
@@ -50,19 +55,7 @@ def restore(
     to: Path | None = None,
     only: Sequence[str] = (),
 ) -> RestoreResult:
-    """Restore a checkpoint's state from the store, prove it, and write it as Parquet to `to`.
-
-    Args:
-        at: checkpoint id, commit time, or "latest".
-        as_of: event time instead: the newest checkpoint whose highest event time is not later.
-        to: a directory that does not exist yet; None only proves.
-        only: operators, or variables as `OPERATOR.VARIABLE`, to read and restore; empty for all. The digest is theirs.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
-        UsageError: a name in `only` does not exist, or the parallelism exceeds the number of key groups.
-        CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
-    """
+    """Restore key-group ranges in Spark tasks, under a lease (`StreamClient.restore`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
         checkpoint = (

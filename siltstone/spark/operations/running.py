@@ -215,16 +215,7 @@ def run(
     request: RunRequest,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> RunResult:
-    """Process the input that the stream's source has, starting after the newest completed checkpoint.
-
-    If the stream turns out to be damaged before the run has completed a checkpoint, it is recovered and the run begins
-    again, once, unless the settings forbid it. SIGTERM or Ctrl-C ends the run after the step in progress, with a
-    checkpoint (`siltstone.spark.stopping`).
-
-    Raises:
-        Stopped: a signal ended the run before the end of its input; not with `follow`, which only a signal ends.
-        SiltstoneError: see `ConsistentRegion.open`, `open_source` and `run_stream`.
-    """
+    """Run the stream over its own source until it ends (`StreamClient.run`)."""
     start = time.perf_counter()
 
     def source(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
@@ -253,16 +244,7 @@ def write_stream(
     trigger: Mapping[str, Any] = ON_AND_ON,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> StreamRun:
-    """Run a stream over the user's streaming DataFrame instead of its source; return once its query has begun.
-
-    Args:
-        trigger: arguments of Spark's `DataStreamWriter.trigger`.
-
-    Raises:
-        UsageError: the stream cannot read these rows, or the session runs tasks on machines that cannot reach its sinks
-            or catalog.
-        SiltstoneError: see `ConsistentRegion.open` and `run_stream`.
-    """
+    """Run the stream over these rows in a thread; return once its query has begun (`StreamClient.write_stream`)."""
     if not isinstance(rows.sparkSession, SparkSession):
         raise UsageError("a stream runs in the driver, which Spark Connect has elsewhere: use a classic Spark session")
 

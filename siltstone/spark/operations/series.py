@@ -51,19 +51,7 @@ def restore_series(
     labels: Mapping[str, int],
     on_label: Callable[[RestoredLabel], None] = lambda _: None,
 ) -> SeriesResult:
-    """Restore checkpoints to `<warehouse>/restored/<stream>/series/<label>`; those that share a base read it once.
-
-    A label that already holds its checkpoint is kept, so that a killed restore continues where it was.
-
-    Args:
-        labels: label, which is a directory name -> checkpoint id.
-        on_label: called with each label that was restored.
-
-    Raises:
-        UnknownStream, UnknownCheckpoint: the stream or a checkpoint does not exist.
-        UsageError: a label is not valid.
-        Unreachable: the store cannot be read, or the warehouse cannot be written; labels that exist are whole.
-    """
+    """Restore in Spark tasks, `AT_ONCE` checkpoints at a time (`StreamClient.restore_series`)."""
     start = time.perf_counter()
     for label in labels:
         check_label(label)

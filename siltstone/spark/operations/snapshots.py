@@ -35,13 +35,7 @@ class SnapshotResult(Result):
 
 @needs_spark
 def snapshot(settings: Settings, stream: str) -> SnapshotResult:
-    """Write the live state of the newest checkpoint in full, to compare restores with (`verify --deep`).
-
-    Raises:
-        NoLiveState: the master is a cluster, this machine does not have the live state of the newest checkpoint, or a
-            run has changed it.
-        UsageError: the checkpoint already has a snapshot.
-    """
+    """Write pinned live state in Spark tasks, under a lease (`StreamClient.snapshot`)."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         for _ in range(_ATTEMPTS):
             record = place.catalog.checkpoints.latest(stream)
