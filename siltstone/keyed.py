@@ -119,7 +119,7 @@ def _read_records(table: pa.Table, order: np.ndarray) -> list[dict[str, Any]]:
         return table.take(pa.array(order)).to_pylist()
     except (ArithmeticError, ValueError):
         bad = _find_unreadable(table)
-        raise BadRow(f"{_NO_TIME}: write process for them, or drop the row", rows=bad, reason=_NO_TIME) from None
+        raise BadRow(_NO_TIME, advice="write process for them, or drop the row", rows=bad) from None
 
 
 def _find_unreadable(table: pa.Table) -> np.ndarray:
@@ -424,7 +424,7 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
 
 
 def _null(what: str) -> BadRow:
-    return BadRow(f"{what} is null: drop the row", reason=f"{what} is null")
+    return BadRow(f"{what} is null", advice="drop the row")
 
 
 def _rank(value: Any) -> Any:

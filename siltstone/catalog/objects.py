@@ -171,5 +171,6 @@ def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
             when = found.deleted_at.isoformat(timespec="seconds")
             raise StateError(
                 f"object {found.name} ({found.reason}) was deleted by {found.who} at {when}, before anything referred "
-                "to it: repeat the operation that wrote it"
+                "to it",
+                advice="repeat the operation that wrote it",
             )

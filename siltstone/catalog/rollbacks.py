@@ -207,7 +207,8 @@ def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequ
     if repeats and not follows:
         raise StateError(
             f"checkpoint {checkpoint} of stream {stream} was given up and must have the steps logged for it, since "
-            "sinks have their rows under its id: run the stream again, which follows the log first"
+            "sinks have their rows under its id",
+            advice="run the stream again, which follows the log first",
         )
     if not next_:
         return

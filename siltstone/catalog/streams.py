@@ -84,7 +84,8 @@ class Streams(CatalogPart):
         if found.max_parallelism != max_parallelism:
             raise SchemaConflict(
                 f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
-                f"it is fixed at creation; keep {found.max_parallelism} or give the stream a new name"
+                f"it is fixed at creation",
+                advice=f"keep {found.max_parallelism} or give the stream a new name",
             )
         return found
 

@@ -95,7 +95,7 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
     )
     if cost.form is Form.DELTA:
         if not state.checkpoints:
-            raise StateError("a delta checkpoint needs a base before it; take a base first")
+            raise StateError("a delta checkpoint needs a base before it", advice="take a base first")
         size = cost.bytes if cost.tracked_bytes is None else cost.tracked_bytes
         after = _see(after, size, cost.seconds, options)
         if cost.log_s is not None and cost.seconds > 0:

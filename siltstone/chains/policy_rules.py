@@ -197,7 +197,7 @@ class PolicyState:
             good = type(value) is int or (not whole and type(value) is float and math.isfinite(value))
             if not good and not (value is None and field.default is None):
                 raise StateError(
-                    f"policy state: {field.name} is {value!r}, not a number; run with a fresh policy state"
+                    f"policy state: {field.name} is {value!r}, not a number", advice="run with a fresh policy state"
                 )
             values[field.name] = value if whole or value is None else float(value)
         return cls(**values)

@@ -187,7 +187,7 @@ class SinkTable:
             except CommitFailedError as error:  # lost to another process: see what the table has now
                 _LOG.info("delivery begins again", stream=self.stream, sink=self.sink, reason=first_line(error))
         else:
-            raise StateError(f"{self.label}: other processes changed it {ATTEMPTS} times in a row; run again")
+            raise StateError(f"{self.label}: other processes changed it {ATTEMPTS} times in a row", advice="run again")
         self.make_durable()
 
     def merge(self) -> tuple[int, int]:

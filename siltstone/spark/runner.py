@@ -220,8 +220,8 @@ class StreamRunner:
             )
         if batch != self._next_batch:
             raise StateError(
-                f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
-                "with .option('checkpointLocation', runner.checkpoint_location)"
+                f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due",
+                advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         if not self._sources_checked:
             self._log.check(batch)
@@ -398,4 +398,6 @@ class StreamRunner:
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""
         if self.failure is not None:
-            raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
+            raise StateError(
+                f"this run of {self.region.stream.name} has failed", advice="open the region again to resume"
+            )

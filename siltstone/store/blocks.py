@@ -97,7 +97,7 @@ class BlockReader:
     def _fetch(self, run: Sequence[Wanted]) -> list[pa.Buffer | pa.NativeFile]:
         name = run[0].handle.object
         if name not in self._objects:
-            raise CorruptObject(f"{name} is in a handle but not in a manifest: restore another checkpoint")
+            raise CorruptObject(f"{name} is in a handle but not in a manifest", advice="restore another checkpoint")
         stored = self._objects[name]
         for wanted in run:
             if wanted.handle.offset + wanted.handle.length > stored.bytes:

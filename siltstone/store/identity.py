@@ -43,7 +43,9 @@ def read_identity(store: Store) -> str | None:
     try:
         data = store.read_range(IDENTITY, 0, _BYTES).to_pybytes()
     except CorruptObject as error:
-        raise Unreachable(f"{store.label} lists {IDENTITY} but does not return it: {error}") from error
+        raise Unreachable(
+            f"{store.label} lists {IDENTITY} but does not return it: {error}", advice="try again"
+        ) from error
     if data.startswith(_HEAD) and data[len(_HEAD) : len(_HEAD) + 2] not in (_FORMAT + b" ", b""):
         version = data[len(_HEAD) :].split(b" ")[0]
         if version.isdigit() and int(version) > int(_FORMAT):
@@ -80,6 +82,6 @@ def list_streams(store: Store) -> list[str]:
 
 def _damaged(store: Store) -> CorruptObject:
     return CorruptObject(
-        f"object {IDENTITY} in {store.label} is damaged: check that it is the right store, and run "
-        "`siltstone reidentify`"
+        f"object {IDENTITY} in {store.label} is damaged",
+        advice="check that it is the right store, and run `siltstone reidentify`",
     )

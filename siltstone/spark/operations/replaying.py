@@ -186,7 +186,7 @@ class _Replay:
         except SiltstoneError:
             raise
         except Exception as error:
-            raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
+            raise StateError(f"{where} stopped the replay: {explain(error)}", advice="replay it again") from error
 
     def _run(self, spark: SparkSession, rows: DataFrame | None, **as_logged: Any) -> None:
         done = run_step(spark, rows, self._tasks(**as_logged), self._placement)

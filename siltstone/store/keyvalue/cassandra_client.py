@@ -265,4 +265,4 @@ def _translate(error: Exception, what: str, label: str) -> Unreachable | UsageEr
         return Unreachable(f"cannot {what}: {label} cannot be reached; check hosts, port and tls", transient=True)
     passing = not isinstance(error, RequestValidationException)
     hint = "it may pass: try again" if passing else "check the server"
-    return Unreachable(f"cannot {what}: {label} says: {said}; {hint}", transient=passing)
+    return Unreachable(f"cannot {what}: {label} says: {said}", advice=hint, transient=passing)

@@ -111,7 +111,9 @@ class Multipart:
             return
         if owner is not None:
             raise ObjectExists(f"{self._what} already exists: objects are written once") from failure
-        raise failure or Unreachable(f"cannot write {self._what}: it is missing after all its parts were sent")
+        raise failure or Unreachable(
+            f"cannot write {self._what}: it is missing after all its parts were sent; start it again"
+        )
 
     def abort(self) -> None:
         """Free the space of the parts; if the server does not answer, `unfinished` lists the upload.
@@ -136,7 +138,7 @@ class Multipart:
     def _send(self, number: int, data: memoryview) -> str:
         def attempt() -> dict[str, Any]:  # each attempt needs a new body
             if self._aborted:
-                raise Unreachable(f"cannot write {self._what}: the upload was aborted")
+                raise Unreachable(f"cannot write {self._what}: the upload was aborted; start it again")
             return self._link.ask(
                 "write", self._what, "upload_part", PartNumber=number, Body=Body(data), **self._upload
             )

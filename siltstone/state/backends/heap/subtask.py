@@ -126,7 +126,7 @@ class HeapState:
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups of one opaque variable."""
         if self._step is None:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
         check_opaque(variable, values, self.opaque, self.groups)
         self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
         self._changed.setdefault(variable, set()).update(values)
@@ -139,7 +139,7 @@ class HeapState:
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""
         if self._step is None:
-            raise StateError("there is no open step to commit: call begin first")
+            raise StateError("there is no open step to commit", advice="call begin first")
         for variable in self._changed:
             self._save_opaque(variable, self._step)
         self._write_header(self._step)
@@ -150,7 +150,7 @@ class HeapState:
         """Undo the newest step, begun or committed; StateError if its before-images are gone."""
         step = self.version if self._step is None else self._step
         if step not in self._pending:
-            raise StateError(f"the before-images of step {step} are gone: {DISTRUST}")
+            raise StateError(f"the before-images of step {step} are gone", advice=DISTRUST)
         self._undo_step(step)
         self._end_step()
 
@@ -224,7 +224,7 @@ class HeapState:
             if path.exists():
                 return self._check_header(parse(path.read_bytes(), path))
             if self.directory.exists() and {*os.listdir(self.directory)} - _MADE_FIRST:
-                raise StateError(f"{path} is missing: {DISTRUST}")
+                raise StateError(f"{path} is missing", advice=DISTRUST)
             for part in ("undo", "opaque"):
                 make_private_directory(self.directory / part)
             empty = record_empty(self._shape["schemas"], Counts())
@@ -233,7 +233,9 @@ class HeapState:
             (self.directory / "tables").mkdir(private_mode(of_directory=True), exist_ok=True)
             return header
         except OSError as error:
-            raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
+            raise Unreachable(
+                f"cannot use {self.directory}: {error.strerror}", advice="check its owner and permissions"
+            ) from error
 
     def _check_header(self, header: dict[str, Any]) -> dict[str, Any]:
         for what, mine in self._shape.items():
@@ -242,7 +244,7 @@ class HeapState:
                     "boot": "was written before this machine restarted",
                     "format": f"has format {header.get(what)}, not {mine}",
                 }.get(what, f"has other {what} ({header.get(what)}) than asked for ({mine})")
-                raise StateError(f"{self.directory} {reason}: {DISTRUST}")
+                raise StateError(f"{self.directory} {reason}", advice=DISTRUST)
         return header
 
     def _write_header(self, version: int) -> None:
@@ -275,7 +277,7 @@ class HeapState:
         if frame is not None and frame.table == HEADER:
             return parse(frame.records.tobytes(), path)
         if step <= self.version:
-            raise StateError(f"{path} is damaged: {DISTRUST}")
+            raise StateError(f"{path} is damaged", advice=DISTRUST)
         return None
 
     def _saved_opaque(self) -> dict[str, dict[int, bytes]]:

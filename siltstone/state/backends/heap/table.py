@@ -198,7 +198,7 @@ class HeapTable:
         if self.before:
             self.before(rows, ids.astype(np.uint32), block)
         elif self.directory:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
 
     def _write(self, ids: np.ndarray, block: np.ndarray, digest: np.ndarray, born: int) -> None:
         """Write changed records, and update digests, the list of changes, and counts."""
@@ -233,7 +233,7 @@ class HeapTable:
         """Return ids (uint32) and key groups (uint16) of the records in the list of changes, sorted by key group; the
         result is cached."""
         if not self._counts.known:
-            raise StateError("rows changed untracked since the last mark: take a base of this table")
+            raise StateError("rows changed untracked since the last mark", advice="take a base of this table")
         of = self._mutation, self._counts.interval
         if self._by_group is None or self._by_group[0] != of:
             ids = self._listed.items[: self._counts.listed]
@@ -260,7 +260,7 @@ class HeapTable:
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
         if self.directory and not self.before:
-            raise StateError("a mark is part of a step: call begin first")
+            raise StateError("a mark is part of a step", advice="call begin first")
         self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
         self._listed, self._by_group = self._list(self._counts), None
 

@@ -236,7 +236,7 @@ class Database:
         try:
             yield
         except ValueError as error:
-            raise StateError(f"cannot read {self.directory}: {error}: {DISTRUST}") from error
+            raise StateError(f"cannot read {self.directory}: {error}", advice=DISTRUST) from error
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
@@ -249,7 +249,7 @@ class Database:
             said = str(error).split("\n", 1)[0]
             if any(words in said.lower() for words in FULL):
                 raise Unreachable(f"cannot {what} {self.directory}: {said}; free some space") from error
-            raise StateError(f"cannot {what} {self.directory}: {said}: {DISTRUST}") from error
+            raise StateError(f"cannot {what} {self.directory}: {said}", advice=DISTRUST) from error
 
 
 def _options() -> Options:

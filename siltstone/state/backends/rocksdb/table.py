@@ -294,7 +294,7 @@ class RocksDBTable:
     def _sorted_changes(self) -> tuple[Packed, np.ndarray]:
         """Return the keys in the list of changes, once each, and their key groups, sorted by key group; cached."""
         if not self.counts.known:
-            raise StateError("rows changed untracked since the last mark: take a base of this table")
+            raise StateError("rows changed untracked since the last mark", advice="take a base of this table")
         of = self._mutation, self.counts.interval
         if self._by_group is None or self._by_group[0] != of:
             parts, at = [from_matrix(np.zeros((0, 1), np.uint8))], 0
