@@ -45,9 +45,14 @@ class HedgeRule:
 
     The budget is a token bucket: after n requests, at most `budget * n` hedges were sent. It has at most 20 tokens, so
     that a store that becomes slow after a long good time does not get many hedges at once.
+
+    Args:
+        quantile: a request that takes longer than this part of recent ones is hedged.
+        budget: maximum hedges, as a fraction of all requests.
+        min_samples: requests of a size class to have seen before any of it is hedged.
     """
 
-    def __init__(self, quantile: float, budget: float, min_samples: int) -> None:
+    def __init__(self, quantile: float = 0.96, budget: float = 0.05, min_samples: int = 50) -> None:
         self._quantile = quantile
         share = Fraction(str(budget))
         self._earned, self._price = share.numerator, share.denominator
@@ -146,6 +151,10 @@ class Hedger:
     until `UploadOptions.checkpoint_timeout_s` (`UploadRetries`); its hedge is one attempt. The slower of the two cannot
     be stopped: it keeps its bytes and its thread until it ends, and its answer is counted and ignored. If many threads
     hang, requests are not hedged.
+
+    Args:
+        rule: when to hedge, if `options.hedging`.
+        threads: requests at a time, hedges included; by default four times `options.upload_threads`.
     """
 
     def __init__(
@@ -153,15 +162,16 @@ class Hedger:
         store: Store,
         options: UploadOptions,
         metrics: UploadMetrics,
+        rule: HedgeRule | None = None,
         *,
         threads: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retries = UploadRetries(store, options.checkpoint_timeout_s, metrics)
-        self._hedging = options.hedging and options.hedge_budget > 0
+        self._hedging = options.hedging
         self._metrics = metrics
         self._clock = clock
-        self._rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
+        self._rule = rule or HedgeRule()
         self._lock = threading.Lock()
         self._threads = RequestThreads(threads or 4 * options.upload_threads)
 
