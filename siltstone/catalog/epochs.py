@@ -153,10 +153,10 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
 
 
 def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str, *, older: bool = False) -> bool:
-    """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
+    """If the catalog is older than the store, take the stream over with an epoch above the store's, and end that epoch.
 
-    What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
-    and the working state of those runs is not used. Forks that the catalog does not know are given up, too.
+    What newer runs wrote and the catalog does not know is given up. Its objects are kept for a while, as after any
+    recovery; the working state of those runs is not used. Forks that the catalog does not know are given up, too.
 
     Args:
         outcome: the outcome to record for the new epoch.
@@ -262,7 +262,8 @@ def read_marks(store: Store, stream: str) -> Marks:
 def find_followed(catalog: Catalog, stream: str, marks: Marks) -> int | None:
     """Return the epoch whose manifests a catalog that has its extract is to follow, None if there is none.
 
-    It is that of the newest extract: later ones did nothing. Its run must not have ended by itself, nor been given up.
+    It is the epoch of the newest extract, because later ones did nothing. Its run must not have ended by itself, and it
+    must not have been given up.
     """
     epoch = marks.extract[0]
     if not epoch or not catalog.runs.is_unfinished(stream, epoch):

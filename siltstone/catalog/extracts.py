@@ -49,8 +49,8 @@ TABLES: Mapping[str, Table] = {
         t.output_object,
     )
 }
-"""the tables whose rows an extract holds, each after those it refers to; of checkpoints only those that are marked as
-deleted, and may stay for a materialization at them when their own manifest is gone"""
+"""the tables whose rows an extract holds, each after those it refers to. Of `checkpoint` it holds only the rows marked
+as deleted: such a row may outlive its manifest, because a materialization at that checkpoint needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Retained:
     """Consecutive checkpoints that the catalog has, of one writer epoch, all marked as deleted or none.
 
     `owner` is the stream that wrote them: for the first ones of a fork, the stream that it was forked from.
-    `committed_at` is that of the last.
+    `committed_at` is the last one's.
     """
 
     first: int
@@ -151,8 +151,12 @@ def is_ahead(extract: tuple[int, int], epoch: int, extracts: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An extract without its parts, and what its writer needs to add them: step 0, and the checkpoints that have steps
-    which no manifest is sure to hold."""
+    """An extract without its parts, and what its writer needs to add them.
+
+    Attributes:
+        beginning: step 0.
+        unheld: checkpoints whose steps may be in no manifest.
+    """
 
     extract: Extract
     beginning: Step | None

@@ -91,7 +91,7 @@ def _size_class(size_bytes: int) -> int:
 
 
 class _Twins:
-    """A request and, perhaps, its hedge: what they came to."""
+    """The outcome of a request and of its hedge, if one was sent."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -104,7 +104,7 @@ class _Twins:
         self.won_by_hedge = False
 
     def add_hedge(self) -> bool:
-        """Count the hedge in, unless the answer is there by now."""
+        """Count the hedge as running; return False if the request has been answered."""
         with self.lock:
             if self.answered.is_set():
                 return False
@@ -113,14 +113,14 @@ class _Twins:
             return True
 
     def take_back_hedge(self) -> None:
-        """The hedge could not be sent."""
+        """Count the hedge as not running, because it could not be sent."""
         with self.lock:
             self.running -= 1
             if not self.running:
                 self.answered.set()
 
     def abandon(self) -> bool:
-        """Wait no longer; return False if the answer is there by now."""
+        """Stop waiting; return False if the request has been answered."""
         with self.lock:
             if self.answered.is_set():
                 return False
@@ -128,7 +128,7 @@ class _Twins:
             return True
 
     def end(self, stored: StoredObject | None, error: BaseException | None, *, hedge: bool) -> bool:
-        """One of them ended; return False if the other one's answer was there before."""
+        """Record how the request or its hedge ended; return False if the other one had answered before."""
         with self.lock:
             self.running -= 1
             if self.abandoned:
@@ -282,7 +282,8 @@ class Hedger:
     def _of_twin(
         self, twins: _Twins, retrying: Retrying, name: str, data: Data, error: ObjectExists
     ) -> tuple[StoredObject | None, BaseException | None]:
-        """The name was taken: by the other twin, whose answer may be lost or late, if it holds the same bytes."""
+        """Find out who took the name: the other twin, whose answer is lost or late, if the object holds the same
+        bytes."""
         if not twins.hedged:
             return None, error
         if twins.stored is not None:

@@ -213,7 +213,7 @@ class Uploader:
         self.metrics.waited(self._clock() - began)
 
     def _start_threads(self) -> None:
-        """One more, until there are enough: an uploader of few segments needs few."""
+        """Start one more thread, up to `upload_threads`: an uploader of few segments needs few."""
         if len(self._threads) < self.options.upload_threads:
             thread = threading.Thread(target=self._run, name=f"siltstone-batch-{self.log[:8]}", daemon=True)
             self._threads.append(thread)
@@ -225,14 +225,14 @@ class Uploader:
             del batch  # it holds the segments' bytes
 
     def _next(self) -> _Batch | None:
-        """The next batch to send; None once the uploader is closed and nothing is left."""
+        """Wait for the next batch to send; None once the uploader is closed and nothing is left."""
         with self._lock:
             while True:
                 for path in [path for path, batch in self._waiting.items() if self._ripe(batch)]:
                     self._ready.append(self._waiting.pop(path))
                 if self._ready:
                     batch = self._ready.popleft()
-                    self._work.notify()  # another thread shall watch over what else there is
+                    self._work.notify()  # another thread waits for the batches that are left
                     return batch
                 if self._closed:
                     return None
@@ -290,10 +290,10 @@ class Uploader:
 def _layout(
     path: CheckpointPath, log: str, segments: list[Segment], *, packed: bool
 ) -> tuple[dict[str, list[Bytes]], list[Places]]:
-    """The objects of a batch, by name, as the parts they are made of; where each segment's sections begin.
+    """Return object name -> its parts, for the objects of a batch; and where each segment's sections begin.
 
-    Apart, the sections are stored in the order NON, INCR, INDEX, so that an index that is there has all it points to.
-    A section that is empty in all segments is no object; no handle points to it, since whatever has one has bytes.
+    Unless `packed`, each section is an object. They are stored in the order NON, INCR, INDEX, so that everything an
+    index points to is stored before it. A section that is empty in all segments gets no object: no handle points to it.
     """
     if packed:
         name, offset = path.segment(log), 0

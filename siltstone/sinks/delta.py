@@ -136,7 +136,7 @@ class SinkTable:
         return TableSize(url, sum(each or 0 for each in rows), sum(sizes), len(sizes))
 
     def list_published(self) -> tuple[set[int], int]:
-        """Return the ids that it has by the transactions in its log, and the oldest id that the log can tell of.
+        """Return the ids that the transactions in its log name, and the oldest id that the log still covers.
 
         The log keeps transactions for `LOG_RETENTION`, unless the table says otherwise.
         """

@@ -234,7 +234,7 @@ class StreamRunner:
             region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1
-        # Whether it ends in a checkpoint may have become true only now, while there is no room for one.
+        # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
         self._take(rows, self._log.read(batch, region.step + 1), ends=ends)
         if last:
@@ -360,7 +360,8 @@ class StreamRunner:
         self._requests.completed(completed.id)
 
     def _deliver_left(self) -> None:
-        """Deliver what earlier epochs left, and say of their checkpoints that they exist: those epochs could not."""
+        """Deliver what earlier epochs left, and call `region_checkpointed` for their checkpoints, as those epochs could
+        not."""
         region = self.region
         self._deliver()
         for id in region.outbox.left:

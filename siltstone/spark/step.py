@@ -171,7 +171,7 @@ def _run_level(
 
 
 def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
-    """The frame of a placement for one step. Subtasks may move after a checkpoint, if that and the log have all their
+    """Return the placement's frame for one step. A subtask may move if the newest checkpoint and the log hold all its
     state."""
     if placement is None or not tasks:
         return None
