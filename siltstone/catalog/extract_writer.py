@@ -15,7 +15,7 @@ from dataclasses import replace
 import xxhash
 
 from siltstone.catalog.extract_coding import decode_extract, encode_beginning, encode_extract, encode_steps_part
-from siltstone.catalog.extracts import Extract, StepPart, Taken
+from siltstone.catalog.extracts import Extract, StepPart, TakenExtract
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
@@ -123,7 +123,7 @@ def _store_beginning(store: Store, stream: str, beginning: Step, there: Iterable
     return StoredObject(name, len(data), checksum_of(data, store.checksums))
 
 
-def _store_parts(warehouse: OpenWarehouse, taken: Taken, before: Extract | None) -> tuple[StepPart, ...]:
+def _store_parts(warehouse: OpenWarehouse, taken: TakenExtract, before: Extract | None) -> tuple[StepPart, ...]:
     """Store the steps that no manifest and no earlier part holds; return all parts."""
     extract, unheld = taken.extract, set(taken.unheld)
     # A rollback may have changed what a part holds.

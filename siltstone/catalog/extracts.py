@@ -150,7 +150,7 @@ def is_ahead(extract: tuple[int, int], epoch: int, extracts: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenExtract:
     """An extract without its parts, and what its writer needs to add them.
 
     Attributes:
@@ -166,7 +166,7 @@ class Taken:
 class Extracts(CatalogPart):
     """Extracts of streams, and steps for their parts."""
 
-    def take(self, stream: str, after: tuple[int, int] = (0, 0)) -> Taken:
+    def take(self, stream: str, after: tuple[int, int] = (0, 0)) -> TakenExtract:
         """Read an extract of a stream, in one transaction that locks the stream and gives the extract its number.
 
         Args:
@@ -203,7 +203,7 @@ class Extracts(CatalogPart):
                 logged=_read_steps(connection, stream, newest + 1, _MAX),
             )
             beginning = connection.execute(select(t.step).where(st.stream == stream, st.step == 0)).first()
-            return Taken(extract, None if beginning is None else to_step(beginning), unheld)
+            return TakenExtract(extract, None if beginning is None else to_step(beginning), unheld)
 
     def list_steps(self, stream: str, ranges: Sequence[tuple[int, int]]) -> list[StepRecord]:
         """List the recorded steps of the checkpoints in `ranges` (first, last), in order."""

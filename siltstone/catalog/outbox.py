@@ -68,7 +68,7 @@ class OutputRecord(Output):
     delivered_at: datetime | None
 
 
-class Outbox(CatalogPart):
+class OutboxRecords(CatalogPart):
     """Outputs of completed checkpoints, and whether sinks have them."""
 
     def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:

@@ -68,7 +68,7 @@ class _Request:
     future: "Future[Placed]"
 
 
-class _Batch:
+class _RequestBatch:
     """Requests that will share objects."""
 
     def __init__(self, path: CheckpointPath, deadline: float) -> None:
@@ -108,8 +108,8 @@ class Uploader:
         lock = threading.RLock()
         self._lock, self._work, self._room = lock, threading.Condition(lock), threading.Condition(lock)
         self._awaited: set[str] = set()
-        self._waiting: dict[CheckpointPath, _Batch] = {}
-        self._ready: deque[_Batch] = deque()
+        self._waiting: dict[CheckpointPath, _RequestBatch] = {}
+        self._ready: deque[_RequestBatch] = deque()
         self._threads: list[threading.Thread] = []
         self._in_flight_bytes = 0
         self._blocked = 0
@@ -158,7 +158,7 @@ class Uploader:
                 self._start_threads()
                 batch = self._waiting.get(path)
                 if batch is None:
-                    batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
+                    batch = self._waiting[path] = _RequestBatch(path, self._clock() + self.options.persist_delay_s)
                 batch.add(request)
                 if batch.size_bytes >= self.options.size_threshold_bytes:
                     self._ready.append(self._waiting.pop(path))
@@ -224,7 +224,7 @@ class Uploader:
             self._send(batch)
             del batch  # it holds the segments' bytes
 
-    def _next(self) -> _Batch | None:
+    def _next(self) -> _RequestBatch | None:
         """Wait for the next batch to send; None once the uploader is closed and nothing is left."""
         with self._lock:
             while True:
@@ -239,10 +239,10 @@ class Uploader:
                 soonest = min((batch.deadline for batch in self._waiting.values()), default=None)
                 self._work.wait(None if soonest is None else max(0.0, soonest - self._clock()))
 
-    def _ripe(self, batch: _Batch) -> bool:
+    def _ripe(self, batch: _RequestBatch) -> bool:
         return self._closed or self._blocked > 0 or self._clock() >= batch.deadline
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: _RequestBatch) -> None:
         """Store a batch and answer its requests, and only these."""
         self.metrics.batch(len(batch.requests))
         segments = [request.segment for request in batch.requests]

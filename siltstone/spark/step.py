@@ -155,12 +155,12 @@ def _run_level(
         return made
 
     frames = {name: frame(task, empty=task.operator.reads in silent) for name, task in tasks.items()}
-    received = answers(frames, tasks)
+    received = collect_acknowledgements(frames, tasks)
     if left_out := [name for name in tasks if not received[name]]:
         # Spark's optimizer saw that there are no rows, and left the tasks out.
         empty = {name: frame(tasks[name], empty=True) for name in left_out}
         frames |= empty
-        received |= answers(empty, tasks)
+        received |= collect_acknowledgements(empty, tasks)
     for name, task in tasks.items():
         run.received[name] = _check_complete(received[name], task)
         if any(each.rows_out for each in received[name]):
@@ -240,11 +240,16 @@ def acknowledgements(
         SiltstoneError: the error of a subtask.
         StateError: a subtask did not answer.
     """
-    return {name: _check_complete(received, tasks[name]) for name, received in answers(frames, tasks).items()}
+    return {
+        name: _check_complete(received, tasks[name])
+        for name, received in collect_acknowledgements(frames, tasks).items()
+    }
 
 
-def answers(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
-    """Run the steps as `acknowledgements`, and return what was answered, whether all subtasks did or not."""
+def collect_acknowledgements(
+    frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]
+) -> dict[str, list[Acknowledgement]]:
+    """Run the steps of some operators as one job; return the acknowledgements that came, which may not be all."""
     received: dict[str, list[Acknowledgement]] = {name: [] for name in frames}
     if not frames:
         return received

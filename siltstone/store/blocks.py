@@ -20,7 +20,7 @@ from siltstone.errors import CorruptObject
 from siltstone.model import Handle, StoredObject
 from siltstone.store.ahead import fetch_threads
 from siltstone.store.base import Store
-from siltstone.store.checksums import recorded
+from siltstone.store.checksums import start_hash
 from siltstone.store.ranged import RangedFile, with_ranges
 
 AHEAD_BYTES = 64 << 20
@@ -129,7 +129,7 @@ class BlockReader:
 def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
     start, span = next((s, b) for s, b in reversed(fetched) if s <= handle.offset)
     block = span.slice(handle.offset - start, handle.length)
-    found = recorded(handle.checksum, f"object {handle.object}")
+    found = start_hash(handle.checksum, f"object {handle.object}")
     found.update(memoryview(block))
     if found.text() != handle.checksum:
         what = f"{handle.variable}, {handle.length} bytes at {handle.offset},"

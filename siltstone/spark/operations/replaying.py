@@ -101,13 +101,13 @@ def replay(
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
                 paths = paths_in_urls(spark, place.warehouse.local.root)
-                run = _Replay(
+                run = _LoggedReplay(
                     settings, stream, place.warehouse, Path(scratch), plan, paths, points, parallelism, on_step
                 )
                 return run.all(spark, rows)
 
 
-class _Replay:
+class _LoggedReplay:
     """One replay, with working state of its own that it advances by the logged steps."""
 
     def __init__(

@@ -94,7 +94,7 @@ class S3Options(StoreOptions):
 
 
 @dataclass(frozen=True)
-class Link:
+class S3Link:
     """One process's client with its pooled connections, its threads for parts, and the policy of requests in a call."""
 
     client: Any
@@ -185,12 +185,12 @@ def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server:
     return Unreachable(f"{cannot}: {server} answers {status} {code}", advice=hint, transient=transient)
 
 
-_links: dict[tuple[S3Options, frozenset[tuple[str, str]]], Link] = {}
+_links: dict[tuple[S3Options, frozenset[tuple[str, str]]], S3Link] = {}
 _guard = threading.Lock()
 _KEPT = 16
 
 
-def link(options: S3Options, what: str) -> Link:
+def link(options: S3Options, what: str) -> S3Link:
     """Return this process's link for the options and the current `AWS_` environment.
 
     Raises:
@@ -210,7 +210,7 @@ def link(options: S3Options, what: str) -> Link:
             except (boto.BotoCoreError, boto.ClientError, ValueError) as error:
                 raise _unusable(error, f"cannot use {what}") from None
             pool = ThreadPoolExecutor(PARALLEL, "siltstone-s3")
-            _links[key] = Link(client, pool, options, options.policy)
+            _links[key] = S3Link(client, pool, options, options.policy)
         return _links[key]
 
 

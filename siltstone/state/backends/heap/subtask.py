@@ -27,10 +27,10 @@ from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
 from siltstone.state.backends.heap.pins import drop_pins, fill_pin, link_undo
 from siltstone.state.backends.heap.snapshot import HeapSnapshot
-from siltstone.state.backends.heap.table import Counts, HeapTable
+from siltstone.state.backends.heap.table import HeapCounts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.backends.pins import make_pin
-from siltstone.state.backends.recorded import record_empty, record_tables, recorded
+from siltstone.state.backends.table_records import load_record, record_empty, record_tables
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory, private_mode, write_private_file
 
@@ -90,7 +90,7 @@ class HeapState:
         self._tables: dict[str, HeapTable] = {}
         self.tables: Mapping[str, StateTable] = self._tables
         for name, schema in sorted(schemas.items()):
-            counts, digests = recorded(self._header, name, Counts)
+            counts, digests = load_record(self._header, name, HeapCounts)
             self._tables[name] = HeapTable(
                 schema, groups, max_parallelism, directory / "tables" / name, counts, digests
             )
@@ -171,7 +171,7 @@ class HeapState:
             drop_pins(self.directory, above=before["version"])
             for ordinal, (name, table) in enumerate(self._tables.items()):
                 images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
-                table.restore(images, *recorded(before, name, Counts))
+                table.restore(images, *load_record(before, name, HeapCounts))
             self._replace(self.directory / "header", frames[0].records.tobytes())
             self._header = before
             self.version = before["version"]
@@ -227,7 +227,7 @@ class HeapState:
                 raise StateError(f"{path} is missing", advice=DISTRUST)
             for part in ("undo", "opaque"):
                 make_private_directory(self.directory / part)
-            empty = record_empty(self._shape["schemas"], Counts())
+            empty = record_empty(self._shape["schemas"], HeapCounts())
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
             self._replace(path, render(header))
             (self.directory / "tables").mkdir(private_mode(of_directory=True), exist_ok=True)

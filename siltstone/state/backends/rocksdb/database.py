@@ -57,7 +57,7 @@ FULL = ("no space left", "quota exceeded", "file too large", "read-only file sys
 Pair = tuple[bytes, bytes]
 
 
-class Changes:
+class AtomicWrite:
     """Puts and deletes that become visible at once, completely or not at all, whatever is killed.
 
     All keys of one call are rows, or none is. `Database.changes` makes them.
@@ -109,9 +109,9 @@ class Database:
             self._local = self._rocksdb.get_column_family(LOCAL)
             self._local_handle = self._rocksdb.get_column_family_handle(LOCAL)
 
-    def changes(self) -> Changes:
+    def changes(self) -> AtomicWrite:
         """Return changes of this database, none so far."""
-        return Changes(self._local_handle)
+        return AtomicWrite(self._local_handle)
 
     def _family(self, key: bytes) -> Any:
         return self._rocksdb if key.startswith(ROWS) else self._local
@@ -129,7 +129,7 @@ class Database:
         with self._translate_errors("read"):
             return self._family(keys[0]).get(keys) if keys else []
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: AtomicWrite) -> None:
         """Write changes at once."""
         with self._translate_errors("write"):
             self._rocksdb.write(changes.batch)

@@ -27,8 +27,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import LOCAL_SETS, StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
-from siltstone.state.backends.recorded import record_empty, record_tables, recorded
-from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
+from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.files import copy_files
 from siltstone.state.backends.rocksdb.header import (
     HEADER,
@@ -41,8 +40,9 @@ from siltstone.state.backends.rocksdb.header import (
 )
 from siltstone.state.backends.rocksdb.packing import from_list
 from siltstone.state.backends.rocksdb.snapshot import RocksDBSnapshot
-from siltstone.state.backends.rocksdb.table import Counts
+from siltstone.state.backends.rocksdb.table import RocksDBCounts
 from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.backends.table_records import load_record, record_empty, record_tables
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory
 
@@ -129,7 +129,7 @@ class RocksDBState:
         for table in self._tables.values():
             table.tracking, table.imaged = tracking, table.rows > 0
 
-    def _write(self, changes: Changes, image: Image | None) -> None:
+    def _write(self, changes: AtomicWrite, image: Image | None) -> None:
         if self._step is None:
             raise StateError("state can only change within a step", advice="call begin first")
         ordinal = self._pending[self._step]
@@ -270,7 +270,7 @@ class RocksDBState:
         tables = open_tables(self._database, self._schemas, self.groups, self.max_parallelism, self._write)
         for name, table in tables.items():
             live, interval = counts[name]
-            table.reset(Counts(live=live, interval=interval), digests[name].copy())
+            table.reset(RocksDBCounts(live=live, interval=interval), digests[name].copy())
         changes = self._database.changes()
         header = self._shape | {"version": 0, "tables": record_tables(tables, self.groups)}
         changes.put([HEADER], [render(header)])
@@ -290,7 +290,7 @@ class RocksDBState:
             return self._check_header(json.loads(data))
         if not self._database.is_empty():
             raise StateError(f"{self.directory} has no header", advice=DISTRUST)
-        empty = record_empty(self._shape["schemas"], Counts())
+        empty = record_empty(self._shape["schemas"], RocksDBCounts())
         header = self._shape | {"version": 0, "tables": empty}
         changes = self._database.changes()
         changes.put([HEADER], [render(header)])
@@ -313,7 +313,7 @@ class RocksDBState:
 
     def _reset_tables(self) -> None:
         for name, table in self._tables.items():
-            table.reset(*recorded(self._header, name, Counts))
+            table.reset(*load_record(self._header, name, RocksDBCounts))
 
     # Opaque values
 
