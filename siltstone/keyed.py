@@ -137,7 +137,11 @@ def _find_unreadable(table: pa.Table) -> np.ndarray:
 
 
 def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
-    """Return bool[count]: which rows of the call an error is about that marks those of one key, at `own`, or none."""
+    """Return bool[count]: the rows of the call that an error of one key is about.
+
+    Args:
+        own: the key's rows in the call. The error marks some of them, or all if it marks none.
+    """
     marks = np.ones(len(own), bool) if error.rows is None else np.asarray(error.rows)
     if marks.dtype != bool or marks.shape != (len(own),):
         raise UsageError(

@@ -4,8 +4,8 @@ First the parts that it names are stored, then the extract; then older ones are 
 the extract before is the newest and complete, and the next one deletes what is left. Parts that only the extract before
 names stay until the next one, for a writer that is reading it now.
 
-Steps that no manifest holds go into parts. Each part is at least half as large as all later ones, or is merged with
-them, so that there are few, and each step is written a few times, however long the log is.
+Steps that no manifest holds go into parts. A part smaller than half of all later ones is merged with them. So there are
+few parts, and each step is rewritten only a few times, however long the log is.
 """
 
 from collections.abc import Iterable, Sequence

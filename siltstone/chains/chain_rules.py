@@ -239,9 +239,9 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
 
 
 def add_chains(states: Collection[PolicyState]) -> PolicyState:
-    """Return one chain that takes as much as these together, with as many deltas as the longest.
+    """Return one chain as large as all of these together, with as many deltas as the longest.
 
-    Its factors weigh those of the chains by what they were measured on, so that it predicts the sum of their restores.
+    Its restore factors are the chains' averages, weighted by seconds written: it predicts the sum of their restores.
     """
     base_s, deltas_s = sum(s.base_s for s in states), sum(s.deltas_s for s in states)
     bases = sum(s.base_factor * s.base_s for s in states)

@@ -52,8 +52,8 @@ class Placed:
 
     Attributes:
         objects: the objects with its bytes; they may have other segments of the batch, too.
-        handles: those of its variables and tables, then that of its index.
-        batch: the names of all objects of its batch, and the count of segments that share them.
+        handles: of its variables and tables, then of its index.
+        batch: the names of all objects of its batch, and the number of segments that share them.
     """
 
     objects: tuple[StoredObject, ...]

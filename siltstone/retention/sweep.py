@@ -130,7 +130,7 @@ def sweep(
 
 
 def sweep_ended(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
-    """Delete what a run left of the checkpoint that it was writing when it ended, by one short listing.
+    """Delete what a run has left of its unfinished checkpoint, by one short listing.
 
     Called by the run itself, once its end is in the catalog; a fenced run deletes nothing (promise 5). On failure the
     next sweep does the rest.

@@ -86,8 +86,8 @@ def spark_session(
 ) -> SparkSession:
     """Return the running session if there is one, else start one on `master`.
 
-    Worker processes get this interpreter and this module search path, so that the user's stream modules import there
-    as they do here. A Spark Connect server starts its own workers: modules must be installed there.
+    Worker processes get this interpreter and this module search path: the user's stream modules import there as they
+    do here. A Spark Connect server starts its own workers: modules must be installed there.
 
     Args:
         master: a Spark master URL, or `sc://HOST[:PORT]` of a Spark Connect server; ignored under `spark-submit`,

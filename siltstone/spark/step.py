@@ -39,7 +39,7 @@ JOB_TAGS = "spark.job.tags"
 QUERY_SETTINGS = {
     # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one.
     "spark.sql.adaptive.enabled": "false",
-    # The steps of several operators are a union. Spark would run those of equal keys one after the other, in one task.
+    # The steps of several operators are a union. Spark would run steps with equal keys one after the other in one task.
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
@@ -74,8 +74,8 @@ def run_step(
 ) -> StepRun:
     """Run one step of every operator.
 
-    Operators whose input is at hand run in one Spark job, side by side, then those that read their outputs. Where it is
-    known that an operator returns no rows, those that read it do not wait for it.
+    Operators whose input is at hand run side by side in one Spark job, then those that read their outputs. Operators do
+    not wait for one that is known to return no rows.
 
     Args:
         spark: where `rows` is None, the session of the run's own (`own_session`).

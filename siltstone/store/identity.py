@@ -1,7 +1,7 @@
 """Read and write the object that identifies a store's warehouse, and list the streams that have run in it.
 
-Its size is fixed, so that one ranged read works in every kind of store, and it contains its own checksum, since
-no other place records one:
+Its size is fixed: one ranged read works in every kind of store. It contains its own checksum, because no other place
+records one:
 
     "SILTSTONE WAREHOUSE 1 " | identity, 32 hex digits | " " | xxh3-64 of what precedes, 16 hex digits | newline
 """

@@ -7,8 +7,8 @@ The password is in the variable `SILTSTONE_REDIS_PASSWORD`, or in the one that t
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`protocol`)
     <prefix>:.writing      hash: write id -> start time and object name, for chunked writes in progress
 
-One command or script makes an object appear complete. Chunks stay only while their write is in `.writing`: the
-transaction that stores them removes them again if it is not, so what a killed writer left can always be found there.
+One command or script makes an object appear complete. Chunks stay only while their write is in `.writing`: otherwise
+the transaction that stores them removes them again. So what a killed writer left can always be found there.
 
 The server's setting `appendfsync` determines how durable a write is on return. On Redis 7.2 and later with its
 append-only file on, a write also waits until the file is on disk (WAITAOF).

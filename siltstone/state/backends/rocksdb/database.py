@@ -88,8 +88,8 @@ class AtomicWrite:
 class Database:
     """The database in `directory`, made if it is missing. The caller has exclusive use of the directory.
 
-    What a method returned from was written survives a killed process; what was written before it is there, too, if it
-    is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
+    A write that has returned survives if the process is killed. A restart of the machine may lose the newest writes,
+    but never one before a write that is left: RocksDB reads its log up to where it is torn.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False) -> None:

@@ -153,7 +153,7 @@ class RocksDBTable:
         return found
 
     def _read(self, keys: Packed, enough_bytes: float = math.inf) -> Packed:
-        """Return the values of keys, null if missing; of the first ones only, as soon as these are `enough_bytes`."""
+        """Return the values of keys, null if missing. Stop after the first keys that reach `enough_bytes` together."""
         parts, size = [from_list([])], 0
         for at in range(0, len(keys), _READ_KEYS):
             parts.append(from_list(self._database.get_many(to_list(keys[at : at + _READ_KEYS]))))
@@ -163,10 +163,10 @@ class RocksDBTable:
         return pa.concat_arrays(parts)
 
     def _decode(self, found: Packed, back: np.ndarray | None = None) -> tuple[np.ndarray, list[pa.Array]]:
-        """Which rows there are (bool[n]), and the value columns, null where there is none.
+        """Return which rows exist (bool[n]), and their value columns, with nulls for missing rows.
 
         Args:
-            back: int64[n], which of `found` each row is; if it is left out, they are in order.
+            back: int64[n], the index in `found` of each row; by default they are in order.
         """
         present, packed = ~null_mask(found), found.drop_null()
         with self._database.translate_damage():
@@ -174,7 +174,7 @@ class RocksDBTable:
         return present if back is None else present[back], expand(columns, present, back)
 
     def _records(self, found: Packed) -> np.ndarray:
-        """The records that values begin with; zeros where there is no row."""
+        """Return the records that values begin with, with zeros for missing rows."""
         records = np.zeros(len(found), self._values.dtype)
         with self._database.translate_damage():
             if not found.null_count:
