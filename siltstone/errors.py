@@ -48,13 +48,13 @@ class SiltstoneError(Exception):
 
     def __init__(self, message: str, *, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
-        self._has_advice = bool(advice)
+        self.message, self.advice = message, advice
 
     @property
     def full_text(self) -> str:
         """The message, and what to do."""
         said = str(self)
-        return said if self._has_advice or not self.general_advice else f"{said.rstrip('.')}; {self.general_advice}"
+        return said if self.advice or not self.general_advice else f"{said.rstrip('.')}; {self.general_advice}"
 
 
 class UsageError(SiltstoneError):

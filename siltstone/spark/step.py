@@ -44,6 +44,7 @@ QUERY_SETTINGS = {
 }
 """settings for the steps of a query, whose session is a clone of its own"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
+_DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFr
     acknowledgement = F.col(ACKNOWLEDGEMENT)
     said = acknowledgement.cast("string")
     accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
-    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit("it came to other rows or another state"))
+    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit(_DIFFERS))
     failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
     return frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed)).drop(
         ACKNOWLEDGEMENT
