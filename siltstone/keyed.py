@@ -373,9 +373,9 @@ class _Window(_List):
         if before is None or comparable(before) == NAN:
             return
         known = self._limits.get(self.ordinal)
-        self._limits[self.ordinal] = limit = before if known is None else max(known, before, key=_rank)
-        if self.ordinal in self._added:
-            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, limit)]
+        self._limits[self.ordinal] = before if known is None else max(known, before, key=_rank)
+        if self.ordinal in self._added:  # an earlier, higher limit does not hold for rows inserted after it
+            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, before)]
 
     def remove(self) -> None:
         super().remove()
