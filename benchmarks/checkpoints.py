@@ -56,7 +56,7 @@ class _Process:
     """One process's requests and hedges; `at` schedules an event of the simulation."""
 
     def __init__(self, draw: Draw, options: UploadOptions, threads: int, at: Callable[[float, Callable], None]) -> None:
-        self.rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
+        self.rule = HedgeRule()
         self.requests = self.hedges = 0
         self.ended = 0.0
         self._draw, self._hedging, self._threads, self._at = draw, options.hedging, threads, at

@@ -73,7 +73,7 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
     with _stream_process(settings, root / "demo-2.log") as process:
         _print_checkpoints(settings, console, process, last)
         if process.wait() != 0:
-            raise StateError(f"the resumed stream failed: see {root / 'demo-2.log'}")
+            raise StateError("the run that resumed the stream failed", advice=f"see {root / 'demo-2.log'}")
     _prove(settings, console, root)
 
 
@@ -116,7 +116,7 @@ def _count(console: Console, root: Path) -> None:
         f"{alerts.num_rows:,} alerts in the sink, {distinct:,} of them distinct."
     )
     if source != counted or alerts.num_rows != distinct:
-        raise StateError("flights were lost or doubled: this must never happen, please report it")
+        raise StateError("flights were lost or doubled", advice="report this, which must never happen")
 
 
 def _make_room(root: Path) -> None:
@@ -176,7 +176,9 @@ def _print_checkpoints(
             return last
         if ended:
             if until is not None:
-                raise StateError(f"the stream ended before checkpoint {until}: see the log beside the warehouse's work")
+                raise StateError(
+                    f"the stream ended before checkpoint {until}", advice="see the log beside the warehouse's work"
+                )
             return last
         time.sleep(POLL_S)
 

@@ -19,28 +19,14 @@
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
-Messages are one line, name the thing at fault, and say what to do. `SiltstoneError.full_text`, which command lines and
-Dagster show, adds the class's general `advice` to a message that does not say what to do.
+Messages are one line, name the thing at fault, and say what to do. What was asked for wrongly shows how to ask for it
+rightly, so a `UsageError` says both in its message. Damage is told apart from what helps against it: most such classes
+have a general advice, and a raise that knows better gives `advice=`. Command lines and Dagster show
+`SiltstoneError.full_text`.
 """
 
-import re
 import signal
 from typing import Any, ClassVar
-
-_VERBS = (
-    "accept|add|allow|ask|begin|bring|call|cast|change|check|checkpoint|choose|commit|correct|create|declare|define|"
-    "delete|drop|edit|end|fill|fix|free|give|go|grow|install|keep|leave|let|list|log|look|lower|make|mount|move|name|open|"
-    "pass|pip install|put|raise|read|recover|remove|rename|replace|replay|report|reset|restore|resume|roll|round|run|"
-    "see|set|start|stop|take|try|update|upgrade|use|verify|wait|write"
-)
-_INSTRUCTION = re.compile(rf"(?:^|[:;,.] |\(|\b(?:or|and|then|only|first) )`?(?:{_VERBS})\b", re.IGNORECASE)
-_WHAT_THERE_IS = re.compile(r"\b(?:it has|they have|there are|there is only|has only|must|needs)\b|\bdefined: ")
-
-
-def says_what_to_do(message: str) -> bool:
-    """Whether a message has its own instruction (a clause that begins with a verb: "use 1 to 128"), or lists the
-    choices ("it has aircraft, airports")."""
-    return bool(_INSTRUCTION.search(message) or _WHAT_THERE_IS.search(message))
 
 
 def summarize(error: BaseException) -> str:
@@ -49,42 +35,47 @@ def summarize(error: BaseException) -> str:
 
 
 class SiltstoneError(Exception):
-    """Root of the tree. `exit_code` is what the command line ends with."""
+    """Root of the tree. `exit_code` is what the command line ends with.
+
+    Args:
+        message: what is wrong; of a class without general advice, also what to do.
+        advice: what to do about it, in place of the class's general advice.
+    """
 
     exit_code = 1
-    advice: ClassVar[str] = "run the same command again, and report it if it fails again (--log-level debug)"
-    """what to do about such an error if its message does not say it"""
+    general_advice: ClassVar[str] = "run the same command again, and report it if it fails again (--log-level debug)"
+    """what to do about such an error unless the raise says it; "" if the messages of the class always do"""
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(f"{message}; {advice}" if advice else message)
+        self.message, self.advice = message, advice
 
     @property
     def full_text(self) -> str:
         """The message, and what to do."""
         said = str(self)
-        return said if says_what_to_do(said) else f"{said.rstrip('.')}; {self.advice}"
+        return said if self.advice or not self.general_advice else f"{said.rstrip('.')}; {self.general_advice}"
 
 
 class UsageError(SiltstoneError):
     """The caller asked for something that cannot be done; nothing was changed."""
 
     exit_code = 2
-    advice = "nothing was changed: correct this and try again"
+    general_advice = ""
 
 
 class UnknownStream(UsageError):
     """No stream of this name is defined, or none has run in this warehouse."""
 
-    advice = "check the name, `streams` in siltstone.toml, --warehouse and --catalog"
-
 
 class UnknownCheckpoint(UsageError):
     """No completed checkpoint has this id, or none is as old as this time."""
-
-    advice = "list the stream's checkpoints with `siltstone checkpoints STREAM`"
 
 
 class SchemaConflict(UsageError):
     """The stream's definition no longer fits its recorded state; the message shows both schemas."""
 
-    advice = "restore the definition as it was, or give the stream a new name"
+    general_advice = "restore the definition as it was, or give the stream a new name"
 
 
 class BadRow(UsageError):
@@ -94,32 +85,38 @@ class BadRow(UsageError):
     become dead letters, and the step goes on without them; name all bad rows of a call at once.
 
     Args:
-        message: what is wrong and what to do.
+        message: what is wrong.
+        advice: what to do about it, in place of the general advice.
         rows: bool[n], which of the rows of this call of `process` are bad; None if that is not known: then the step
             fails.
-        reason: what a dead letter says, without the advice; by default the message.
+        reason: what a dead letter says; by default the message.
         keys: uint64[n], if `rows` marks entries of a state table instead of rows of the call: the hash of each
             entry's operator key. Unless the entries are the call's rows, all rows of the bad keys are bad.
         at: what the entries were addressed by: ordinals of keys, or a table of the operator's key columns. If that
             is `Rows.key_index`, or the key columns of `Rows.table`, the entries are the call's rows.
     """
 
+    general_advice = 'correct the rows in the source, or let the stream set them aside (on_bad_row="dead-letter")'
+
     def __init__(
-        self, message: str, *, rows: Any = None, reason: str | None = None, keys: Any = None, at: Any = None
+        self,
+        message: str,
+        *,
+        advice: str = "",
+        rows: Any = None,
+        reason: str | None = None,
+        keys: Any = None,
+        at: Any = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, advice=advice)
         self.rows: Any = rows
         self.reason: str = reason or message
         self.keys: Any = keys
         self.at: Any = at
 
-    advice = 'correct the rows in the source, or let the stream set them aside (on_bad_row="dead-letter")'
-
 
 class WrongWarehouse(UsageError):
     """The store and the catalog do not belong together, or one is older; the message says what to check."""
-
-    advice = "check --warehouse and --catalog"
 
 
 class LossRefused(UsageError):
@@ -132,25 +129,23 @@ class LossRefused(UsageError):
 class NewerFormat(UsageError):
     """An object is intact, but in a format that only a newer Siltstone reads."""
 
-    advice = "upgrade siltstone"
-
 
 class StateError(SiltstoneError):
     """Stored or working state is not what the catalog says it is."""
 
-    advice = "run the stream again: it resumes from its newest checkpoint, and recovers if that is damaged"
+    general_advice = "run the stream again: it resumes from its newest checkpoint, and recovers if that is damaged"
 
 
 class CorruptObject(StateError):
     """A stored object is missing, cut short or altered; the message names it."""
 
-    advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
+    general_advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
 
 
 class NoLiveState(StateError):
     """This machine does not have a checkpoint's live state, or not at this moment."""
 
-    advice = "run the stream here, then try again"
+    general_advice = "run the stream here, then try again"
 
 
 class LostWorkingState(StateError):
@@ -160,7 +155,7 @@ class LostWorkingState(StateError):
 class ProofFailed(StateError):
     """A restored state's digest differs from the one recorded at its checkpoint."""
 
-    advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
+    general_advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
 
 
 class Unreachable(SiltstoneError):
@@ -170,24 +165,24 @@ class Unreachable(SiltstoneError):
     """
 
     exit_code = 3
-    advice = "check that the store and the catalog answer, and try again"
+    general_advice = ""
 
-    def __init__(self, message: str, *, transient: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, advice: str = "", transient: bool = False) -> None:
+        super().__init__(message, advice=advice)
         self.transient = transient
 
 
 class ObjectExists(Unreachable):
     """A write-once object of this name is already stored."""
 
-    advice = "run the same command again: it uses other names"
+    general_advice = "run the same command again: it uses other names"
 
 
 class Fenced(SiltstoneError):
     """A newer writer epoch owns the stream: this one may commit nothing and delete nothing."""
 
     exit_code = 4
-    advice = "another run has taken the stream over: stop this one"
+    general_advice = ""
 
 
 class Stopped(SiltstoneError):
@@ -198,6 +193,8 @@ class Stopped(SiltstoneError):
         signal_name: SIGINT or SIGTERM.
         completed: its newest checkpoint, 0 for none.
     """
+
+    general_advice = ""
 
     def __init__(self, stream: str, signal_name: str, completed: int) -> None:
         at = f"checkpoint {completed} is complete" if completed else "no checkpoint was begun"

@@ -119,7 +119,7 @@ def _read_records(table: pa.Table, order: np.ndarray) -> list[dict[str, Any]]:
         return table.take(pa.array(order)).to_pylist()
     except (ArithmeticError, ValueError):
         bad = _find_unreadable(table)
-        raise BadRow(f"{_NO_TIME}: write process for them, or drop the row", rows=bad, reason=_NO_TIME) from None
+        raise BadRow(_NO_TIME, advice="write process for them, or drop the row", rows=bad) from None
 
 
 def _find_unreadable(table: pa.Table) -> np.ndarray:
@@ -137,7 +137,11 @@ def _find_unreadable(table: pa.Table) -> np.ndarray:
 
 
 def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
-    """Return bool[count]: which rows of the call an error is about that marks those of one key, at `own`, or none."""
+    """Return bool[count]: the rows of the call that an error of one key is about.
+
+    Args:
+        own: the key's rows in the call. The error marks some of them, or all if it marks none.
+    """
     marks = np.ones(len(own), bool) if error.rows is None else np.asarray(error.rows)
     if marks.dtype != bool or marks.shape != (len(own),):
         raise UsageError(
@@ -369,9 +373,9 @@ class _Window(_List):
         if before is None or comparable(before) == NAN:
             return
         known = self._limits.get(self.ordinal)
-        self._limits[self.ordinal] = limit = before if known is None else max(known, before, key=_rank)
-        if self.ordinal in self._added:
-            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, limit)]
+        self._limits[self.ordinal] = before if known is None else max(known, before, key=_rank)
+        if self.ordinal in self._added:  # an earlier, higher limit does not hold for rows inserted after it
+            self._added[self.ordinal] = [row for row in self._added[self.ordinal] if self._stays(row, before)]
 
     def remove(self) -> None:
         super().remove()
@@ -424,7 +428,7 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
 
 
 def _null(what: str) -> BadRow:
-    return BadRow(f"{what} is null: drop the row", reason=f"{what} is null")
+    return BadRow(f"{what} is null", advice="drop the row")
 
 
 def _rank(value: Any) -> Any:

@@ -79,7 +79,7 @@ def escape_unprintable(text: str) -> str:
     """Return the text with each character that is not printed as itself as its escape in Python, such as `\\x1b`.
 
     These are control characters, which a terminal obeys, line ends, and marks that change the order of what is read.
-    Whoever can write to the store or the catalog may have put them into a name or a text.
+    Anybody who can write to the store or the catalog may have put them into a name or a text.
     """
     if text.isprintable():
         return text

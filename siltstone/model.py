@@ -132,7 +132,7 @@ class StoredObject:
 class SinkFile(StoredObject):
     """A staged object that is a Parquet file of a sink's Delta table. Other staged objects are rows in Arrow's format.
 
-    `statistics` is what the table's log says of the file, as JSON.
+    `statistics` are the file's, for the table's log, as JSON.
     """
 
     statistics: str = field(kw_only=True)

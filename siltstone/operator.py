@@ -177,16 +177,16 @@ class StateHandler:
         """
 
     def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
-        """Go back to a checkpoint, with which the run begins or begins again; leave the state as it is.
+        """Go back to the checkpoint from which the run starts or restarts; leave the state as it is.
 
         Called in the task of each subtask, in the first step of a run and after each reset, before `process`.
-        `checkpoint.prepared` is what was prepared for the subtask's key groups: after a change of parallelism, by
-        several former subtasks or by none, since what one prepared goes to the one that has its first key group now.
-        The checkpoint of an edit or a rescale has what was prepared for the one before it.
+        `checkpoint.prepared` is what was prepared for the subtask's key groups. What a subtask prepared goes to the one
+        that has its first key group now: after a change of parallelism, a subtask may get what several prepared, or
+        nothing. The checkpoint of an edit or a rescale has what was prepared for the checkpoint before it.
         """
 
     def reset_to_initial_state(self) -> None:
-        """Go back to nothing: the run begins, or begins again, before its first checkpoint. Called like `reset`."""
+        """Go back to the start: the run starts or restarts before the first checkpoint. Called like `reset`."""
 
     def region_checkpointed(self, checkpoint: int) -> None:
         """React to a completed checkpoint of the stream, whose outputs were delivered.
@@ -272,8 +272,8 @@ class Operator(StateHandler):
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Process some rows of a step, read and change state, and return output rows, if any.
 
-        A step may come in several calls. All rows of a key come to one subtask; equal rows in equal order
-        must have equal effects, since a task may run twice.
+        A step may take several calls. All rows of a key go to one subtask. Equal rows in equal order must have equal
+        effects, because a task may run twice.
 
         Raises:
             BadRow: the operator cannot take some rows; with `rows`, they may become dead letters.

@@ -257,7 +257,7 @@ class Rows:
             return array.cast(pa.int64())
         kind = sum_type(array.type, f"{self._what}: sum of {_label(column)}")
         if (bad := misfits(array, kind)).any():
-            raise self._bad_row(f"{self._what}: {_label(column)} does not fit {kind}", "", bad)
+            raise self._bad_row(f"{self._what}: {_label(column)} does not fit {kind}", bad)
         return _folded(array.cast(kind))
 
     def _initial(self, initial: Values, kind: pa.DataType) -> pa.Array:
@@ -291,11 +291,13 @@ class Rows:
 
     def _overflow(self, column: Values, kind: pa.DataType, keys: np.ndarray) -> BadRow:
         what = f"{self._what}: the sum of {_label(column)} leaves {kind}"
-        return self._bad_row(what, f" for {self.keys.describe(keys)}: use a type with more room", keys[self.key_index])
+        whose = f" for {self.keys.describe(keys)}"
+        return self._bad_row(what, keys[self.key_index], whose, advice="use a type with more room")
 
-    def _bad_row(self, reason: str, advice: str, rows: np.ndarray) -> BadRow:
+    def _bad_row(self, reason: str, rows: np.ndarray, whose: str = "", *, advice: str = "") -> BadRow:
         """Make the error that names some rows, or, if these are not all rows of the call, their operator keys."""
-        return BadRow(f"{reason}{advice}", rows=rows, reason=reason, keys=None if self._whole else self._owners)
+        keys = None if self._whole else self._owners
+        return BadRow(f"{reason}{whose}", advice=advice, rows=rows, reason=reason, keys=keys)
 
 
 class _Keyed(Protocol):
@@ -331,8 +333,9 @@ def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
         array = one_array(table.column(field.name))
         if array.null_count and not field.nullable:
             raise BadRow(
-                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, let null "
-                'be a key (nullable), or let the stream set them aside (on_bad_row="dead-letter")'
+                f"{what} is null in {array.null_count} of {len(array)} rows",
+                advice="drop or fill them in the source, let null be a key (nullable), or let the stream set them "
+                'aside (on_bad_row="dead-letter")',
             )
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))

@@ -93,7 +93,9 @@ def prepare(directory: Path, period: Period) -> None:
         finally:
             shutil.rmtree(building, ignore_errors=True)
     except OSError as error:
-        raise Unreachable(f"cannot write the flights to {directory}: {error}") from error
+        raise Unreachable(
+            f"cannot write the flights to {directory}: {error}; check permissions and free space"
+        ) from error
 
 
 def read_flights() -> pa.Table:

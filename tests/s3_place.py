@@ -40,10 +40,10 @@ class FreshBucket:
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, operation: str, times: int, *, after: bool) -> Iterator[None]:
     """`operation` fails so many times for a passing reason: before it is sent, or after, its answer lost."""
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
     left = [times]
 
-    def flaky(link: s3_client.Link, verb: str, what: str, asked: str, **parameters: Any) -> dict[str, Any]:
+    def flaky(link: s3_client.S3Link, verb: str, what: str, asked: str, **parameters: Any) -> dict[str, Any]:
         fails = asked == operation and left[0] > 0
         left[0] -= fails
         if fails and not after:
@@ -54,6 +54,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, operation: str, times: int, *, afte
         return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(s3_client.Link, "ask", flaky)
+        patch.setattr(s3_client.S3Link, "ask", flaky)
         yield
     assert left == [0]

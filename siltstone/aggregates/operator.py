@@ -206,7 +206,8 @@ class Aggregate(Operator):
         way = "on_overflow='null' or " if isinstance(function, Sum) else ""
         what = f"operator {self.name}: {function.name} of column {function.of} leaves {kept}"
         return BadRow(
-            f"{what} for {rows.keys.describe(overflow.groups)}: use {way}a type with more room",
+            f"{what} for {rows.keys.describe(overflow.groups)}",
+            advice=f"use {way}a type with more room",
             rows=np.asarray(overflow.groups, bool)[rows.key_index],
             reason=what,
         )

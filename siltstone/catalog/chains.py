@@ -48,7 +48,7 @@ class Chains(CatalogPart):
     def list_objects(self, stream: str, id: int) -> list[ObjectRecord]:
         """List every object that a restore of checkpoint `id` needs, by checkpoint and name.
 
-        Checkpoints that wrote them may be marked as deleted and kept for it; `id` itself may not.
+        They may be written by earlier checkpoints that are marked as deleted; `id` itself may not be marked.
 
         Raises:
             UnknownCheckpoint: it does not exist or is marked as deleted.

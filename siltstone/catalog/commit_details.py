@@ -162,7 +162,7 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
 
 
 def decode_definition(value: object) -> Mapping[str, Any]:
-    """Return a stream's definition (`run.definition`) as it is, once all that is looked up in it is known to be there.
+    """Check that a stream's definition (`run.definition`) has everything that is looked up in it; return it unchanged.
 
     Raises:
         ValueError, KeyError, SiltstoneError: the value is not one.

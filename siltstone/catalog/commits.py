@@ -75,8 +75,8 @@ class CheckpointCommit:
 class Committed:
     """A checkpoint that was committed at `at`.
 
-    `manifests` are those that a restore of it reads (`Chains.list_manifests`), those of materializations that were
-    completed meanwhile, too.
+    `manifests` are the manifests that its restore reads (`Chains.list_manifests`), also of materializations completed
+    meanwhile.
     """
 
     manifests: Sequence[StoredObject]

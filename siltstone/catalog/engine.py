@@ -97,8 +97,8 @@ def translate_errors(url: URL, what: str = "") -> Iterator[None]:
     except (sa.IntegrityError, sa.DataError) as error:
         raise UsageError(f"the catalog refuses {what or 'this'}: {_reason(error)}") from error
     except (sa.DBAPIError, sa.TimeoutError) as error:
-        message = f"cannot use the catalog {redacted_url(url)}: {_reason(error)}; {_advice(url)}"
-        raise Unreachable(message, transient=is_passing(error)) from error
+        message = f"cannot use the catalog {redacted_url(url)}: {_reason(error)}"
+        raise Unreachable(message, advice=_advice(url), transient=is_passing(error)) from error
     except sa.StatementError as error:
         raise UsageError(f"the catalog cannot hold {what or 'this'}: {_reason(error)}") from error
 
@@ -143,7 +143,9 @@ def check_reachable(url: str, what: str) -> None:
     try:
         engine.connect().close()
     except (sa.DBAPIError, sa.TimeoutError) as error:
-        raise Unreachable(f"cannot use {what} {redacted_url(parsed)}: {_reason(error)}; {_advice(parsed)}") from error
+        raise Unreachable(
+            f"cannot use {what} {redacted_url(parsed)}: {_reason(error)}", advice=_advice(parsed)
+        ) from error
     finally:
         engine.dispose()
 

@@ -9,11 +9,11 @@ So the store has a higher epoch than the catalog only if the catalog lost someth
 its database failed over. What runs wrote since would look like orphans to it. Nothing is deleted then, and
 `run.take_over` brings the catalog up to the store before the next epoch begins.
 
-An epoch belongs to the process that made its mark. Two may begin the same one: with two catalogs, one of them a copy
-without its own identity, or with one whose database lost the first one's beginning. The second is refused its mark. It
-does not end the epoch in the catalog either, because that may be the other's. A process that was frozen before its mark
-may write it long after other epochs have marked theirs, and deleted this one. It finds a higher mark in step 3: the
-highest is never deleted.
+An epoch belongs to the process that made its mark. Two processes may begin the same epoch: in two catalogs, if one is
+a copy without its own identity, or in one catalog, if its database lost that the first had begun. The second process
+cannot make the mark. It does not end the epoch in the catalog either, because the epoch may be the other's. A process
+may be frozen before it marks its epoch, and wake up long after later epochs were marked. It finds a higher mark in step
+3, because the highest is never deleted.
 
 An epoch without an extract has done nothing. If a process is killed before that, or its database loses the epoch, the
 next epoch begins above it.
@@ -31,8 +31,8 @@ A fork shares objects with its parent, and is marked beside the parent's epochs:
 is older than the store, too, and would delete shared objects. A new stream is refused if the store holds objects under
 its name that the catalog does not know.
 
-The extract says from which checkpoint the epoch continues, so that a catalog that is lost and rebuilt does not take
-what an older epoch wrote beyond that.
+The extract says from which checkpoint the epoch continues. So a rebuilt catalog does not take what an older epoch wrote
+beyond that checkpoint.
 """
 
 import re
@@ -67,13 +67,13 @@ _PLAUSIBLE = 1_000_000
 
 @dataclass
 class Tenure:
-    """The hold that one run has on its stream, over all epochs that it begins.
+    """One run's hold on its stream, through all epochs that it begins.
 
     Attributes:
-        epoch: its newest epoch, None before the first. A further epoch begins only directly after it, so that a run
-            that resets itself never takes the stream from a run that has fenced it. One that the catalog has lost, and
-            that has no extract, does not count.
-        files: checkpoint -> the checksums of the `.files` objects that its subtasks have acknowledged, of its newest
+        epoch: the run's newest epoch, None before the first. The run's next epoch begins only directly after it: a run
+            that resets itself never takes the stream from a run that has fenced it. An epoch without an extract, which
+            the catalog has lost, does not count.
+        files: checkpoint -> the checksums of the `.files` objects that its subtasks have acknowledged, for the newest
             checkpoints.
     """
 
@@ -108,7 +108,7 @@ def begin_epoch(
     _refuse_unknown(warehouse, stream, marks)
     mark_fork(warehouse, stream)
     tenure = tenure or Tenure()
-    # An epoch without an extract did nothing: a catalog that lost it goes on above it, without bringing it back.
+    # An epoch without an extract did nothing: if the catalog lost it, the next one begins above it.
     after, above = tenure.epoch, max([*marks.epochs, tenure.epoch or 0])
     if after is not None and marks.extract[0] < after:
         after = min(after, warehouse.catalog.streams.get(stream).epoch)
@@ -153,10 +153,10 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
 
 
 def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str, *, older: bool = False) -> bool:
-    """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
+    """If the catalog is older than the store, take the stream over with an epoch above the store's, and end that epoch.
 
-    What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
-    and the working state of those runs is not used. Forks that the catalog does not know are given up, too.
+    What newer runs wrote and the catalog does not know is given up. Its objects are kept for a while, as after any
+    recovery; the working state of those runs is not used. Forks that the catalog does not know are given up, too.
 
     Args:
         outcome: the outcome to record for the new epoch.
@@ -262,7 +262,8 @@ def read_marks(store: Store, stream: str) -> Marks:
 def find_followed(catalog: Catalog, stream: str, marks: Marks) -> int | None:
     """Return the epoch whose manifests a catalog that has its extract is to follow, None if there is none.
 
-    It is that of the newest extract: later ones did nothing. Its run must not have ended by itself, nor been given up.
+    It is the epoch of the newest extract, because later ones did nothing. Its run must not have ended by itself, and it
+    must not have been given up.
     """
     epoch = marks.extract[0]
     if not epoch or not catalog.runs.is_unfinished(stream, epoch):

@@ -4,8 +4,8 @@ First the parts that it names are stored, then the extract; then older ones are 
 the extract before is the newest and complete, and the next one deletes what is left. Parts that only the extract before
 names stay until the next one, for a writer that is reading it now.
 
-Steps that no manifest holds go into parts. Each part is at least half as large as all later ones, or is merged with
-them, so that there are few, and each step is written a few times, however long the log is.
+Steps that no manifest holds go into parts. A part smaller than half of all later ones is merged with them. So there are
+few parts, and each step is rewritten only a few times, however long the log is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from dataclasses import replace
 import xxhash
 
 from siltstone.catalog.extract_coding import decode_extract, encode_beginning, encode_extract, encode_steps_part
-from siltstone.catalog.extracts import Extract, StepPart, Taken
+from siltstone.catalog.extracts import Extract, StepPart, TakenExtract
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
@@ -123,7 +123,7 @@ def _store_beginning(store: Store, stream: str, beginning: Step, there: Iterable
     return StoredObject(name, len(data), checksum_of(data, store.checksums))
 
 
-def _store_parts(warehouse: OpenWarehouse, taken: Taken, before: Extract | None) -> tuple[StepPart, ...]:
+def _store_parts(warehouse: OpenWarehouse, taken: TakenExtract, before: Extract | None) -> tuple[StepPart, ...]:
     """Store the steps that no manifest and no earlier part holds; return all parts."""
     extract, unheld = taken.extract, set(taken.unheld)
     # A rollback may have changed what a part holds.

@@ -49,8 +49,8 @@ TABLES: Mapping[str, Table] = {
         t.output_object,
     )
 }
-"""the tables whose rows an extract holds, each after those it refers to; of checkpoints only those that are marked as
-deleted, and may stay for a materialization at them when their own manifest is gone"""
+"""the tables whose rows an extract holds, each after those it refers to. Of `checkpoint` it holds only the rows marked
+as deleted: such a row may outlive its manifest, because a materialization at that checkpoint needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Retained:
     """Consecutive checkpoints that the catalog has, of one writer epoch, all marked as deleted or none.
 
     `owner` is the stream that wrote them: for the first ones of a fork, the stream that it was forked from.
-    `committed_at` is that of the last.
+    `committed_at` is the last one's.
     """
 
     first: int
@@ -150,9 +150,13 @@ def is_ahead(extract: tuple[int, int], epoch: int, extracts: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """An extract without its parts, and what its writer needs to add them: step 0, and the checkpoints that have steps
-    which no manifest is sure to hold."""
+class TakenExtract:
+    """An extract without its parts, and what its writer needs to add them.
+
+    Attributes:
+        beginning: step 0.
+        unheld: checkpoints whose steps may be in no manifest.
+    """
 
     extract: Extract
     beginning: Step | None
@@ -162,7 +166,7 @@ class Taken:
 class Extracts(CatalogPart):
     """Extracts of streams, and steps for their parts."""
 
-    def take(self, stream: str, after: tuple[int, int] = (0, 0)) -> Taken:
+    def take(self, stream: str, after: tuple[int, int] = (0, 0)) -> TakenExtract:
         """Read an extract of a stream, in one transaction that locks the stream and gives the extract its number.
 
         Args:
@@ -199,7 +203,7 @@ class Extracts(CatalogPart):
                 logged=_read_steps(connection, stream, newest + 1, _MAX),
             )
             beginning = connection.execute(select(t.step).where(st.stream == stream, st.step == 0)).first()
-            return Taken(extract, None if beginning is None else to_step(beginning), unheld)
+            return TakenExtract(extract, None if beginning is None else to_step(beginning), unheld)
 
     def list_steps(self, stream: str, ranges: Sequence[tuple[int, int]]) -> list[StepRecord]:
         """List the recorded steps of the checkpoints in `ranges` (first, last), in order."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from siltstone.catalog.identity_rules import Action, CatalogIdentity, Found, decide, mismatch
+from siltstone.catalog.identity_rules import Action, CatalogIdentity, FoundIdentities, decide, identity_mismatch_error
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
@@ -87,7 +87,7 @@ def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
             "are missing is not trusted: check that it is the right one, is mounted and answers; nothing was given up"
         )
     if stored != recorded.identity:
-        raise mismatch(Found(recorded, stored, False, warehouse.label, catalog.url))
+        raise identity_mismatch_error(FoundIdentities(recorded, stored, False, warehouse.label, catalog.url))
 
 
 def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
@@ -112,7 +112,7 @@ def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
     return Reidentified(settled.identity, recorded.identity)
 
 
-def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
+def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[FoundIdentities, Action]:
     """Return what was found and what to do about it; refuse only after several attempts."""
     refusal: WrongWarehouse | None = None
     for _ in range(_LOOKS):
@@ -125,13 +125,13 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
     raise refusal
 
 
-def _find_identities(warehouse: Warehouse, catalog: Catalog) -> Found:
+def _find_identities(warehouse: Warehouse, catalog: Catalog) -> FoundIdentities:
     stored = read_identity(warehouse.store)
     recorded = catalog.identity.read()
     unknown = stored is None and recorded.identity is None
     is_empty = unknown and not catalog.streams.list() and next(iter(warehouse.store.list("")), None) is None
     streams = list_streams(warehouse.store) if stored is not None and recorded == CatalogIdentity() else []
-    return Found(recorded, stored, is_empty, warehouse.label, catalog.url, streams)
+    return FoundIdentities(recorded, stored, is_empty, warehouse.label, catalog.url, streams)
 
 
 def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:
@@ -147,7 +147,7 @@ def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIden
         store.delete([IDENTITY])
     stored = write_identity(store, recorded.next)
     if stored != recorded.next:
-        raise mismatch(Found(recorded, stored, False, store.label, catalog.url))
+        raise identity_mismatch_error(FoundIdentities(recorded, stored, False, store.label, catalog.url))
     return catalog.identity.settle(stored)
 
 

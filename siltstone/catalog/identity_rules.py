@@ -41,7 +41,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundIdentities:
     """What was found in the catalog and in the store.
 
     Attributes:
@@ -61,7 +61,7 @@ class Found:
     streams: Sequence[str] = ()
 
 
-def decide(found: Found) -> Action:
+def decide(found: FoundIdentities) -> Action:
     """Decide what to do before the warehouse is used.
 
     Raises:
@@ -76,11 +76,11 @@ def decide(found: Found) -> Action:
             )
         if stored == recorded.identity:
             return Action.OPEN
-        raise mismatch(found)
+        raise identity_mismatch_error(found)
     if stored is not None:
         if stored == recorded.next:
             return Action.SETTLE
-        raise mismatch(found)
+        raise identity_mismatch_error(found)
     if found.is_empty:
         return Action.CREATE
     raise WrongWarehouse(
@@ -89,7 +89,7 @@ def decide(found: Found) -> Action:
     )
 
 
-def mismatch(found: Found) -> WrongWarehouse:
+def identity_mismatch_error(found: FoundIdentities) -> WrongWarehouse:
     """Make the error for a store and a catalog of two warehouses, or a store without an identity."""
     catalog = f"the catalog {found.catalog}"
     recorded = found.recorded.identity or found.recorded.next

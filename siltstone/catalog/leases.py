@@ -125,7 +125,7 @@ def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tu
         for id in part:
             if id not in found:
                 raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
-        # An object that a later one needs, and that is older than these, is needed by all of them.
+        # An object older than these checkpoints that a later one of them needs is needed by all of them.
         needed = (o.stream == stream) & (o.checkpoint <= part[0]) & (o.until >= part[0])
         oldest = connection.scalar(select(func.min(o.checkpoint)).where(needed))
         first, last = min(first, part[0] if oldest is None else oldest), max(last, part[-1])

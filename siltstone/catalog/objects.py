@@ -112,7 +112,7 @@ def close_objects(
 ) -> None:
     """Record that no checkpoint after `until` needs these objects: those of checkpoints below `before`, and `names`.
 
-    An object stays with the checkpoint that wrote it, and one that was needed for less long keeps that.
+    The checkpoint that wrote an object still needs it, and an object whose need ends earlier keeps its end.
 
     Args:
         replaced_at: the newest checkpoint, if a materialization replaces the objects; None if a new checkpoint does.
@@ -126,7 +126,7 @@ def close_objects(
 
 
 def reopen_objects(connection: Connection, stream: str, newest: int) -> None:
-    """Record that `newest` is the newest checkpoint again, so that what it needs is needed from here on."""
+    """Record that `newest` is the newest checkpoint again: what it needs, all later checkpoints may need."""
     needed = (_O.stream == stream) & (_O.checkpoint <= newest) & (_O.until >= newest)
     copies = _O.kind == ObjectKind.REFERENCE_COPY
     connection.execute(update(t.object_).where(needed, ~copies).values(until=t.OPEN))
@@ -171,5 +171,6 @@ def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
             when = found.deleted_at.isoformat(timespec="seconds")
             raise StateError(
                 f"object {found.name} ({found.reason}) was deleted by {found.who} at {when}, before anything referred "
-                "to it: repeat the operation that wrote it"
+                "to it",
+                advice="repeat the operation that wrote it",
             )

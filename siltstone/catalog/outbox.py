@@ -57,8 +57,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord(Output):
-    """A recorded output: its checkpoint, the id by which its sink knows it, the writer epoch that staged it, and its
-    state."""
+    """An output in the catalog.
+
+    `sink_id` is the id by which its sink knows it, `epoch` the writer epoch that staged it.
+    """
 
     stream: str
     checkpoint: int
@@ -68,7 +70,7 @@ class OutputRecord(Output):
     delivered_at: datetime | None
 
 
-class Outbox(CatalogPart):
+class OutboxRecords(CatalogPart):
     """Outputs of completed checkpoints, and whether sinks have them."""
 
     def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:

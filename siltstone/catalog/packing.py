@@ -75,16 +75,16 @@ def unpack(data: bytes) -> str:
         StateError: `pack` did not make these bytes, or a newer Siltstone did.
     """
     if data[:1] != bytes([_VERSION]):
-        raise StateError("packed text of the catalog is damaged, or of a newer Siltstone: upgrade siltstone")
+        raise StateError("packed text of the catalog is damaged, or of a newer Siltstone", advice="upgrade siltstone")
     unpacker = zlib.decompressobj(zdict=_DICTIONARY)
     with translate_decode_errors(
         "packed text of the catalog", "what was packed (restore the catalog's backup)", StateError
     ):
         text = unpacker.decompress(data[1:], _bound(data))
         if unpacker.unconsumed_tail:
-            raise StateError("packed text of the catalog would be too large: restore the catalog's backup")
+            raise StateError("packed text of the catalog would be too large", advice="restore the catalog's backup")
         if not unpacker.eof:
-            raise StateError("packed text of the catalog is cut short: restore the catalog's backup")
+            raise StateError("packed text of the catalog is cut short", advice="restore the catalog's backup")
         return text.decode()
 
 

@@ -23,8 +23,7 @@ class RecordedIdentity(CatalogPart):
     def propose(self, identity: str, *, replacing: str | None = None) -> CatalogIdentity:
         """Record that an identity is about to be written into the store, replacing another (or none).
 
-        Another process's proposal that is not settled stays first. If the recorded identity is no longer `replacing`,
-        nothing changes.
+        Nothing changes if another process's proposal is pending, or if the recorded identity is not `replacing`.
 
         Returns:
             The record after that; its `next` is the identity to write.

@@ -17,7 +17,7 @@ from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations
 from siltstone.catalog.objects import Objects
-from siltstone.catalog.outbox import Outbox
+from siltstone.catalog.outbox import OutboxRecords
 from siltstone.catalog.passes import Passes
 from siltstone.catalog.recorded_identity import RecordedIdentity
 from siltstone.catalog.reference_copies import ReferenceCopies
@@ -64,7 +64,7 @@ class Catalog:
         """changes that people made to the state by hand"""
         self.input_log = InputLog(transactions)
         """where sources begin, and what each step has read"""
-        self.outbox = Outbox(transactions)
+        self.outbox = OutboxRecords(transactions)
         """outputs of checkpoints, and whether sinks have them"""
         self.savepoints = Savepoints(transactions)
         self.leases = Leases(transactions)

@@ -52,7 +52,7 @@ class RollbackRecord:
     rolled_back_at: datetime
 
     def gave_up(self, epoch: int, checkpoint: int) -> bool:
-        """Whether this rollback gave up what that epoch wrote for that checkpoint."""
+        """Whether this rollback gave up the checkpoint `checkpoint` of writer epoch `epoch`."""
         return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
 
 
@@ -190,7 +190,7 @@ def _refuse_second(connection: Connection, stream: str, epoch: int, checkpoint: 
 def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequence[Step], *, repeats: bool) -> None:
     """Remove logged steps from the input log before a checkpoint's own `steps` are recorded.
 
-    If the checkpoint's steps equal those logged for it, they replace these. If they differ, the run does not follow the
+    If `steps` equal the steps logged for the checkpoint, they replace them. If they differ, the run does not follow the
     log, and all logged steps are removed.
 
     Args:
@@ -207,7 +207,8 @@ def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequ
     if repeats and not follows:
         raise StateError(
             f"checkpoint {checkpoint} of stream {stream} was given up and must have the steps logged for it, since "
-            "sinks have their rows under its id: run the stream again, which follows the log first"
+            "sinks have their rows under its id",
+            advice="run the stream again, which follows the log first",
         )
     if not next_:
         return

@@ -22,11 +22,10 @@ TABLE = "table"
 class StreamRecord:
     """A stream in the catalog. `epoch` is its newest writer epoch, 0 before the first run.
 
-    `parallelism`, if set, is that of runs that name none. A fork began as a copy of checkpoint `forked_at` of the
+    `parallelism`, if set, is used by runs that do not name one. A fork began as a copy of checkpoint `forked_at` of the
     stream `forked_from`. `retention` are its rules (`retention.retention_rules`); None keeps everything. Sinks know a
     new checkpoint by its id plus `sink_offset` (`catalog.outbox`). `extracts` counts its extracts (`catalog.extracts`).
-    `default_sink` is the kind of sink where the definition names none; None for streams that began before there was a
-    choice: theirs write Parquet files.
+    `default_sink` is the kind of sink of operators whose definition names none; None means Parquet files.
     """
 
     name: str
@@ -84,7 +83,8 @@ class Streams(CatalogPart):
         if found.max_parallelism != max_parallelism:
             raise SchemaConflict(
                 f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
-                f"it is fixed at creation; keep {found.max_parallelism} or give the stream a new name"
+                f"it is fixed at creation",
+                advice=f"keep {found.max_parallelism} or give the stream a new name",
             )
         return found
 

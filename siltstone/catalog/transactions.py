@@ -116,7 +116,9 @@ class Transactions:
         except Unreachable as error:
             raise Unreachable(f"it is not known whether {what} was written: {error}") from error
         if not committed:
-            raise Unreachable(f"the catalog {self.url} lost {what} at its commit", transient=True)
+            raise Unreachable(
+                f"the catalog {self.url} lost {what} at its commit", advice="run the same command again", transient=True
+            )
 
 
 class CatalogPart:

@@ -16,10 +16,10 @@ class AdjustD(chain.Policy):
     """D starts at `d0`. After a base come D deltas, then a base, at which D is adjusted.
 
     At a base or a materialization that ends a chain with deltas (or after a probe, at once): if a base costs more than
-    the average delta and its logging, D grows, by 1 or doubling; else it shrinks, by 1 or halving. Then D is cut to
-    what the bounds allow: `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x
-    delta_factor x average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a base,
-    until after `probe_after` bases in a row a probe makes the next one a delta; if that was cheap, D is 1 again.
+    the average delta and its logging, in bytes, D doubles; else it is halved. Then D is cut to what the bounds allow:
+    `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x delta_factor x average
+    TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a base, until after `probe_after`
+    bases in a row a probe makes the next one a delta; if that was cheap, D is 1 again.
     """
 
     def start(self) -> PolicyState:
@@ -50,7 +50,7 @@ class AdjustD(chain.Policy):
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
         """Account for a checkpoint; adjust D at a base that ends a chain, and at a probe."""
-        after = chain.account(state, cost, self.options)
+        after = chain.account(state, cost)
         saw_delta = cost.form is Form.DELTA or cost.tracked_bytes is not None
         ends_chain = cost.form is Form.BASE and (state.deltas > 0 or saw_delta)
         probed = saw_delta and state.d == 0
@@ -62,9 +62,9 @@ class AdjustD(chain.Policy):
         options = self.options
         d = state.d
         if self._pays(state):
-            d = d + 1 if options.step == "one" else max(1, 2 * d)
+            d = max(1, 2 * d)
         else:
-            d = max(0, d - 1) if options.step == "one" else d // 2
+            d //= 2
         fresh = replace(state, deltas=0, deltas_bytes=0.0, deltas_s=0.0, index_bytes=0.0, rows_before=0)
         count, size, seconds = chain.room(fresh, options)
         d = min(d, count)
@@ -75,11 +75,8 @@ class AdjustD(chain.Policy):
         return d
 
     def _pays(self, state: PolicyState) -> bool:
-        """Whether TckptBase > TckptDelta + Tlog, or the same in bytes with the logging ratio."""
-        grown = 1 + chain.logging_ratio(state, self.options)
-        if self.options.measure == "bytes":
-            return state.base_bytes > state.mean_bytes * grown
-        return state.base_s > state.mean_s * grown
+        """Whether a base costs more than a delta and its logging (TckptBase > TckptDelta + Tlog, here in bytes)."""
+        return state.base_bytes > state.mean_bytes * (1 + chain.logging_ratio(state, self.options))
 
     def observe_materialization(
         self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]

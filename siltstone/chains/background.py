@@ -52,8 +52,9 @@ class Background:
         run: maps a function over the units of a materialization; called in the thread.
         cancel: cancels a call of `run` from another thread; `run` may then raise anything.
         uploaded: called in the thread with the statistics of what materializations stored.
-        postponed: says, of an operator whose chain in the catalog begins with the materialization of this manifest,
-            why the run leaves its next base to this thread; None if it does not (`RunChains.find_postponed`).
+        postponed: called with an operator, and the manifest of the materialization that its chain in the catalog begins
+            with; returns why the run leaves the operator's next base to this thread, or None if it does not
+            (`RunChains.find_postponed`).
         made: called in the thread with the manifest of each materialization, as soon as it is complete.
     """
 
@@ -76,7 +77,7 @@ class Background:
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._completed = 0
-        """how many checkpoints"""
+        """number of checkpoints reported so far"""
         self._said = ""
 
     def start(self) -> None:

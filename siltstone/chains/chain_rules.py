@@ -18,6 +18,8 @@ from siltstone.chains.policy_rules import (
 from siltstone.errors import StateError
 from siltstone.model import Form
 
+_WEIGHT = 0.3
+"""of the newest delta in the averages"""
 _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
@@ -62,7 +64,7 @@ class Policy(ABC):
         Raises:
             StateError: a delta before any base.
         """
-        return account(state, cost, self.options)
+        return account(state, cost)
 
     def observe_materialization(
         self, state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]
@@ -79,7 +81,7 @@ class Policy(ABC):
         """Return the most a restore may read and take before the next base."""
 
 
-def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) -> PolicyState:
+def account(state: PolicyState, cost: CheckpointCost) -> PolicyState:
     """Return `state` after a completed checkpoint: the chain's sums, and the averages if a delta was seen.
 
     A delta after two or more bases restarts the averages, which are older than those bases.
@@ -95,13 +97,13 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
     )
     if cost.form is Form.DELTA:
         if not state.checkpoints:
-            raise StateError("a delta checkpoint needs a base before it; take a base first")
+            raise StateError("a delta checkpoint needs a base before it", advice="take a base first")
         size = cost.bytes if cost.tracked_bytes is None else cost.tracked_bytes
-        after = _see(after, size, cost.seconds, options)
+        after = _see(after, size, cost.seconds)
         if cost.log_s is not None and cost.seconds > 0:
             new = cost.log_s / cost.seconds
             old = new if state.log_ratio is None else state.log_ratio
-            after = replace(after, log_ratio=old + options.weight * (new - old))
+            after = replace(after, log_ratio=old + _WEIGHT * (new - old))
         return replace(
             after,
             deltas=state.deltas + 1,
@@ -110,7 +112,7 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
             untracked=0,
         )
     if cost.tracked_bytes is not None:
-        after = _see(after, cost.tracked_bytes, cost.tracked_bytes * _seconds_per_byte(state), options)
+        after = _see(after, cost.tracked_bytes, cost.tracked_bytes * _seconds_per_byte(state))
     return replace(
         after,
         base_bytes=float(cost.bytes),
@@ -125,9 +127,9 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
     )
 
 
-def _see(state: PolicyState, size_bytes: float, seconds: float, options: PolicyOptions) -> PolicyState:
+def _see(state: PolicyState, size_bytes: float, seconds: float) -> PolicyState:
     restart = state.seen == 0 or state.untracked > 1
-    weight = 1.0 if restart else options.weight
+    weight = 1.0 if restart else _WEIGHT
     return replace(
         state,
         seen=state.seen + 1,
@@ -237,9 +239,9 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
 
 
 def add_chains(states: Collection[PolicyState]) -> PolicyState:
-    """Return one chain that takes as much as these together, with as many deltas as the longest.
+    """Return one chain as large as all of these together, with as many deltas as the longest.
 
-    Its factors weigh those of the chains by what they were measured on, so that it predicts the sum of their restores.
+    Its restore factors are the chains' averages, weighted by seconds written: it predicts the sum of their restores.
     """
     base_s, deltas_s = sum(s.base_s for s in states), sum(s.deltas_s for s in states)
     bases = sum(s.base_factor * s.base_s for s in states)

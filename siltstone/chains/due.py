@@ -133,8 +133,8 @@ def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, list[Materia
 def _add_unnoticed(
     catalog: Catalog, newest: CheckpointRecord, operator: str, bases: Sequence[MaterializationRecord]
 ) -> list[tuple[int, PolicyState]]:
-    """Return the chains of an operator's tables as `recorded_chains` does, after materializations that the stream had
-    not noticed when it recorded them."""
+    """Return the chains of an operator's tables, including materializations that completed after the stream recorded
+    its chains."""
     chains = recorded_chains(newest, operator)
     for base in bases:
         late = [table for table, (first, _) in chains.items() if first < base.checkpoint]

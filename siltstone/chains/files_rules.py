@@ -1,7 +1,7 @@
 """files: each checkpoint of a table is RocksDB's files, of which only new ones are written.
 
 RocksDB merges its files in the background, so a restore reads about the live state, and what is not merged yet. There
-are no deltas whose number would have to be decided, and no changes to log. Flink calls this an incremental checkpoint.
+are no deltas, so no D to decide, and no changes to log. Flink calls this an incremental checkpoint.
 """
 
 from siltstone.chains import chain_rules as chain

@@ -102,7 +102,7 @@ def _list_dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
 
 
 def _list_unchanged(manifest: Manifest) -> dict[str, int]:
-    """Return operator.variable -> the checkpoint that wrote it last, of variables that did not change in this one."""
+    """Return operator.variable -> the checkpoint that wrote it last, for variables unchanged in this checkpoint."""
     newest = {
         f"{operator}.{name}": max((at for _, at in runs), default=0)
         for operator, of in manifest.versions.items()
@@ -117,7 +117,7 @@ def _describe_edit(edit: EditRecord) -> dict[str, Any]:
 
 
 def _tables(record: CheckpointRecord, operator: str) -> dict[str, dict[str, Any]]:
-    """Return table -> the form in which the checkpoint has it, None if it did not change, and its D."""
+    """Return table -> its D, and its form in the checkpoint (None if it did not change)."""
     tables = record.statistics.get("operators", {}).get(operator, {}).get("tables", {})
     return {table: {"form": of.get("form"), "D": of["D"]} for table, of in tables.items()}
 

@@ -33,8 +33,7 @@ _PERSISTENCE_AT_FIRST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """What the policy expects, in its measure; a restore reads `base_read` per unit of base, likewise for
-    deltas."""
+    """What the policy expects, in bytes."""
 
     base: float
     """cost of a base now"""
@@ -46,8 +45,6 @@ class _Outlook:
     """1 + logging ratio"""
     chain_base: float
     chain_deltas: float
-    base_read: float
-    delta_read: float
 
 
 class MarginalCost(chain.Policy):
@@ -89,15 +86,13 @@ class MarginalCost(chain.Policy):
 
     def _worth_bytes(self, state: PolicyState, limit_bytes: int) -> int:
         """Return the size, at most `limit_bytes`, above which a base is cheaper than a delta that has been tracked."""
-        seconds_per_byte = state.mean_s / state.mean_bytes if state.mean_bytes > 0 else 0.0
         low, high = 0.0, float(limit_bytes)
         for _ in range(_HALVINGS):
             size = (low + high) / 2
             # Its changes have been tracked by then, whatever is written.
-            look = self._outlook(replace(state, last_bytes=size, last_s=size * seconds_per_byte))
+            look = self._outlook(replace(state, last_bytes=size))
             mean, _ = self._fresh_chain(look)
-            known = replace(look, delta=self._measured(size, size * seconds_per_byte))
-            if self._excess(state, known, mean, logged=True) <= 0:
+            if self._excess(state, replace(look, delta=size), mean, logged=True) <= 0:
                 low = size
             else:
                 high = size
@@ -105,11 +100,10 @@ class MarginalCost(chain.Policy):
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
         """Account for a checkpoint, and learn from a delta how deltas vary and persist."""
-        after = chain.account(state, cost, self.options)
+        after = chain.account(state, cost)
         if after.seen == state.seen:
             return replace(after, dear_for=state.dear_for + 1 if state.dear_for else 0)
-        new = self._measured(after.last_bytes, after.last_s)
-        old = self._measured(state.last_bytes, state.last_s)
+        new, old = after.last_bytes, state.last_bytes
         level = state.level if state.seen else new
         variance, covariance = state.variance, state.covariance
         if state.seen and not state.untracked:
@@ -117,40 +111,32 @@ class MarginalCost(chain.Policy):
             variance += _PAIR_WEIGHT * ((was * was + now * now) / 2 - variance)
             covariance += _PAIR_WEIGHT * (was * now - covariance)
         level += max(_LEVEL_WEIGHT, 1 / after.seen) * (new - level)
-        dear_for = state.dear_for + 1 if self._dearer(after) >= 0 else 0
+        dear_for = state.dear_for + 1 if self._predict_surcharge(after) >= 0 else 0
         return replace(after, level=level, variance=variance, covariance=covariance, dear_for=dear_for)
 
-    def _dearer(self, state: PolicyState) -> float:
+    def _predict_surcharge(self, state: PolicyState) -> float:
         """Return how much more than a base a delta like the last would cost after a base, in bases."""
-        base = self._measured(*chain.next_base(state))
+        base, _ = chain.next_base(state)
         if base <= 0:
             return 0.0
-        read = 1.0 if self.options.measure == "bytes" else state.delta_factor
-        last = self._measured(state.last_bytes, state.last_s)
-        return (self._grown(state) + self.options.restore_weight * read) * last / base - 1
-
-    def _measured(self, size_bytes: float, seconds: float) -> float:
-        return size_bytes if self.options.measure == "bytes" else seconds
+        return (self._grown(state) + self.options.restore_weight) * state.last_bytes / base - 1
 
     def _grown(self, state: PolicyState) -> float:
         return 1 + chain.logging_ratio(state, self.options)
 
     def _outlook(self, state: PolicyState) -> _Outlook:
-        in_bytes = self.options.measure == "bytes"
-        last = self._measured(state.last_bytes, state.last_s)
+        last = state.last_bytes
         persistence = _PERSISTENCE_AT_FIRST
         if state.seen >= _FEW and state.variance > 0:
             persistence = min(_PERSISTENCE_MAX, max(0.0, state.covariance / state.variance))
         delta = max(0.0, state.level + persistence * (last - state.level))
         look = _Outlook(
-            base=self._measured(*chain.next_base(state)),
+            base=chain.next_base(state)[0],
             delta=delta,
             typical=delta,
             grown=self._grown(state),
-            chain_base=self._measured(state.base_bytes, state.base_s),
-            chain_deltas=self._measured(state.deltas_bytes, state.deltas_s),
-            base_read=1.0 if in_bytes else state.base_factor,
-            delta_read=1.0 if in_bytes else state.delta_factor,
+            chain_base=state.base_bytes,
+            chain_deltas=state.deltas_bytes,
         )
         length = self._fresh_chain(look)[1]
         fading = persistence * (1 - persistence**length) / (1 - persistence) / length
@@ -163,7 +149,7 @@ class MarginalCost(chain.Policy):
         m = sqrt(2 (b - w d) / (lambda d)).
         """
         weight, d, base = self.options.restore_weight, look.typical, look.base
-        carried = weight * look.delta_read * d
+        carried = weight * d
         most = 1 + self._chain_room(d, self.options.d_max, base, 0.0, base)
         gain = base - look.grown * d
         best = float(most)
@@ -173,14 +159,14 @@ class MarginalCost(chain.Policy):
             best = min(best, math.sqrt(2 * gain / carried))
 
         def average(m: int) -> float:
-            return weight * look.base_read * base + (base + (m - 1) * look.grown * d) / m + carried * (m - 1) / 2
+            return weight * base + (base + (m - 1) * look.grown * d) / m + carried * (m - 1) / 2
 
         return min((average(m), m) for m in {max(1, math.floor(best)), max(1, min(most, math.ceil(best)))})
 
     def _chain_room(self, delta: float, count: int, base: float, deltas: float, live: float) -> int:
         """Return how many more deltas of size `delta` the count, the size ratio and the cap on space allow."""
         ratio, cap = self.options.size_ratio_max, self.options.space_amplification_max
-        if delta <= 0 or self.options.measure != "bytes":
+        if delta <= 0:
             return count
         by_ratio = math.inf if ratio is None else ratio * base - deltas
         by_space = math.inf if cap is None else cap * live - base - deltas
@@ -193,9 +179,9 @@ class MarginalCost(chain.Policy):
         """
         weight, d = self.options.restore_weight, look.typical
         deltas = look.chain_deltas + look.delta
-        read = look.base_read * look.chain_base + look.delta_read * deltas
+        read = look.chain_base + deltas
         excess = (1 if logged else look.grown) * look.delta + weight * read - mean
-        carried = weight * look.delta_read * d
+        carried = weight * d
         first = look.grown * d + weight * read - mean
         left = self._chain_room(d, self.options.d_max - state.deltas - 1, look.chain_base, deltas, look.base)
         more = left if carried <= 0 else max(0, int(min(left, -first / carried)))
@@ -205,7 +191,7 @@ class MarginalCost(chain.Policy):
         """Return the number of untracked bases in a row before the next probe, by the rule of the module."""
         if not state.dear_for:
             return self.options.probe_after
-        wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
+        wait = int(math.sqrt(2 * max(0.0, self._predict_surcharge(state)) * state.dear_for))
         return min(self.options.probe_after, wait)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:

@@ -12,7 +12,7 @@ worst-case restoration cost), extended by measured restore factors.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,11 +51,6 @@ class PolicyOptions(BaseModel):
     restore_weight: float = Field(
         default=0.05, ge=0, description="lambda, the expected number of restores per checkpoint (marginal-cost)"
     )
-    measure: Literal["bytes", "seconds"] = Field(
-        default="bytes", description="the unit of cost: bytes written, or seconds taken"
-    )
-    step: Literal["one", "double"] = Field(default="double", description="how adjust-d moves D: by one, or by doubling")
-    weight: float = Field(default=0.3, gt=0, le=1, description="weight of the newest delta in the average delta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +168,7 @@ class PolicyState:
     level: float = 0.0
     variance: float = 0.0
     covariance: float = 0.0
-    """marginal-cost: slow mean of the deltas in its measure, and how they vary and persist about it"""
+    """marginal-cost: slow mean of the deltas in bytes, and how they vary and persist about it"""
     dear_for: int = 0
     """marginal-cost: checkpoints since deltas were first seen not to pay; 0 while they do"""
 
@@ -197,7 +192,7 @@ class PolicyState:
             good = type(value) is int or (not whole and type(value) is float and math.isfinite(value))
             if not good and not (value is None and field.default is None):
                 raise StateError(
-                    f"policy state: {field.name} is {value!r}, not a number; run with a fresh policy state"
+                    f"policy state: {field.name} is {value!r}, not a number", advice="run with a fresh policy state"
                 )
             values[field.name] = value if whole or value is None else float(value)
         return cls(**values)

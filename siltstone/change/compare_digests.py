@@ -44,5 +44,6 @@ def check_same_digests(recorded: Digests, found: Digests) -> None:
     for name, groups in list_differing(recorded, found):
         raise ProofFailed(
             f"{name}: the digests of {len(groups)} key groups, the first of them {groups[0]}, "
-            "differ from the recorded ones: nothing was changed; verify the newest checkpoint (siltstone verify)"
+            "differ from the recorded ones: nothing was changed",
+            advice="verify the newest checkpoint (siltstone verify)",
         )

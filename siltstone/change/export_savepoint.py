@@ -6,7 +6,7 @@
     4  store that manifest, and last the object that makes the export whole (`change.exported`)
 
 If it is killed, what it copied stays, and the same export verifies that and copies the rest. All bytes depend only on
-the savepoint, so exporting it twice, also at the same time, comes to the same.
+the savepoint, so two exports of it, even at the same time, write the same.
 """
 
 import time

@@ -95,7 +95,7 @@ def prove_export(url: str) -> ProvenExport:
         list(pool.map(lambda stored: verify_object(store, stored), manifest.objects))
         results = list(pool.map(lambda task: restore_unit(store, task), tasks))
     if whole_digest(results, manifest.max_parallelism) != exported.digest:
-        raise ProofFailed(f"the savepoint at {store.label} does not have its recorded digest: export it again")
+        raise ProofFailed(f"the savepoint at {store.label} does not have its recorded digest", advice="export it again")
     return ProvenExport(store, exported, manifest, details, sum(result.rows for result in results))
 
 

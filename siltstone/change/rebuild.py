@@ -118,7 +118,9 @@ def rebuild_streams(
     extracts, left_out = _find_streams(place.warehouse.store)
     if not extracts:
         why = "; ".join(f"{each.stream}: {each.why}" for each in left_out) or "it holds no stream"
-        raise WrongWarehouse(f"no catalog can be rebuilt from the store at {place.warehouse.label}: {why}")
+        raise WrongWarehouse(
+            f"no catalog can be rebuilt from the store at {place.warehouse.label}: {why}; check --warehouse"
+        )
     place.warehouse.prepare()  # the directory on this machine may be lost, too
     place.catalog.identity.propose(identity, replacing=None)
     place.catalog.identity.settle(identity)

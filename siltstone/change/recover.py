@@ -318,10 +318,10 @@ def _drop_snapshots(
 
 
 def _clean(warehouse: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, int]:
-    """Complete deletions and sweep; returns how many objects were deleted, and how many bytes.
+    """Complete deletions and sweep; return the number of deleted objects, and their bytes.
 
-    The stream is ready without this, so a failure here is only logged. `epoch` is that of the rollback; with None
-    nothing was rolled back, and a run may be at work.
+    The stream is ready without this, so a failure here is only logged. `epoch` is the rollback's; None means that
+    nothing was rolled back, and that a run may be at work.
     """
     try:
         objects = size_bytes = 0

@@ -103,9 +103,9 @@ def find_recovery_point(
 def _find_output_failures(
     warehouse: OpenWarehouse, stream: str, newest_first: list[int], tell: Callable[[str], None]
 ) -> list[Failure]:
-    """The checkpoints from the first one on whose staged output is damaged.
+    """Return the first checkpoint whose staged output is damaged, and all later ones.
 
-    Made again, of the same input, they stage it again.
+    Made again from the same input, they stage it again.
     """
     damaged = damaged_output(warehouse.warehouse.store, warehouse.catalog, stream)
     if damaged is None:
@@ -117,7 +117,7 @@ def _find_output_failures(
 
 
 def _prove_twice(warehouse: OpenWarehouse, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
-    """Why checkpoints fail at a second proof too, by a store that shows the warehouse's identity."""
+    """Return why checkpoints fail, if they fail twice, in a store that shows the warehouse's identity."""
     failures = prove_checkpoints(warehouse, stream, some, run).failures
     if failures:
         warehouse.confirm_store()
@@ -128,7 +128,7 @@ def _prove_twice(warehouse: OpenWarehouse, stream: str, some: list[int], run: Ma
 
 
 def _find_damaged_bases(warehouse: OpenWarehouse, stream: str, failure: Failure) -> list[MaterializationRecord]:
-    """The materialization that the damaged object belongs to, if there is one."""
+    """Return the materialization that the damaged object belongs to, if any."""
     id = materialization_of(failure.object or "")
     begins = warehouse.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
     return [m for m in begins if m.id == id]

@@ -119,7 +119,7 @@ def plan_replay(warehouse: OpenWarehouse, stream: Stream, to: int, since: int | 
             break
         found, fits = _read_recorded(warehouse, stream, checkpoint)
         if not fits and checkpoint.id == to:
-            raise SchemaConflict(f"checkpoint {to} of {name} {older}: replay it with that one")
+            raise SchemaConflict(f"checkpoint {to} of {name} {older}", advice="replay it with that one")
         if not fits:
             earliest, why = checkpoint.id, f"checkpoint {checkpoint.id} of {name} {older}"
             break

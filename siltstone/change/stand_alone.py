@@ -90,7 +90,9 @@ def move(manifest: Manifest, path: CheckpointPath) -> Manifest:
     files |= {name: add_writer(files[name], writer) for name, writer in writers.items() if writer}
     names = {name: path.prefix + file for name, file in files.items()}
     if len(set(names.values())) < len(names):
-        raise StateError(f"two objects of {manifest.stream} would share a name in {path.prefix}: materialize it again")
+        raise StateError(
+            f"two objects of {manifest.stream} would share a name in {path.prefix}", advice="materialize it again"
+        )
     return replace(
         manifest,
         stream=path.stream,

@@ -45,7 +45,7 @@ class Acknowledgement:
         tracked_bytes: table -> bytes of its delta, if it was too large, so that a base was written instead.
         restored_bytes: bytes read from the store, because the working state was not on this machine.
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
-        error: (class, message) of the subtask's error; None if it succeeded.
+        error: (class, message, advice) of the subtask's error; None if it succeeded.
     """
 
     operator: str
@@ -68,7 +68,7 @@ class Acknowledgement:
     tracked_bytes: Mapping[str, int] = field(default_factory=dict)
     restored_bytes: int = 0
     outputs: Mapping[str, Staged] = field(default_factory=dict)
-    error: tuple[str, str] | None = None
+    error: tuple[str, str, str] | None = None
 
     @property
     def state_rows(self) -> int:
@@ -99,13 +99,13 @@ class Acknowledgement:
     @classmethod
     def failure(cls, operator: str, subtask: int, error: SiltstoneError) -> Self:
         """Make the acknowledgement of a step that failed."""
-        return cls(operator, subtask, KeyGroupRange(0, 0), error=(type(error).__name__, str(error)))
+        return cls(operator, subtask, KeyGroupRange(0, 0), error=(type(error).__name__, error.message, error.advice))
 
     def raise_failure(self) -> None:
         """Raise the subtask's error, if it failed."""
         if self.error is not None:
-            kind, message = self.error
-            raise _error_classes().get(kind, StateError)(message)
+            kind, message, advice = self.error
+            raise _error_classes().get(kind, StateError)(message, advice=advice)
 
     def to_bytes(self) -> bytes:
         """Serialize to bytes that `from_bytes` reads."""

@@ -45,9 +45,14 @@ class HedgeRule:
 
     The budget is a token bucket: after n requests, at most `budget * n` hedges were sent. It has at most 20 tokens, so
     that a store that becomes slow after a long good time does not get many hedges at once.
+
+    Args:
+        quantile: a request that takes longer than this part of recent ones is hedged.
+        budget: maximum hedges, as a fraction of all requests.
+        min_samples: requests of a size class to have seen before any of it is hedged.
     """
 
-    def __init__(self, quantile: float, budget: float, min_samples: int) -> None:
+    def __init__(self, quantile: float = 0.96, budget: float = 0.05, min_samples: int = 50) -> None:
         self._quantile = quantile
         share = Fraction(str(budget))
         self._earned, self._price = share.numerator, share.denominator
@@ -86,7 +91,7 @@ def _size_class(size_bytes: int) -> int:
 
 
 class _Twins:
-    """A request and, perhaps, its hedge: what they came to."""
+    """The outcome of a request and of its hedge, if one was sent."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -99,7 +104,7 @@ class _Twins:
         self.won_by_hedge = False
 
     def add_hedge(self) -> bool:
-        """Count the hedge in, unless the answer is there by now."""
+        """Count the hedge as running; return False if the request has been answered."""
         with self.lock:
             if self.answered.is_set():
                 return False
@@ -108,14 +113,14 @@ class _Twins:
             return True
 
     def take_back_hedge(self) -> None:
-        """The hedge could not be sent."""
+        """Count the hedge as not running, because it could not be sent."""
         with self.lock:
             self.running -= 1
             if not self.running:
                 self.answered.set()
 
     def abandon(self) -> bool:
-        """Wait no longer; return False if the answer is there by now."""
+        """Stop waiting; return False if the request has been answered."""
         with self.lock:
             if self.answered.is_set():
                 return False
@@ -123,7 +128,7 @@ class _Twins:
             return True
 
     def end(self, stored: StoredObject | None, error: BaseException | None, *, hedge: bool) -> bool:
-        """One of them ended; return False if the other one's answer was there before."""
+        """Record how the request or its hedge ended; return False if the other one had answered before."""
         with self.lock:
             self.running -= 1
             if self.abandoned:
@@ -146,6 +151,10 @@ class Hedger:
     until `UploadOptions.checkpoint_timeout_s` (`UploadRetries`); its hedge is one attempt. The slower of the two cannot
     be stopped: it keeps its bytes and its thread until it ends, and its answer is counted and ignored. If many threads
     hang, requests are not hedged.
+
+    Args:
+        rule: when to hedge, if `options.hedging`.
+        threads: requests at a time, hedges included; by default four times `options.upload_threads`.
     """
 
     def __init__(
@@ -153,15 +162,16 @@ class Hedger:
         store: Store,
         options: UploadOptions,
         metrics: UploadMetrics,
+        rule: HedgeRule | None = None,
         *,
         threads: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retries = UploadRetries(store, options.checkpoint_timeout_s, metrics)
-        self._hedging = options.hedging and options.hedge_budget > 0
+        self._hedging = options.hedging
         self._metrics = metrics
         self._clock = clock
-        self._rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
+        self._rule = rule or HedgeRule()
         self._lock = threading.Lock()
         self._threads = RequestThreads(threads or 4 * options.upload_threads)
 
@@ -272,7 +282,8 @@ class Hedger:
     def _of_twin(
         self, twins: _Twins, retrying: Retrying, name: str, data: Data, error: ObjectExists
     ) -> tuple[StoredObject | None, BaseException | None]:
-        """The name was taken: by the other twin, whose answer may be lost or late, if it holds the same bytes."""
+        """Find out who took the name: the other twin, whose answer is lost or late, if the object holds the same
+        bytes."""
         if not twins.hedged:
             return None, error
         if twins.stored is not None:

@@ -30,7 +30,7 @@ class RequestThreads:
             self._tasks.put(task)
 
     def try_run(self, task: Callable[[], None]) -> bool:
-        """Have a thread run `task` now; return False if none is free and there are as many as there may be."""
+        """Have a thread run `task` now; return False if none is free and no further one may be started."""
         with self._lock:
             if self._closed or (not self._free and self._threads >= self._most):
                 return False

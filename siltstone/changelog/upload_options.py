@@ -39,10 +39,3 @@ class UploadOptions(BaseModel):
         "that, the run goes back to its newest checkpoint",
     )
     hedging: bool = Field(default=True, description="send a slow request again, and take the first answer")
-    hedge_quantile: float = Field(
-        default=0.96, gt=0, lt=1, description="a request slower than this part of recent ones is sent again"
-    )
-    hedge_budget: float = Field(default=0.05, ge=0, le=1, description="at most so many hedges a request")
-    hedge_min_samples: int = Field(
-        default=50, ge=1, description="requests of about the same size to have seen before any is sent again"
-    )

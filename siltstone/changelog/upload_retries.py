@@ -1,8 +1,8 @@
 """Decide how long an upload is tried, count and log its retries.
 
 An upload that fails for a transient reason is tried again until `checkpoint_timeout_s`; then the checkpoint fails, and
-the run resets. Once an upload was tried in vain for so long, later ones are tried only as often as other calls of the
-store, until one succeeds: a checkpoint of many uploads fails after one such time, not after one for each.
+the run resets. After that, uploads are tried only as often as other calls of the store, until one succeeds. So a
+checkpoint of many uploads fails after one time-out, not after one for each.
 """
 
 import threading

@@ -52,8 +52,8 @@ class Placed:
 
     Attributes:
         objects: the objects with its bytes; they may have other segments of the batch, too.
-        handles: those of its variables and tables, then that of its index.
-        batch: the names of all objects of its batch, and the count of segments that share them.
+        handles: of its variables and tables, then of its index.
+        batch: the names of all objects of its batch, and the number of segments that share them.
     """
 
     objects: tuple[StoredObject, ...]
@@ -68,7 +68,7 @@ class _Request:
     future: "Future[Placed]"
 
 
-class _Batch:
+class _RequestBatch:
     """Requests that will share objects."""
 
     def __init__(self, path: CheckpointPath, deadline: float) -> None:
@@ -108,8 +108,8 @@ class Uploader:
         lock = threading.RLock()
         self._lock, self._work, self._room = lock, threading.Condition(lock), threading.Condition(lock)
         self._awaited: set[str] = set()
-        self._waiting: dict[CheckpointPath, _Batch] = {}
-        self._ready: deque[_Batch] = deque()
+        self._waiting: dict[CheckpointPath, _RequestBatch] = {}
+        self._ready: deque[_RequestBatch] = deque()
         self._threads: list[threading.Thread] = []
         self._in_flight_bytes = 0
         self._blocked = 0
@@ -158,7 +158,7 @@ class Uploader:
                 self._start_threads()
                 batch = self._waiting.get(path)
                 if batch is None:
-                    batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
+                    batch = self._waiting[path] = _RequestBatch(path, self._clock() + self.options.persist_delay_s)
                 batch.add(request)
                 if batch.size_bytes >= self.options.size_threshold_bytes:
                     self._ready.append(self._waiting.pop(path))
@@ -213,7 +213,7 @@ class Uploader:
         self.metrics.waited(self._clock() - began)
 
     def _start_threads(self) -> None:
-        """One more, until there are enough: an uploader of few segments needs few."""
+        """Start one more thread, up to `upload_threads`: an uploader of few segments needs few."""
         if len(self._threads) < self.options.upload_threads:
             thread = threading.Thread(target=self._run, name=f"siltstone-batch-{self.log[:8]}", daemon=True)
             self._threads.append(thread)
@@ -224,25 +224,25 @@ class Uploader:
             self._send(batch)
             del batch  # it holds the segments' bytes
 
-    def _next(self) -> _Batch | None:
-        """The next batch to send; None once the uploader is closed and nothing is left."""
+    def _next(self) -> _RequestBatch | None:
+        """Wait for the next batch to send; None once the uploader is closed and nothing is left."""
         with self._lock:
             while True:
                 for path in [path for path, batch in self._waiting.items() if self._ripe(batch)]:
                     self._ready.append(self._waiting.pop(path))
                 if self._ready:
                     batch = self._ready.popleft()
-                    self._work.notify()  # another thread shall watch over what else there is
+                    self._work.notify()  # another thread waits for the batches that are left
                     return batch
                 if self._closed:
                     return None
                 soonest = min((batch.deadline for batch in self._waiting.values()), default=None)
                 self._work.wait(None if soonest is None else max(0.0, soonest - self._clock()))
 
-    def _ripe(self, batch: _Batch) -> bool:
+    def _ripe(self, batch: _RequestBatch) -> bool:
         return self._closed or self._blocked > 0 or self._clock() >= batch.deadline
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: _RequestBatch) -> None:
         """Store a batch and answer its requests, and only these."""
         self.metrics.batch(len(batch.requests))
         segments = [request.segment for request in batch.requests]
@@ -290,10 +290,10 @@ class Uploader:
 def _layout(
     path: CheckpointPath, log: str, segments: list[Segment], *, packed: bool
 ) -> tuple[dict[str, list[Bytes]], list[Places]]:
-    """The objects of a batch, by name, as the parts they are made of; where each segment's sections begin.
+    """Return object name -> its parts, for the objects of a batch; and where each segment's sections begin.
 
-    Apart, the sections are stored in the order NON, INCR, INDEX, so that an index that is there has all it points to.
-    A section that is empty in all segments is no object; no handle points to it, since whatever has one has bytes.
+    Unless `packed`, each section is an object. They are stored in the order NON, INCR, INDEX, so that everything an
+    index points to is stored before it. A section that is empty in all segments gets no object: no handle points to it.
     """
     if packed:
         name, offset = path.segment(log), 0

@@ -42,8 +42,8 @@ class TableFile:
 
 @dataclass(frozen=True)
 class TableRows:
-    """One table in the files: its schema, its live rows, and an interval of change tracking after those that its rows
-    are marked with."""
+    """One table in the files: its schema, the number of its live rows, and an interval of change tracking that is later
+    than any that its rows are marked with."""
 
     schema: TableSchema
     rows: int

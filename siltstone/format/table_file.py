@@ -167,9 +167,10 @@ class TableWriter(OutputWriter):
 
 
 def file_statistics(metadata: Any, schema: pa.Schema) -> str:
-    """Return what Delta's log says of a file, as JSON, from its own footer just written.
+    """Return a file's statistics for Delta's log, as JSON, from the footer just written.
 
-    A reader that skips files by wrong extremes loses rows, so there are none for types whose text may round or be cut.
+    Readers skip files by minimum and maximum, and would lose rows by wrong ones. So types whose text may be rounded or
+    cut have neither.
     """
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}

@@ -117,7 +117,7 @@ def timeline_of(records: Iterable[CheckpointRecord]) -> Timeline:
         noted: Mapping[str, Any] = record.statistics["times"]
         start = datetime.fromtimestamp(noted["from"] / 1000, UTC)
         for id, *events in noted["checkpoints"]:
-            # A manifest also tells of checkpoints before and after; another epoch's of the same id was given up.
+            # A manifest also lists checkpoints before and after it. One of the same id and another epoch was given up.
             if id in spans and spans[id].epoch == record.epoch:
                 known = {
                     event: start + timedelta(milliseconds=at)

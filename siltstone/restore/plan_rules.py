@@ -241,7 +241,8 @@ def cut_at_handles(
             break
         if piece.start < upto or (len(held) > 1 and any(h.form is not Form.FILES for h in held)):
             raise StateError(
-                f"{_where(checkpoint, name)}: two handles hold key group {piece.start}; restore another checkpoint"
+                f"{_where(checkpoint, name)}: two handles hold key group {piece.start}",
+                advice="restore another checkpoint",
             )
         if piece.start > upto:
             out.append(([], KeyGroupRange(upto, piece.start)))
@@ -271,11 +272,11 @@ def missing_link(checkpoint: int, name: Variable, previous: int) -> StateError:
     """Make the error for a delta that builds on what a checkpoint does not hold."""
     where = _where(checkpoint, name)
     return StateError(
-        f"{where}: its chain needs checkpoint {previous}, which does not hold it; restore another checkpoint"
+        f"{where}: its chain needs checkpoint {previous}, which does not hold it", advice="restore another checkpoint"
     )
 
 
 def unheld(checkpoint: int, name: Variable, group: int) -> StateError:
     """Make the error for a key group that no checkpoint up to this one holds."""
     where = _where(checkpoint, name)
-    return StateError(f"{where}: no handle holds key group {group}; restore another checkpoint")
+    return StateError(f"{where}: no handle holds key group {group}", advice="restore another checkpoint")

@@ -188,6 +188,6 @@ def _dependents(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) -> di
 
 def _unlisted(checkpoint: int, what: str) -> StateError:
     return StateError(
-        f"checkpoint {checkpoint} needs {what}, but the catalog does not list it, so a deletion may take it; "
-        "restore another checkpoint, or rebuild the catalog (`siltstone rebuild-catalog`)"
+        f"checkpoint {checkpoint} needs {what}, but the catalog does not list it, so a deletion may take it",
+        advice="restore another checkpoint, or rebuild the catalog (`siltstone rebuild-catalog`)",
     )

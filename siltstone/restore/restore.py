@@ -182,8 +182,8 @@ def compare_digests(where: str, found: np.ndarray, recorded: np.ndarray, key_gro
     differing = key_groups[found != recorded]
     if len(differing):
         raise ProofFailed(
-            f"{where} does not have its recorded digest in {len(differing)} key groups from {differing[0]} on; "
-            "restore an older checkpoint"
+            f"{where} does not have its recorded digest in {len(differing)} key groups from {differing[0]} on",
+            advice="restore an older checkpoint",
         )
 
 

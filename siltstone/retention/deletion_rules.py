@@ -1,7 +1,7 @@
 """Decide which objects of marked checkpoints can be deleted, and which checkpoints go with them: a pure decision.
 
-As in US 9471438, a checkpoint that others depend on is only marked. Each of its objects goes as soon as no remaining
-checkpoint needs it, and the checkpoint itself with the last of them. The result depends on what is marked, not on the
+As in US 9471438, a checkpoint that others depend on is only marked. Each of its objects is deleted as soon as no
+remaining checkpoint needs it, and the checkpoint with its last object. The result depends on what is marked, not on the
 order of marking.
 """
 
@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """Marked checkpoints, ascending: `goes` are not needed, `waits` wrote an object that one needs that is not marked,
-    `leased` one that a reader needs. `objects` can be deleted now. `needed_by` gives, for each that waits, the last
-    checkpoint that needs it.
+    """What can be deleted of the marked checkpoints.
+
+    Attributes:
+        goes: checkpoints that nothing needs, ascending.
+        waits: checkpoints that wrote an object that an unmarked checkpoint needs, ascending.
+        leased: checkpoints that wrote an object that a reader needs, ascending.
+        objects: the objects that can be deleted now.
+        needed_by: for each of `waits`, the last checkpoint that needs it.
     """
 
     goes: tuple[int, ...]

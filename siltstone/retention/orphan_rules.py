@@ -4,16 +4,16 @@ By name and catalog alone:
 
     FENCED     of a writer epoch that is not the newest, which can no longer commit (promise 5)
     ENDED      of the newest epoch, whose run has ended
-    LATE       of a checkpoint up to the newest completed one. A commit is always of the next checkpoint, so the
-               references of this one are final, and its other objects are of attempts that lost. It does not matter
-               which epoch completed it: a newer one has nothing to write for it
+    LATE       of a checkpoint up to the newest completed one. Only the next checkpoint can be committed, so what this
+               one refers to is final, and its other objects are from attempts that lost. It does not matter which
+               epoch completed it: a newer one has nothing to write for it
 
 By age as well, since a run may be writing them right now:
 
-    ABANDONED  of the newest epoch, for the checkpoint it is writing, whose newest object is older than the age guard: a
-               run logs each step, and may take longer than that for a checkpoint. Those of a checkpoint whose manifest
-               is stored stay until the next run takes it over, and those of later ones (pending ones, or else the
-               catalog is behind) until there is a newer epoch
+    ABANDONED  of the newest epoch, for the checkpoint it is writing, if the newest of them is older than the age guard:
+               a run logs each step, but a checkpoint may take longer than the guard. If the checkpoint's manifest is
+               stored, they stay until the next run takes it over. Objects of later checkpoints (which are pending, or
+               the catalog is behind) stay until there is a newer epoch
 
 By the time of a rollback (`catalog.rollbacks`), so that people can still examine them:
 

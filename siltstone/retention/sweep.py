@@ -66,7 +66,7 @@ class SweepOptions:
 
 
 @dataclass(slots=True)
-class Finding:
+class FoundObjects:
     """What was found for one reason: the number of objects, their bytes, and some of their names."""
 
     reason: str
@@ -98,7 +98,7 @@ class SweepResult(Result):
     kept: int
     bytes: int
     seconds: float
-    reasons: list[Finding]
+    reasons: list[FoundObjects]
 
 
 def sweep(
@@ -124,20 +124,20 @@ def sweep(
     prefixes = [stream_prefix(stream)]
     if options.incomplete:
         prefixes = incomplete_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()))
-    work = _Work(warehouse, stream, who or this_process(), options)
+    work = _Sweep(warehouse, stream, who or this_process(), options)
     work.sweep(prefixes)
     return work.result(time.perf_counter() - start)
 
 
 def sweep_ended(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
-    """Delete what a run left of the checkpoint that it was writing when it ended, by one short listing.
+    """Delete what a run has left of its unfinished checkpoint, by one short listing.
 
     Called by the run itself, once its end is in the catalog; a fenced run deletes nothing (promise 5). On failure the
     next sweep does the rest.
     """
     try:
         path = CheckpointPath(stream, epoch, warehouse.catalog.checkpoints.last_id(stream) + 1)
-        work = _Work(warehouse, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
+        work = _Sweep(warehouse, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
         found = work.result(0.0)
         if found.deleted:
@@ -163,12 +163,12 @@ def sweep_killed(warehouse: OpenWarehouse, stream: str, epoch: int) -> SweepResu
         Unreachable: the store or the catalog failed; the next sweep continues.
     """
     start, catalog = time.perf_counter(), warehouse.catalog
-    work = _Work(warehouse, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
+    work = _Sweep(warehouse, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
     work.sweep(killed_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()), epoch))
     return work.result(time.perf_counter() - start)
 
 
-class _Work:
+class _Sweep:
     """One sweep and its findings so far. It deletes only for some `reasons` (default all) and, with `epoch`, only while
     that is the newest."""
 
@@ -186,7 +186,7 @@ class _Work:
         self._stream, self._who, self._options = stream, who, options
         self._by = Pass.begin(ORPHANS, who)
         self._left = options.limit
-        self._found: dict[Reason, Finding] = {}
+        self._found: dict[Reason, FoundObjects] = {}
 
     def sweep(self, prefixes: Sequence[str]) -> None:
         """Sweep objects under the prefixes, and unfinished writes of the stream."""
@@ -292,7 +292,7 @@ class _Work:
         return taken
 
     def _count(self, why: Reason, name: str, size_bytes: int) -> None:
-        self._found.setdefault(why, Finding(why.value, why.deletes)).add(name, size_bytes)
+        self._found.setdefault(why, FoundObjects(why.value, why.deletes)).add(name, size_bytes)
 
     def result(self, seconds: float) -> SweepResult:
         """Return all findings."""

@@ -120,7 +120,7 @@ def truncate(
 
 
 def _foresee_deletion(catalog: Catalog, stream: str, subsumed: Sequence[int]) -> DeletionResult:
-    """What deleting these checkpoints would do now; nothing is changed."""
+    """Return what deleting these checkpoints would do now, without changing anything."""
     ahead = foresee(catalog, stream, subsumed)
     size_bytes = sum(stored.bytes for stored in ahead.objects)
     return DeletionResult(

@@ -1,6 +1,7 @@
-"""Decide what a subtask writes of what did not change everywhere: values of opaque variables, and bases of tables.
+"""Decide which values of opaque variables, and which bases of tables, a subtask writes if not all of them changed.
 
-What changed is known by tracking: the open step's from the working state, the interval's earlier steps' from the log.
+Tracking shows what changed: the working state knows the open step's changes, the log those of the interval's earlier
+steps.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,7 @@ from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
 
 CHAIN_MANIFESTS = 16
-"""how many manifests a restore reads until an opaque variable that changes is written whole, so that its chain ends"""
+"""maximum manifests that a restore reads for an opaque variable that changes; then it is written whole"""
 
 
 def version_of(task: StepTask, variable: str) -> np.ndarray:

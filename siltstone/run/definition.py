@@ -165,8 +165,8 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
         new = now["operators"].get(operator)
         if new is None:
             raise SchemaConflict(
-                f"stream {name} lost operator {operator}: recorded {old}, now there is only {now['operators']}; "
-                + _way_out(name, operator)
+                f"stream {name} lost operator {operator}: recorded {old}, now there is only {now['operators']}",
+                advice=_way_out(name, operator),
             )
         _check_operator(name, operator, old, new)
 
@@ -179,8 +179,8 @@ def _check_operator(stream: str, operator: str, old: Mapping[str, Any], new: Map
         now = new["variables"].get(name)
         if now is None:
             raise SchemaConflict(
-                f"{what}.{name} changed: recorded {variable}, now {{'kind': 'missing'}}; "
-                + _way_out(stream, f"{operator}.{name}")
+                f"{what}.{name} changed: recorded {variable}, now {{'kind': 'missing'}}",
+                advice=_way_out(stream, f"{operator}.{name}"),
             )
         if now["kind"] != variable["kind"]:
             raise SchemaConflict(f"{what}.{name} changed: recorded {variable}, now {now}")

@@ -298,6 +298,6 @@ def _check(region: Region, allowed: bool, reason: str) -> None:
 
 def _refused(region: Region, reason: str) -> StateError:
     return StateError(
-        f"epoch {region.epoch} in step {region.step}, checkpoint {region.next_checkpoint}: {reason}; "
-        "run the stream again to resume"
+        f"epoch {region.epoch} in step {region.step}, checkpoint {region.next_checkpoint}: {reason}",
+        advice="run the stream again to resume",
     )

@@ -311,7 +311,8 @@ class _Replay:
             if found is None and path.checkpoint not in self._marked:
                 raise CorruptObject(
                     f"object {path.manifest()}, the manifest of checkpoint {path.checkpoint} of stream "
-                    f"{self._stream}, is missing: bring it back, or restore a backup of the catalog"
+                    f"{self._stream}, is missing",
+                    advice="bring it back, or restore a backup of the catalog",
                 )
             yield path, found
 

@@ -299,7 +299,9 @@ class ConsistentRegion:
         base_step = self.step
         step = step or Step.without_rows(base_step + 1)
         if step.step != base_step + 1:
-            raise StateError(f"step {step.step} of {self.stream.name} does not follow step {base_step}: run it again")
+            raise StateError(
+                f"step {step.step} of {self.stream.name} does not follow step {base_step}", advice="run it again"
+            )
         self._coordinator.begin_step(ends=self.ends_next if ends is None else ends)
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.

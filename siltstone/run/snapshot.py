@@ -182,8 +182,9 @@ def _not_accepted(task: SnapshotTask) -> NoLiveState:
     manifest = task.manifest
     return NoLiveState(
         f"the live state of {manifest.stream}/{task.operator} subtask {task.subtask} on this machine is not the one "
-        f"that checkpoint {manifest.checkpoint} accepted, but another attempt at its last step: take the snapshot on "
-        "the machine whose attempt counted, or run the stream here first, which replaces it"
+        f"that checkpoint {manifest.checkpoint} accepted, but another attempt at its last step",
+        advice="take the snapshot on "
+        "the machine whose attempt counted, or run the stream here first, which replaces it",
     )
 
 
@@ -191,5 +192,6 @@ def _elsewhere(task: SnapshotTask) -> NoLiveState:
     manifest = task.manifest
     return NoLiveState(
         f"no live state of {manifest.stream}/{task.operator} subtask {task.subtask} at checkpoint "
-        f"{manifest.checkpoint} on this machine: run the stream here, then take the snapshot"
+        f"{manifest.checkpoint} on this machine",
+        advice="run the stream here, then take the snapshot",
     )

@@ -64,7 +64,8 @@ def call_within(timeout_s: float, operator: Operator, callback: Callable[[], T],
     thread.join(timeout_s)
     if thread.is_alive():
         raise StateError(
-            f"operator {operator.name}: {name} did not return within {timeout_s:g} s: make it faster, or raise {option}"
+            f"operator {operator.name}: {name} did not return within {timeout_s:g} s",
+            advice=f"make it faster, or raise {option}",
         )
     with users_code(operator):
         if errors:

@@ -79,7 +79,7 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
 
 
 def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState | None:
-    """What is on this machine, if it can be had at the base version."""
+    """Open the working state on this machine and bring it to the base version; None if that is not possible."""
     if not (directory.exists() and task.base):
         return None
     try:
@@ -87,8 +87,8 @@ def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     except StateError:
         return None
     try:
-        # An earlier attempt or epoch may have gone further, or another way since the newest checkpoint, or to it: its
-        # steps are taken back, as far as their before-images are kept.
+        # Steps of an earlier attempt or epoch are rolled back, as far as their before-images are kept: it may have gone
+        # further, or have taken other steps, after the newest checkpoint or in the last step before it.
         for newest in dict.fromkeys((task.base_step, task.restore.step, task.restore.step - 1)):
             while state.version > newest:
                 state.rollback()
@@ -114,14 +114,14 @@ def _is_forward(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseT
 
 
 def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
-    """Whether this is what the attempt came to that was accepted: of one whose acknowledgement was lost, the version
-    may be here as well, while another host's attempt at it counts."""
+    """Whether the accepted attempt made this version. An attempt whose acknowledgement was lost may have left a version
+    with the same number, while another host's attempt counts."""
     return identity(task.operator.name, digests_of(state)) == task.base[subtask]
 
 
 def _is_known(task: StepTask, state: SubtaskState) -> bool:
-    """Whether a step that logs its changes can tell them from earlier ones, which an epoch without tracking may have
-    left."""
+    """Whether the changes of the next step can be told from earlier ones. They cannot if an epoch without tracking
+    changed this state."""
     try:
         return not task.tracking or all(table.changed() is not None for table in state.tables.values())
     except StateError:

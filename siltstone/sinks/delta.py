@@ -136,7 +136,7 @@ class SinkTable:
         return TableSize(url, sum(each or 0 for each in rows), sum(sizes), len(sizes))
 
     def list_published(self) -> tuple[set[int], int]:
-        """Return the ids that it has by the transactions in its log, and the oldest id that the log can tell of.
+        """Return the ids that the transactions in its log name, and the oldest id that the log still covers.
 
         The log keeps transactions for `LOG_RETENTION`, unless the table says otherwise.
         """
@@ -187,7 +187,7 @@ class SinkTable:
             except CommitFailedError as error:  # lost to another process: see what the table has now
                 _LOG.info("delivery begins again", stream=self.stream, sink=self.sink, reason=first_line(error))
         else:
-            raise StateError(f"{self.label}: other processes changed it {ATTEMPTS} times in a row; run again")
+            raise StateError(f"{self.label}: other processes changed it {ATTEMPTS} times in a row", advice="run again")
         self.make_durable()
 
     def merge(self) -> tuple[int, int]:

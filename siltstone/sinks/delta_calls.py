@@ -41,7 +41,9 @@ def delta_call(what: str) -> Iterator[None]:
         except (CommitFailedError, TableNotFoundError):
             raise
         except OSError as error:
-            raise Unreachable(f"{what}: {first_line(error)}") from None
+            raise Unreachable(
+                f"{what}: {first_line(error)}", advice="check that its store answers, and try again"
+            ) from None
         except DeltaError as error:
             raise StateError(f"{what}: {first_line(error)}") from None
 

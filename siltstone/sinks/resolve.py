@@ -1,11 +1,11 @@
 """Decide what a stream's sinks are in a warehouse: its Delta tables, its Parquet files, and the user's own.
 
-Where the definition names no sink for an output, it is a Delta table, except that
+An output whose definition names no sink goes to a Delta table. It goes to Parquet files on this machine instead if
 
-    a stream that began before there were tables goes on with its Parquet files, and so does one that has such files,
-    so that its rows are never split over two places; `DeltaSink()` in its definition changes over
-    a warehouse in Redis, Cassandra or RocksDB, where no other program could read a table, has Parquet files on this
-    machine, and so does one whose path delta-rs cannot open
+    the stream has such files, or is recorded to write them: its rows are never split over two places. `DeltaSink()` in
+    its definition changes over
+    the warehouse is in Redis, Cassandra or RocksDB, where no other program could read a table, or delta-rs cannot open
+    its path
 """
 
 from dataclasses import replace

@@ -36,16 +36,12 @@ def may_pass(error: BaseException) -> bool:
     return not is_users and any(sign in said for sign in (*WORKER_DIED, *LOST))
 
 
-def explain(error: BaseException, action: str) -> str:
-    """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message.
-
-    Args:
-        action: what to repeat if a worker died, such as "run the stream".
-    """
+def explain(error: BaseException) -> str:
+    """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
     errors = [line for line in lines if "Error" in line or "Exception" in line]
     said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
     if any(sign in line for line in lines for sign in WORKER_DIED):
-        return f"a Python worker died, killed or out of memory ({said}); {action} again to resume"
+        return f"a Python worker died, killed or out of memory ({said})"
     return said

@@ -32,7 +32,7 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
     """
     _check_files(source.sparkSession, step, log.files_of(step))
     log.rerun(step)
-    batch = _Batch(step, log.number(step.batch), work)
+    batch = _LoggedBatch(step, log.number(step.batch), work)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", log.url)
     query = writer.trigger(availableNow=True).start()
     try:
@@ -56,7 +56,7 @@ def _check_files(spark: SparkSession, step: Step, files: Iterable[str]) -> None:
             raise UsageError(f"source data of step {step.step} are missing: {url} does not exist; restore it")
 
 
-class _Batch:
+class _LoggedBatch:
     """The function that the query calls: first with the logged batch, then, until it is stopped, with unwanted ones."""
 
     def __init__(self, step: Step, number: int, work: Callable[[DataFrame], None]) -> None:

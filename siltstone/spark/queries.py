@@ -100,8 +100,8 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
         return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:
         raise StateError(
-            f"Spark does not expose where the sources of query {query_id} begin: use the version of Spark that "
-            f"Siltstone requires ({str(error).splitlines()[0]})"
+            f"Spark does not expose where the sources of query {query_id} begin",
+            advice=f"use the version of Spark that Siltstone requires ({str(error).splitlines()[0]})",
         ) from error
 
 
@@ -118,7 +118,8 @@ def _execution(spark: SparkSession, query_id: str) -> Any:
         if execution.id().toString() == query_id:
             return execution
     raise StateError(
-        f"no query {query_id} is running: start it with .option('checkpointLocation', runner.checkpoint_location)"
+        f"no query {query_id} is running",
+        advice="start it with .option('checkpointLocation', runner.checkpoint_location)",
     )
 
 

@@ -38,7 +38,7 @@ class Resets:
         """Note that the run has completed a checkpoint."""
         self._in_a_row = 0
 
-    def solve(self, error: BaseException, cause: BaseException) -> bool:
+    def may_reset(self, error: BaseException, cause: BaseException) -> bool:
         """Whether a reset may follow a failure.
 
         Args:

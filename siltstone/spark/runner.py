@@ -220,8 +220,8 @@ class StreamRunner:
             )
         if batch != self._next_batch:
             raise StateError(
-                f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
-                "with .option('checkpointLocation', runner.checkpoint_location)"
+                f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due",
+                advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         if not self._sources_checked:
             self._log.check(batch)
@@ -234,7 +234,7 @@ class StreamRunner:
             region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1
-        # Whether it ends in a checkpoint may have become true only now, while there is no room for one.
+        # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
         self._take(rows, self._log.read(batch, region.step + 1), ends=ends)
         if last:
@@ -360,7 +360,8 @@ class StreamRunner:
         self._requests.completed(completed.id)
 
     def _deliver_left(self) -> None:
-        """Deliver what earlier epochs left, and say of their checkpoints that they exist: those epochs could not."""
+        """Deliver what earlier epochs left, and call `region_checkpointed` for their checkpoints, as those epochs could
+        not."""
         region = self.region
         self._deliver()
         for id in region.outbox.left:
@@ -398,4 +399,6 @@ class StreamRunner:
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""
         if self.failure is not None:
-            raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
+            raise StateError(
+                f"this run of {self.region.stream.name} has failed", advice="open the region again to resume"
+            )

@@ -80,4 +80,4 @@ def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
         return cause
     region = runner.region
     step = max(region.step, region.completed_step + 1)
-    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause, 'run the stream')}")
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause)}")

@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from siltstone.errors import Fenced, StateError, Unreachable, UsageError
+from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import configuration, worker_variables
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explain
@@ -86,8 +86,8 @@ def spark_session(
 ) -> SparkSession:
     """Return the running session if there is one, else start one on `master`.
 
-    Worker processes get this interpreter and this module search path, so that the user's stream modules import there
-    as they do here. A Spark Connect server starts its own workers: modules must be installed there.
+    Worker processes get this interpreter and this module search path: the user's stream modules import there as they
+    do here. A Spark Connect server starts its own workers: modules must be installed there.
 
     Args:
         master: a Spark master URL, or `sc://HOST[:PORT]` of a Spark Connect server; ignored under `spark-submit`,
@@ -153,7 +153,9 @@ def _connect(url: str, extra: Mapping[str, str]) -> SparkSession:
             f"Spark Connect needs further packages: pip install 'siltstone[connect]' ({str(error).splitlines()[0]})"
         ) from error
     except Exception as error:
-        raise Unreachable(f"Spark Connect at {host}:{port} fails: {str(error).splitlines()[0]}") from error
+        raise Unreachable(
+            f"Spark Connect at {host}:{port} fails: {str(error).splitlines()[0]}", advice="check its log, and try again"
+        ) from error
     return spark
 
 
@@ -257,7 +259,7 @@ def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             if not is_jvm_gone():
                 if isinstance(error, PySparkException | Py4JError):
-                    raise StateError(f"Spark failed: {explain(error, 'run the same command')}") from error
+                    raise StateError(f"Spark failed: {explain(error)}", advice=SiltstoneError.general_advice) from error
                 raise
             raise Unreachable(
                 "Spark's JVM has ended, killed or out of memory: run the same command again; a stream continues from "

@@ -214,8 +214,8 @@ class SourceLog:
         path = self._path("offsets", batch)
         if not path.is_file():
             raise StateError(
-                f"no record of batch {batch} in {self.location}: "
-                "start the query with .option('checkpointLocation', runner.checkpoint_location)"
+                f"no record of batch {batch} in {self.location}",
+                advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         return path
 

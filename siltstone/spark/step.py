@@ -39,11 +39,12 @@ JOB_TAGS = "spark.job.tags"
 QUERY_SETTINGS = {
     # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one.
     "spark.sql.adaptive.enabled": "false",
-    # The steps of several operators are a union. Spark would run those of equal keys one after the other, in one task.
+    # The steps of several operators are a union. Spark would run steps with equal keys one after the other in one task.
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
+_DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def run_step(
 ) -> StepRun:
     """Run one step of every operator.
 
-    Operators whose input is at hand run in one Spark job, side by side, then those that read their outputs. Where it is
-    known that an operator returns no rows, those that read it do not wait for it.
+    Operators whose input is at hand run side by side in one Spark job, then those that read their outputs. Operators do
+    not wait for one that is known to return no rows.
 
     Args:
         spark: where `rows` is None, the session of the run's own (`own_session`).
@@ -155,12 +156,12 @@ def _run_level(
         return made
 
     frames = {name: frame(task, empty=task.operator.reads in silent) for name, task in tasks.items()}
-    received = answers(frames, tasks)
+    received = collect_acknowledgements(frames, tasks)
     if left_out := [name for name in tasks if not received[name]]:
         # Spark's optimizer saw that there are no rows, and left the tasks out.
         empty = {name: frame(tasks[name], empty=True) for name in left_out}
         frames |= empty
-        received |= answers(empty, tasks)
+        received |= collect_acknowledgements(empty, tasks)
     for name, task in tasks.items():
         run.received[name] = _check_complete(received[name], task)
         if any(each.rows_out for each in received[name]):
@@ -171,7 +172,7 @@ def _run_level(
 
 
 def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
-    """The frame of a placement for one step. Subtasks may move after a checkpoint, if that and the log have all their
+    """Return the placement's frame for one step. A subtask may move if the newest checkpoint and the log hold all its
     state."""
     if placement is None or not tasks:
         return None
@@ -240,11 +241,16 @@ def acknowledgements(
         SiltstoneError: the error of a subtask.
         StateError: a subtask did not answer.
     """
-    return {name: _check_complete(received, tasks[name]) for name, received in answers(frames, tasks).items()}
+    return {
+        name: _check_complete(received, tasks[name])
+        for name, received in collect_acknowledgements(frames, tasks).items()
+    }
 
 
-def answers(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
-    """Run the steps as `acknowledgements`, and return what was answered, whether all subtasks did or not."""
+def collect_acknowledgements(
+    frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]
+) -> dict[str, list[Acknowledgement]]:
+    """Run the steps of some operators as one job; return the acknowledgements that came, which may not be all."""
     received: dict[str, list[Acknowledgement]] = {name: [] for name in frames}
     if not frames:
         return received
@@ -294,7 +300,7 @@ def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFr
     acknowledgement = F.col(ACKNOWLEDGEMENT)
     said = acknowledgement.cast("string")
     accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
-    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit("it came to other rows or another state"))
+    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit(_DIFFERS))
     failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
     return frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed)).drop(
         ACKNOWLEDGEMENT

@@ -55,6 +55,7 @@ def _own_temporary_directory() -> Path:
     make_private_directory(path)
     if path.is_symlink() or path.stat().st_uid != os.getuid():
         raise StateError(
-            f"{path} is a link or belongs to another user: remove it, or set {LOCAL_DIRS} or TMPDIR on this machine"
+            f"{path} is a link or belongs to another user",
+            advice=f"remove it, or set {LOCAL_DIRS} or TMPDIR on this machine",
         )
     return path

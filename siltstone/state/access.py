@@ -294,8 +294,8 @@ def _as_table(columns: Columns) -> pa.Table:
 
 def _null(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> BadRow:
     """Make the error for entries with a null where none is allowed; `owners` are the hashes of their keys."""
-    message = f"{what} is null in {column.null_count} rows: drop them"
-    return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=owners, at=at)
+    message, reason = f"{what} is null in {column.null_count} rows", f"{what} is null"
+    return BadRow(message, advice="drop them", rows=null_mask(column), reason=reason, keys=owners, at=at)
 
 
 def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:

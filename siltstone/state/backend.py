@@ -26,7 +26,7 @@ from siltstone.state.schema import TableSchema
 
 @dataclass
 class Keys:
-    """n distinct keys, with which `state.<variable>` reads or writes many keys at once.
+    """n distinct keys, for reading or writing many keys of `state.<variable>` at once.
 
     Attributes:
         columns: the key columns, one row per key: `keys.columns["tailnum"]`.

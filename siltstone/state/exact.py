@@ -95,7 +95,7 @@ def _limbs(words: np.ndarray) -> list[np.ndarray]:
 
 
 def _add(limbs: list[np.ndarray], group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sum numbers in limbs by group; the result is that of `_carry`."""
+    """Sum numbers in limbs by group; return what `_carry` returns."""
     sums = [np.zeros(size, np.int64) for _ in limbs]
     for total, limb in zip(sums, limbs, strict=True):
         np.add.at(total, group, limb.view(np.int64))

@@ -211,7 +211,7 @@ class _Reader:
 
 
 def _is_long(sizes: np.ndarray) -> bool:
-    """Whether rows have so many bytes that they are copied one by one, rather than by the position of each byte."""
+    """Whether rows are long enough to be copied one by one, rather than by the position of each byte."""
     return bool(sizes.sum() > _LONG_BYTES * len(sizes))
 
 

@@ -74,7 +74,9 @@ def _delete(target: StateTable, batch: Keys, rows: pa.Table) -> None:
 
 def _table(state: KeyedState, table: str) -> StateTable:
     if table not in state.tables:
-        raise StateError(f"state table {table!r} does not exist (there are {', '.join(sorted(state.tables))})")
+        raise StateError(
+            f"state table {table!r} does not exist", advice=f"use one of {', '.join(sorted(state.tables))}"
+        )
     return state.tables[table]
 
 

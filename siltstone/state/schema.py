@@ -110,13 +110,12 @@ class TableSchema:
         same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
         if not same or any(kept.get(n) != t for n, t in old["value"]):
             averages = [n for n, t in old["value"] if n.endswith("_sum") and (t, kept.get(n)) == ("int64", _WIDE_SUM)]
-            why = (
-                f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), and an older state's sum "
-                "may have wrapped: start a stream with another name from the source"
-                if averages
-                else "only new value columns may be added, and key columns become nullable"
-            )
-            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {why}")
+            why, advice = "only new value columns may be added, and key columns become nullable", ""
+            if averages:
+                why = f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), "
+                why += "and an older state's sum may have wrapped"
+                advice = "start a stream with another name from the source"
+            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {why}", advice=advice)
 
 
 def describe_key(key: pa.Schema) -> list[list[str]]:

@@ -184,7 +184,7 @@ def _after(text: str, expected: str, at: int) -> int:
 
 
 def _advice(kind: pa.DataType) -> str:
-    """Say which supported type holds the values of one that is not supported."""
+    """Return which supported type can hold the values of an unsupported one."""
     types = pa.types
     if types.is_decimal(kind):
         if kind.precision <= 38:

@@ -20,7 +20,7 @@ from siltstone.errors import CorruptObject
 from siltstone.model import Handle, StoredObject
 from siltstone.store.ahead import fetch_threads
 from siltstone.store.base import Store
-from siltstone.store.checksums import recorded
+from siltstone.store.checksums import start_hash
 from siltstone.store.ranged import RangedFile, with_ranges
 
 AHEAD_BYTES = 64 << 20
@@ -97,7 +97,7 @@ class BlockReader:
     def _fetch(self, run: Sequence[Wanted]) -> list[pa.Buffer | pa.NativeFile]:
         name = run[0].handle.object
         if name not in self._objects:
-            raise CorruptObject(f"{name} is in a handle but not in a manifest: restore another checkpoint")
+            raise CorruptObject(f"{name} is in a handle but not in a manifest", advice="restore another checkpoint")
         stored = self._objects[name]
         for wanted in run:
             if wanted.handle.offset + wanted.handle.length > stored.bytes:
@@ -129,7 +129,7 @@ class BlockReader:
 def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
     start, span = next((s, b) for s, b in reversed(fetched) if s <= handle.offset)
     block = span.slice(handle.offset - start, handle.length)
-    found = recorded(handle.checksum, f"object {handle.object}")
+    found = start_hash(handle.checksum, f"object {handle.object}")
     found.update(memoryview(block))
     if found.text() != handle.checksum:
         what = f"{handle.variable}, {handle.length} bytes at {handle.offset},"

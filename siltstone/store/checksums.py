@@ -138,7 +138,7 @@ def algorithm_of(checksum: str) -> str:
     return found[1]
 
 
-def recorded(checksum: str, what: str) -> Checksum:
+def start_hash(checksum: str, what: str) -> Checksum:
     """Start a checksum with the algorithm of a recorded one, to compare with it.
 
     Raises:
@@ -156,7 +156,7 @@ def verify(data: Data, checksum: str, what: str) -> None:
     Raises:
         CorruptObject: they differ from what was written; the message names `what`.
     """
-    found = recorded(checksum, what)
+    found = start_hash(checksum, what)
     found.update(memoryview(data))
     compare(found, checksum, what)
 

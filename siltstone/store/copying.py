@@ -5,7 +5,7 @@ from dataclasses import replace
 from siltstone.errors import CorruptObject, ObjectExists
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
-from siltstone.store.checksums import compare, recorded
+from siltstone.store.checksums import compare, start_hash
 from siltstone.store.ranged import MEASURED_BYTES, with_ranges
 
 
@@ -55,7 +55,7 @@ def verify_object(store: Store, stored: StoredObject) -> None:
 
 def _copy_in_parts(source: Store, stored: StoredObject, target: Store, name: str) -> None:
     what = f"object {stored.name}"
-    found = recorded(stored.checksum, what)
+    found = start_hash(stored.checksum, what)
     with target.create(name) as out:
         for start in range(0, stored.bytes, MEASURED_BYTES):
             part = source.read_range(stored.name, start, min(MEASURED_BYTES, stored.bytes - start))

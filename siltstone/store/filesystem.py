@@ -53,7 +53,7 @@ def translate_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "check that the disk is there and healthy")
-        raise Unreachable(f"cannot {what}: {error.strerror or error}; {hint}") from error
+        raise Unreachable(f"cannot {what}: {error.strerror or error}", advice=hint) from error
 
 
 class FileWriter:

@@ -1,7 +1,7 @@
 """Read and write the object that identifies a store's warehouse, and list the streams that have run in it.
 
-Its size is fixed, so that one ranged read works in every kind of store, and it contains its own checksum, since
-no other place records one:
+Its size is fixed: one ranged read works in every kind of store. It contains its own checksum, because no other place
+records one:
 
     "SILTSTONE WAREHOUSE 1 " | identity, 32 hex digits | " " | xxh3-64 of what precedes, 16 hex digits | newline
 """
@@ -43,7 +43,9 @@ def read_identity(store: Store) -> str | None:
     try:
         data = store.read_range(IDENTITY, 0, _BYTES).to_pybytes()
     except CorruptObject as error:
-        raise Unreachable(f"{store.label} lists {IDENTITY} but does not return it: {error}") from error
+        raise Unreachable(
+            f"{store.label} lists {IDENTITY} but does not return it: {error}", advice="try again"
+        ) from error
     if data.startswith(_HEAD) and data[len(_HEAD) : len(_HEAD) + 2] not in (_FORMAT + b" ", b""):
         version = data[len(_HEAD) :].split(b" ")[0]
         if version.isdigit() and int(version) > int(_FORMAT):
@@ -80,6 +82,6 @@ def list_streams(store: Store) -> list[str]:
 
 def _damaged(store: Store) -> CorruptObject:
     return CorruptObject(
-        f"object {IDENTITY} in {store.label} is damaged: check that it is the right store, and run "
-        "`siltstone reidentify`"
+        f"object {IDENTITY} in {store.label} is damaged",
+        advice="check that it is the right store, and run `siltstone reidentify`",
     )

@@ -24,7 +24,7 @@ from siltstone.store.checksums import (
     compare,
     range_digest_bytes,
     range_hash,
-    recorded,
+    start_hash,
 )
 
 RANGE_BYTES = 256 << 10
@@ -121,7 +121,7 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
     """
     if stored.ranges is not None and _is_usable(stored.ranges, stored.bytes):
         return stored
-    whole = recorded(stored.checksum, f"object {stored.name}")
+    whole = start_hash(stored.checksum, f"object {stored.name}")
     hasher = _RangeHasher(RANGE_BYTES, whole.algorithm)
     for start in range(0, stored.bytes, MEASURED_BYTES):
         size = min(MEASURED_BYTES, stored.bytes - start)

@@ -95,7 +95,7 @@ class RetryPolicy:
                 raise
             tried = f"tried {made} times in {self.now_s() - began_s:.0f} s"
             advice = f"raise {self.option} if the store may be away for longer"
-            raise Unreachable(f"{error}; {tried}: {advice}") from error
+            raise Unreachable(f"{error}; {tried}", advice=advice) from error
         raise AssertionError("tenacity either returns or raises")
 
     def put(self, store: Store, name: str, data: Data) -> StoredObject:

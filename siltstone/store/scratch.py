@@ -25,8 +25,8 @@ def hold_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Make a locked directory in `parent`, and remove it at the end of the block.
 
     Raises:
-        OSError: it cannot be made, or this process was stopped for so long before it locked the directory that another
-            one took it for abandoned.
+        OSError: it cannot be made, or another process removed it as abandoned, because this one was stopped for long
+            before it locked the directory.
     """
     path = parent / f"{prefix}{uuid.uuid4().hex}"
     with ExitStack() as stack:

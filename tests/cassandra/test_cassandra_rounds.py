@@ -16,7 +16,7 @@ from siltstone.model import StoredObject
 from siltstone.restore.proof import plan_checkpoints
 from siltstone.restore.verify import prove
 from siltstone.store.keyvalue.cassandra import CassandraKeyValue
-from siltstone.store.keyvalue.cassandra_client import Client
+from siltstone.store.keyvalue.cassandra_client import CassandraClient
 from siltstone.store.keyvalue.protocol import CHUNK, HEADER_BYTES, Header, chunk_key, chunk_stem
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.retry import Retrying
@@ -81,7 +81,7 @@ def kill_before_request(work: Callable[[], object], number: int) -> int:
         code = 1
         try:
             for name in ("run", "run_all", "run_batch"):
-                setattr(Client, name, counted(getattr(Client, name)))
+                setattr(CassandraClient, name, counted(getattr(CassandraClient, name)))
             work()
             code = 0
         finally:

@@ -171,7 +171,7 @@ def test_a_snapshot_that_cannot_be_taken_is_said_and_no_failure_where_a_schedule
     asked = wing.job("snapshot", full_snapshot={"if_possible": True})
     assert asked.success and made(asked) == {}
     line, metadata = failure(wing.job("snapshot"))
-    assert "on this machine: run the stream here" in line and metadata["error"] == "NoLiveState"
+    assert "on this machine; run the stream here" in line and metadata["error"] == "NoLiveState"
 
 
 def test_hours_are_restored_once_each_in_a_single_run(wing: Wing) -> None:

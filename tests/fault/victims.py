@@ -131,7 +131,7 @@ def _without_spark() -> None:
     def acknowledgements(_: object, tasks: Mapping[str, StepTask]) -> dict[str, list[Acknowledgement]]:
         return {name: list(run_tasks(task, {})[1]) for name, task in tasks.items()}
 
-    said = {"empty_step_frame": lambda *_: None, "answers": acknowledgements}
+    said = {"empty_step_frame": lambda *_: None, "collect_acknowledgements": acknowledgements}
     for attribute, value in said.items():
         setattr(step, attribute, value)
 

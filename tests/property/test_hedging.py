@@ -45,8 +45,7 @@ def simulate(rule: HedgeRule, first: np.ndarray, second: np.ndarray) -> tuple[np
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_defaults_meet_the_goal_on_the_latencies_of_the_flip(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    options = UploadOptions()
-    rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
+    rule = HedgeRule()
     alone = flip_latencies(rng, 30_000)
     hedged, hedges = simulate(rule, alone, flip_latencies(rng, len(alone)))
     assert np.quantile(hedged, 0.999) <= 0.53 * np.quantile(alone, 0.999)
@@ -121,10 +120,10 @@ def ready(
     store: HookedStore, metrics: UploadMetrics, policy: RetryPolicy | None = None, threads: int | None = None
 ) -> Hedger:
     """A hedger that has seen enough requests, each of 50 ms by its clock, which is its delay."""
-    options = UploadOptions(hedge_min_samples=20, hedge_budget=1.0)
+    rule = HedgeRule(budget=1.0, min_samples=20)
     ticks = itertools.count()
     retrying = Retrying(store, policy or RetryPolicy(kind="none"))
-    hedger = Hedger(retrying, options, metrics, threads=threads, clock=lambda: next(ticks) * 0.05)
+    hedger = Hedger(retrying, UploadOptions(), metrics, rule, threads=threads, clock=lambda: next(ticks) * 0.05)
     for i in range(20):
         hedger.put(f"warm/{i}", b"x")
     metrics.take()
@@ -232,9 +231,10 @@ def test_both_fail_and_the_error_is_the_requests_own(tmp_path: Path) -> None:
 
 
 def test_without_hedging_or_budget_nothing_is_sent_twice(tmp_path: Path) -> None:
-    for i, options in enumerate([UploadOptions(hedging=False), UploadOptions(hedge_budget=0, hedge_min_samples=1)]):
+    off, at_once = UploadOptions(hedging=False), HedgeRule(budget=1.0, min_samples=1)
+    for i, (options, rule) in enumerate([(off, at_once), (UploadOptions(), HedgeRule(budget=0, min_samples=1))]):
         store, metrics = HookedStore(tmp_path / str(i)), UploadMetrics()
-        hedger = Hedger(store, options, metrics)
+        hedger = Hedger(store, options, metrics, rule)
         hedger.put("a/1", b"x")
         store.before = lambda _: time.sleep(0.05)
         hedger.put("a/2", b"x")

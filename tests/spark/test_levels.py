@@ -166,7 +166,7 @@ def test_operators_that_spark_leaves_out_shift_no_subtask_of_the_others(
         "passing": step_frame(rows, tasks["passing"]),
         "last": step_frame(rows, tasks["last"]),
     }
-    received = step.answers(frames, tasks)
+    received = step.collect_acknowledgements(frames, tasks)
     assert received["first"] == []
     for name in ("passing", "last"):
         assert rows_in(received)[name] == expected(tasks[name], keyed(range(50), range(50)))

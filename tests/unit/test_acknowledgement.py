@@ -61,13 +61,22 @@ def test_six_tables_take_few_bytes() -> None:
     assert len(_full().to_bytes()) < 7500
 
 
-@pytest.mark.parametrize("error", [CorruptObject("object x is missing"), UnknownStream("no 'é'"), SiltstoneError("?")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptObject("object x is missing"),
+        StateError("no", advice="begin"),
+        UnknownStream("no 'é'"),
+        SiltstoneError("?"),
+    ],
+)
 def test_a_failure_is_raised_again_as_what_it_was(error: SiltstoneError) -> None:
     read = Acknowledgement.from_bytes(Acknowledgement.failure("o", 1, error).to_bytes())
     assert (read.operator, read.subtask) == ("o", 1)
     with pytest.raises(type(error)) as caught:
         read.raise_failure()
     assert type(caught.value) is type(error) and str(caught.value) == str(error)
+    assert caught.value.full_text == error.full_text
 
 
 @pytest.mark.parametrize(

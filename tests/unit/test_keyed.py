@@ -118,6 +118,15 @@ def test_the_state_of_each_key_is_that_of_a_model(calls: list[list[dict[str, Any
         assert task.state.tables["window"].rows == sum(len(model.window) for model in models.values())
 
 
+def test_evicting_again_keeps_rows_inserted_after_a_higher_limit() -> None:
+    commands = [("insert", 5), ("evict", 9), ("insert", 3), ("insert", 1), ("evict", 2)]
+    with subtask(Everything()) as task:
+        rows = [{"k": 1, "command": command, "n": n, "m": 0.0} for command, n in commands]
+        task.process(pa.Table.from_pylist(rows))
+        told = task.process(pa.Table.from_pylist([{"k": 1, "command": "append", "n": 0, "m": 0.0}]))
+        assert "[{'n': 0}], [{'n': 3}]" in told["seen"][0].as_py()
+
+
 class Spenders(Operator):
     """Adds up; all keys at once."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.outbox import Outbox, OutputRecord
+from siltstone.catalog.outbox import OutboxRecords, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
@@ -95,13 +95,13 @@ def test_a_run_that_takes_over_asks_once_what_is_outstanding_and_knows_whose_it_
     run = Outboxed(place, Heard(), delivers=False)
     for n in (1, 2):
         run.step(batch(n))
-    listed, asked = Outbox.list, list[str]()
+    listed, asked = OutboxRecords.list, list[str]()
 
-    def count(self: Outbox, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
+    def count(self: OutboxRecords, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
         asked.append(stream)
         return listed(self, stream, outstanding=outstanding)
 
-    monkeypatch.setattr(Outbox, "list", count)
+    monkeypatch.setattr(OutboxRecords, "list", count)
     later = Outboxed(place, heard)
     assert heard.ids == [1, 2] and later.region.outbox.left == [1, 2] and asked == [NAME]
     later.step(batch(3))
@@ -246,7 +246,7 @@ def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
     """It had read what is outstanding; meanwhile a newer writer delivers it, cleans up and goes on."""
     Outboxed(place, Heard(), delivers=False).step(batch(1))
     frozen = Outboxed(place, heard, delivers=False)
-    real = Outbox.list
+    real = OutboxRecords.list
 
     def read_then_freeze(*args: Any, **options: Any) -> list[OutputRecord]:
         found = real(*args, **options)
@@ -256,7 +256,7 @@ def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
         newer.region.close("done")
         return found
 
-    monkeypatch.setattr(Outbox, "list", read_then_freeze)
+    monkeypatch.setattr(OutboxRecords, "list", read_then_freeze)
     with pytest.raises(Fenced):
         frozen.deliver(checked=True)
     assert heard.ids == [1, 2] and heard.inputs == inputs([1, 2])

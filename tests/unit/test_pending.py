@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from siltstone.catalog.commits import Commits, Committed
-from siltstone.catalog.outbox import Outbox, OutputRecord
+from siltstone.catalog.outbox import OutboxRecords, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork
@@ -146,9 +146,9 @@ def test_outputs_of_pending_checkpoints_arrive_once_whatever_fails_around_one_of
     place: OpenWarehouse, heard: Heard, name: str, moment: str, table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letters, away = Heard(), Unreachable("away")
-    run, mark = TwoSinks(place, heard, letters, table=table), Outbox.mark_delivered
+    run, mark = TwoSinks(place, heard, letters, table=table), OutboxRecords.mark_delivered
 
-    def failing_mark(self: Outbox, stream: str, epoch: int, checkpoint: int, of: str) -> None:
+    def failing_mark(self: OutboxRecords, stream: str, epoch: int, checkpoint: int, of: str) -> None:
         if (checkpoint, of, moment) == (1, name, "mark"):
             raise away
         mark(self, stream, epoch, checkpoint, of)
@@ -161,7 +161,7 @@ def test_outputs_of_pending_checkpoints_arrive_once_whatever_fails_around_one_of
     run.step(dirty(2))
     run.complete_oldest()
     with monkeypatch.context() as patch:
-        patch.setattr(Outbox, "mark_delivered", failing_mark)
+        patch.setattr(OutboxRecords, "mark_delivered", failing_mark)
         with pytest.raises(Unreachable):
             run.deliver(checked=True)
     with pytest.raises(StateError, match="the region is resetting"):

@@ -69,24 +69,24 @@ def test_resets_in_a_row_are_bounded_and_wait_longer_each_time() -> None:
         patch("siltstone.spark.resets.time.monotonic", lambda: clock[0]),
     ):
         for _ in range(3):
-            assert resets.solve(AWAY, AWAY)
+            assert resets.may_reset(AWAY, AWAY)
             before = clock[0]
             resets.wait(AWAY)
             slept.append(round(clock[0] - before))
-        assert not resets.solve(AWAY, AWAY) and resets.count == 3
+        assert not resets.may_reset(AWAY, AWAY) and resets.count == 3
         resets.note_checkpoint()
-        assert resets.solve(AWAY, AWAY)
+        assert resets.may_reset(AWAY, AWAY)
     assert slept == [2, 4, 8]
 
 
 def test_what_was_fenced_or_asked_to_stop_is_not_reset() -> None:
     stop = StopRequest()
     resets = Resets("s", RecoveryOptions(), stop)
-    assert resets.solve(StateError("stopped in step 3"), AWAY)
-    assert not resets.solve(Fenced("by epoch 4"), AWAY)
+    assert resets.may_reset(StateError("stopped in step 3"), AWAY)
+    assert not resets.may_reset(Fenced("by epoch 4"), AWAY)
     stop.ask("SIGTERM")
     resets.wait(AWAY)  # does not wait
-    assert not resets.solve(AWAY, AWAY)
+    assert not resets.may_reset(AWAY, AWAY)
 
 
 def test_a_reset_begins_its_epoch_only_directly_after_its_own(place: OpenWarehouse) -> None:

@@ -42,7 +42,7 @@ def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
         with pytest.raises(AttributeError):
             runner(NO_SPARK, 0)
         for go_on in (runner.finish, lambda: runner(NO_SPARK, 1)):
-            with pytest.raises(StateError, match="this run of kept has failed: open the region again"):
+            with pytest.raises(StateError, match="this run of kept has failed; open the region again"):
                 go_on()
         assert place.catalog.checkpoints.last_id("kept") == 0
 

@@ -17,7 +17,7 @@ from siltstone.catalog.commit_details import pack_parts, unpack_parts
 from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.extract_writer import read_newest_extract
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.outbox import Outbox
+from siltstone.catalog.outbox import OutboxRecords
 from siltstone.catalog.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
@@ -301,7 +301,7 @@ def test_outputs_that_sinks_lack_are_delivered_first(
     class Waiting:
         checkpoint, name = AT, "by_key"
 
-    monkeypatch.setattr(Outbox, "list", lambda *_, **__: [Waiting()])
+    monkeypatch.setattr(OutboxRecords, "list", lambda *_, **__: [Waiting()])
     refused = pytest.raises(UsageError, match=f"output by_key of checkpoint {AT} has not reached its sink; run")
     with OpenWarehouse.existing(str(saved / "w")) as place, refused:
         export_savepoint(place, NAME, SAVED, str(tmp_path / "x"))

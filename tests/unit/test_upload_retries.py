@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.changelog.hedging import Hedger
+from siltstone.changelog.hedging import Hedger, HedgeRule
 from siltstone.changelog.streamed_upload import HELD_BYTES
 from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
@@ -104,7 +104,7 @@ def test_an_upload_is_given_up_after_the_timeout_and_then_all_are_sooner_until_o
     clock, metrics = Seconds(), UploadMetrics()
     store = HookedStore(tmp_path, before=Away(clock, 1e9))
     hedger = patient(store, clock, metrics, timeout_s=60.0)
-    with pytest.raises(Unreachable, match=r"tried \d+ times in [56]\d s: raise upload.checkpoint_timeout_s") as raised:
+    with pytest.raises(Unreachable, match=r"tried \d+ times in [56]\d s; raise upload.checkpoint_timeout_s") as raised:
         hedger.put("a/b", b"data")
     assert not raised.value.transient
     assert 50 <= clock.at_s <= 60
@@ -142,8 +142,8 @@ def test_nothing_waits_longer_than_the_timeout_for_a_store_that_hangs(tmp_path: 
         assert go.wait(30)
 
     store, metrics = HookedStore(tmp_path, before=hang), UploadMetrics()
-    options = UploadOptions(checkpoint_timeout_s=BRIEFLY_S, upload_threads=1, hedge_min_samples=1)
-    hedger = Hedger(store, options, metrics)
+    options = UploadOptions(checkpoint_timeout_s=BRIEFLY_S, upload_threads=1)
+    hedger = Hedger(store, options, metrics, HedgeRule(min_samples=1))
     for number in range(6):  # more than it has threads for hedges
         with pytest.raises(Unreachable, match=r"does not answer for 0.2 s.*raise upload.checkpoint_timeout_s"):
             hedger.put(f"a/{number}", b"data")
@@ -173,8 +173,7 @@ def test_a_base_that_fits_is_tried_again_and_hedged_like_a_segment(tmp_path: Pat
     # Each request counts as half a second, however long it took: it is hedged after as long, and comes first even on a
     # machine that has much else to do.
     seconds = itertools.count(step=0.5)
-    options = UploadOptions(hedge_budget=1, hedge_min_samples=1)
-    hedger = Hedger(retrying, options, metrics, clock=lambda: next(seconds))
+    hedger = Hedger(retrying, UploadOptions(), metrics, HedgeRule(budget=1, min_samples=1), clock=lambda: next(seconds))
     hedger.put("warm", b"x")
     store.before = Away(clock, 200.0)
     with hedger.create("s/1/first") as out:

@@ -90,7 +90,5 @@ def _explained(region: ConsistentRegion) -> Iterator[None]:
                 region.check_fence()
         if isinstance(error, SiltstoneError):
             raise
-        said = explain(error, "do it again")
-        raise StateError(
-            f"stream {region.stream.name}: step {region.step} failed, nothing was changed: {said}"
-        ) from error
+        message = f"stream {region.stream.name}: step {region.step} failed, nothing was changed: {explain(error)}"
+        raise StateError(message, advice="do it again") from error

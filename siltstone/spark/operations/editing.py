@@ -101,7 +101,9 @@ def edit(
                     completed = runner.change(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
         except PySparkException as error:
-            raise UsageError(f"{given.source} cannot be read: {explain(error, 'edit')}") from error
+            raise UsageError(
+                f"{given.source} cannot be read: {explain(error)}", advice="correct it, and edit again"
+            ) from error
         finally:
             frame.unpersist()
     if found.checkpoint is not None:

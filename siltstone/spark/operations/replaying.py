@@ -84,13 +84,13 @@ def replay(
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
                 paths = paths_in_urls(spark, place.warehouse.local.root)
-                run = _Replay(
+                run = _LoggedReplay(
                     settings, stream, place.warehouse, Path(scratch), plan, paths, points, parallelism, on_step
                 )
                 return run.all(spark, rows)
 
 
-class _Replay:
+class _LoggedReplay:
     """One replay, with working state of its own that it advances by the logged steps."""
 
     def __init__(
@@ -169,7 +169,7 @@ class _Replay:
         except SiltstoneError:
             raise
         except Exception as error:
-            raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
+            raise StateError(f"{where} stopped the replay: {explain(error)}", advice="replay it again") from error
 
     def _run(self, spark: SparkSession, rows: DataFrame | None, **as_logged: Any) -> None:
         done = run_step(spark, rows, self._tasks(**as_logged), self._placement)

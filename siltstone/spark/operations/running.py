@@ -130,7 +130,7 @@ class _Work:
                 recovery.attempt(error)
                 self.tenure = Tenure()
             except Exception as error:
-                if self.tenure.epoch is None or not resets.solve(error, self._cause(error)):
+                if self.tenure.epoch is None or not resets.may_reset(error, self._cause(error)):
                     raise
                 run.set_query(None)
                 self.metrics.progress.add_reset()
@@ -167,7 +167,7 @@ class _Work:
             self._tell(checkpoint)
 
         self.current = None
-        is_reset = lambda e: resets.solve(e, self._cause(e))  # noqa: E731
+        is_reset = lambda e: resets.may_reset(e, self._cause(e))  # noqa: E731
         epoch = Epoch(self._request(), note_checkpoint, self.tenure, is_reset, run.requests)
         spark = self.rows.sparkSession
         with open_runner(self.settings, self.stream, self.warehouse, spark, self.metrics, epoch) as runner:

@@ -45,21 +45,23 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
                 # A run may have completed another checkpoint, and let the state of this one go.
                 if place.catalog.checkpoints.latest(stream).id == record.id:
                     raise
-        raise NoLiveState(f"{stream} completes checkpoints faster than a snapshot begins: try again, or when it pauses")
+        raise NoLiveState(
+            f"{stream} completes checkpoints faster than a snapshot begins", advice="try again, or when it pauses"
+        )
 
 
 def _take(place: OpenWarehouse, settings: Settings, stream: str, record: CheckpointRecord) -> SnapshotResult:
     catalog, warehouse = place.catalog, place.warehouse
     epoch = catalog.streams.get(stream).epoch
     if any(s.checkpoint == record.id for s in catalog.reference_copies.list(stream)):
-        raise UsageError(f"checkpoint {record.id} of {stream} already has a snapshot")
+        raise UsageError(f"checkpoint {record.id} of {stream} already has a snapshot: run the stream first")
     # The lease also protects objects that are written and not recorded yet.
     with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
         spark = spark_session(settings.master, settings.spark)
         if isinstance(spark, SparkSession) and not is_local(spark.sparkContext.master):
             raise NoLiveState(
-                f"the live state of {stream} is with the executors of its run, and a snapshot's tasks run on any: "
-                "take snapshots of streams that run on a local master (--master 'local[*]')"
+                f"the live state of {stream} is with the executors of its run, and a snapshot's tasks run on any",
+                advice="take snapshots of streams that run on a local master (--master 'local[*]')",
             )
         start = time.perf_counter()
         manifest = read_manifest(warehouse.store, record.manifest, stream)

@@ -17,9 +17,9 @@ def check_begin(step: int, running: int | None, version: int) -> None:
         StateError: it may not.
     """
     if running is not None:
-        raise StateError(f"step {running} is still open: commit it or roll it back before step {step}")
+        raise StateError(f"step {running} is still open", advice=f"commit it or roll it back before step {step}")
     if step <= version:
-        raise StateError(f"step {step} is not after version {version}: roll back first")
+        raise StateError(f"step {step} is not after version {version}", advice="roll back first")
 
 
 def check_opaque(variable: str, changed: Collection[int], known: Collection[str], groups: KeyGroupRange) -> None:
@@ -47,7 +47,7 @@ def check_keys(batch: Keys, schema: TableSchema, groups: KeyGroupRange) -> None:
         raise UsageError("keys, hashes and key groups of a batch must be equally many")
     for field, column in zip(schema.primary_key, batch.columns.columns, strict=True):
         if column.null_count and not field.nullable:
-            raise BadRow(f"key column {field.name} is null in {column.null_count} rows: drop or fill them")
+            raise BadRow(f"key column {field.name} is null in {column.null_count} rows", advice="drop or fill them")
     own = batch.key_groups
     if len(own) and not (own.min() in groups and own.max() in groups):
         raise UsageError(f"a key belongs to another subtask than that of key groups {groups}")

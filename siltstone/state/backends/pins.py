@@ -71,11 +71,12 @@ def held_pins(directory: Path) -> list[Path]:
     return held
 
 
-def gone(pin: Path) -> StateError:
+def snapshot_gone_error(pin: Path) -> StateError:
     """Return the error of a reader whose pin was removed."""
     return StateError(
         f"the snapshot {pin.name} is gone: it was released, or the stream rolled back behind it, moved or restored "
-        "its working state: take it again"
+        "its working state",
+        advice="take it again",
     )
 
 

@@ -34,8 +34,8 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.keyvalue import cassandra_statements as cql
 from siltstone.store.keyvalue.cassandra_client import (
+    CassandraClient,
     CassandraOptions,
-    Client,
     NoTables,
     Servers,
     client,
@@ -88,7 +88,7 @@ class CassandraKeyValue:
         self._options = options
 
     @property
-    def client(self) -> Client:
+    def client(self) -> CassandraClient:
         """This process's client."""
         return client(self.url, self._options)
 
@@ -115,7 +115,7 @@ class CassandraKeyValue:
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
         """Open an entry for reading values (`KeyValue.reading`)."""
-        yield _Reading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
+        yield _CassandraReading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """Store a new key by one lightweight transaction; False if it is taken."""
@@ -228,7 +228,7 @@ class CassandraKeyValue:
             found.append(Remark("one copy is kept, whose last seconds a power failure loses", advice))
         return found
 
-    def writing(self) -> Client:
+    def writing(self) -> CassandraClient:
         """Return the client once there are tables to write to."""
         found = self.client
         found.make_tables()
@@ -274,7 +274,7 @@ def _unfinished(entry: str, stem: bytes, began: datetime | None) -> Unfinished |
     return Unfinished(write_id.hex(), join_name(entry, key), began.replace(tzinfo=UTC))
 
 
-class _Reading:
+class _CassandraReading:
     """`Get` of one entry. A row comes whole: the server's limit on a write (16 MiB) is the limit of a planted one."""
 
     def __init__(self, driver: CassandraKeyValue, entry: str, what: str) -> None:
@@ -307,7 +307,7 @@ class _Reading:
 
 
 class _StagedInCassandra:
-    """`Staged`: chunks in partitions of their own, which only the write's header leads to."""
+    """`StagedWrite`: chunks in partitions of their own, which only the write's header leads to."""
 
     def __init__(self, driver: CassandraKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key, self._write_id = driver, entry, key, write_id

@@ -43,7 +43,7 @@ PASSWORD = "SILTSTONE_CASSANDRA_PASSWORD"
 LARGEST_CHUNK_BYTES = 1 << 20
 """what Cassandra still handles well; its own limit on a mutation is 16 MiB by default"""
 _AT_ONCE = 16
-_clusters: dict[tuple[int, str, "Servers"], "Client"] = {}
+_clusters: dict[tuple[int, str, "Servers"], "CassandraClient"] = {}
 _lock = threading.Lock()
 
 
@@ -114,7 +114,7 @@ class NoTables(Exception):
     """The keyspace has no tables of Siltstone: nothing was ever written to it."""
 
 
-class Client:
+class CassandraClient:
     """A session of this process, with its prepared statements."""
 
     def __init__(self, servers: Servers, options: CassandraOptions) -> None:
@@ -189,13 +189,13 @@ class Client:
         return self._prepared[text, level]
 
 
-def client(url: str, options: CassandraOptions) -> Client:
+def client(url: str, options: CassandraOptions) -> CassandraClient:
     """Return this process's client for `url`; a forked child makes its own."""
     servers = Servers.of(url, options)
     place = (os.getpid(), url, servers)
     with _lock:
         if place not in _clusters:
-            _clusters[place] = Client(servers, options)
+            _clusters[place] = CassandraClient(servers, options)
         return _clusters[place]
 
 
@@ -265,4 +265,4 @@ def _translate(error: Exception, what: str, label: str) -> Unreachable | UsageEr
         return Unreachable(f"cannot {what}: {label} cannot be reached; check hosts, port and tls", transient=True)
     passing = not isinstance(error, RequestValidationException)
     hint = "it may pass: try again" if passing else "check the server"
-    return Unreachable(f"cannot {what}: {label} says: {said}; {hint}", transient=passing)
+    return Unreachable(f"cannot {what}: {label} says: {said}", advice=hint, transient=passing)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
-from siltstone.store.checksums import DEFAULT, Checksum, compare, recorded
+from siltstone.store.checksums import DEFAULT, Checksum, compare, start_hash
 from siltstone.store.keyvalue.protocol import (
     HEADER_BYTES,
     WRITE_ID_BYTES,
@@ -23,7 +23,7 @@ from siltstone.store.keyvalue.protocol import (
     Header,
     Keys,
     KeyValue,
-    Staged,
+    StagedWrite,
     Values,
     chunk_key,
     like_header,
@@ -52,7 +52,7 @@ class ChunkWriter:
         self._entry, self._key = split_name(name)
         self._limit = driver.value_limit_bytes
         self._held = bytearray()
-        self._staged: Staged | None = None
+        self._staged: StagedWrite | None = None
         self._write_id = os.urandom(WRITE_ID_BYTES)
         self._chunks = 0
         self._bytes = 0
@@ -87,13 +87,13 @@ class ChunkWriter:
         """Make the object appear; ObjectExists if another writer was first."""
         self.closed = True
         if self._staged is None and not like_header(self._held):
-            added = self._surely(lambda: self._driver.add(self._entry, self._key, memoryview(self._held)), self._held)
+            added = self._add_once(lambda: self._driver.add(self._entry, self._key, memoryview(self._held)), self._held)
         else:
             self._stage(memoryview(self._held))
             header = Header(self._limit, self._chunks - 1, len(self._held), self._write_id).encode()
             staged = self._staged
             assert staged is not None
-            added = self._surely(lambda: staged.commit(header), header)
+            added = self._add_once(lambda: staged.commit(header), header)
         if not added:
             raise self._object_exists()
         self.stored = StoredObject(self._name, self._bytes, self._checksum.text())
@@ -124,8 +124,8 @@ class ChunkWriter:
             self._policy.call(partial(staged.put, some))
             self._chunks += len(some)
 
-    def _surely(self, store: Callable[[], bool], value: bytes | bytearray) -> bool:
-        """Call `store` with retries; a key taken after an attempt whose answer was lost may be our own."""
+    def _add_once(self, store: Callable[[], bool], value: bytes | bytearray) -> bool:
+        """Call `store` with retries. If an attempt's answer was lost, a key that is taken then may be our own."""
         lost = False
 
         def attempt() -> bool:
@@ -191,7 +191,7 @@ class ChunkedStore:
         """Read a whole object and verify its size and checksum; each chunk is fetched once."""
         entry, key = split_name(stored.name)
         label = self._label(stored.name)
-        found = recorded(stored.checksum, label)
+        found = start_hash(stored.checksum, label)
         with self.driver.reading(entry, key) as get:
             value, header = self._head(get, key, label, max(stored.bytes, HEADER_BYTES))
             size = header.value_bytes if header else value if isinstance(value, int) else len(value)

@@ -51,7 +51,7 @@ class Get(Protocol):
         ...
 
 
-class Staged(Protocol):
+class StagedWrite(Protocol):
     """One chunked write in progress, invisible before `commit`."""
 
     def put(self, chunks: Chunks) -> None:
@@ -94,7 +94,7 @@ class KeyValue(Protocol):
         """Store a new key, durable on return; False if it is taken. Exactly one of several writers wins."""
         ...
 
-    def stage(self, entry: str, key: bytes, write_id: bytes) -> Staged | None:
+    def stage(self, entry: str, key: bytes, write_id: bytes) -> StagedWrite | None:
         """Begin a chunked write of `key`; None if it is known to be taken."""
         ...
 

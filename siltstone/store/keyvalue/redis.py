@@ -7,8 +7,8 @@ The password is in the variable `SILTSTONE_REDIS_PASSWORD`, or in the one that t
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`protocol`)
     <prefix>:.writing      hash: write id -> start time and object name, for chunked writes in progress
 
-One command or script makes an object appear complete. Chunks stay only while their write is in `.writing`: the
-transaction that stores them removes them again if it is not, so what a killed writer left can always be found there.
+One command or script makes an object appear complete. Chunks stay only while their write is in `.writing`: otherwise
+the transaction that stores them removes them again. So what a killed writer left can always be found there.
 
 The server's setting `appendfsync` determines how durable a write is on return. On Redis 7.2 and later with its
 append-only file on, a write also waits until the file is on disk (WAITAOF).
@@ -120,7 +120,7 @@ class RedisKeyValue:
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
         """Open an entry for reading values (`KeyValue.reading`)."""
-        yield _Reading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
+        yield _RedisReading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """Store a new key by one HSETNX; False if it is taken."""
@@ -147,7 +147,7 @@ class RedisKeyValue:
         """List chunked writes not committed, with their names; rows that no writer here made are ignored."""
         with translate_errors("list unfinished writes", self.label):
             tokens: Any = self.client.hkeys(self._writing)
-        values = _Reading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
+        values = _RedisReading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
         writes = [_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
         return [write for write in writes if write is not None]
 
@@ -273,7 +273,7 @@ def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
     return None
 
 
-class _Reading:
+class _RedisReading:
     """`Get` of one entry: one script per call, so that values too long or not wanted are not sent."""
 
     def __init__(self, driver: RedisKeyValue, entry: str, what: str) -> None:
@@ -319,7 +319,7 @@ class _Reading:
 
 
 class _StagedInRedis:
-    """`Staged`: chunks in the entry's hash, under keys that only this write uses."""
+    """`StagedWrite`: chunks in the entry's hash, under keys that only this write uses."""
 
     def __init__(self, driver: RedisKeyValue, entry: str, key: bytes, token: str) -> None:
         self._driver, self._entry, self._key, self._token = driver, entry, key, token

@@ -147,4 +147,4 @@ def unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachabl
     passing = isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError))
     passing = passing or said.startswith(("BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
     hint = "it may pass: try again" if passing else "check the server"
-    return Unreachable(f"cannot {what}: {label} says: {said}; {hint}", transient=passing)
+    return Unreachable(f"cannot {what}: {label} says: {said}", advice=hint, transient=passing)

@@ -145,7 +145,7 @@ class RocksDBKeyValue:
             if database is None and not self.root.is_dir():
                 raise Unreachable(f"cannot read {what}: its store is missing; mount or restore it")
 
-            yield _Reading(database, what, self.root)
+            yield _RocksDBReading(database, what, self.root)
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """Store a new key by one synced batch; False if it is taken."""
@@ -263,7 +263,7 @@ def _name_in(folder: Path) -> str | None:
     return None
 
 
-class _Reading:
+class _RocksDBReading:
     """`Get` of an open database, or of none.
 
     RocksDB cannot tell lengths without reading, nor read part of a value. Values that are too long are in memory until
@@ -290,8 +290,8 @@ class _Reading:
 
 
 class _StagedInFiles:
-    """`Staged`: chunks in one table file, header and size in a second. Their key ranges are thus separate from those of
-    other objects, and no compaction rewrites them."""
+    """`StagedWrite`: chunks in one table file, header and size in a second. Their key ranges are thus separate from
+    those of other objects, and no compaction rewrites them."""
 
     def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key = driver, entry, key

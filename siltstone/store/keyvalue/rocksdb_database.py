@@ -58,7 +58,7 @@ def _translate_message(said: str, what: str, reads: Path | None) -> SiltstoneErr
         "too many open files": "raise the limit on open files",
     }
     hint = next((hint for words, hint in hints.items() if words in lower), "check that the disk is there and healthy")
-    return Unreachable(f"cannot {what}: {said}; {hint}")
+    return Unreachable(f"cannot {what}: {said}", advice=hint)
 
 
 def database_options() -> Options:

@@ -94,7 +94,7 @@ class S3Options(StoreOptions):
 
 
 @dataclass(frozen=True)
-class Link:
+class S3Link:
     """One process's client with its pooled connections, its threads for parts, and the policy of requests in a call."""
 
     client: Any
@@ -167,11 +167,11 @@ def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     cannot = f"cannot {verb} {what}"
     if code in _REFUSALS or (status in (401, 403) and code not in _HINTS):
-        return Unreachable(f"{cannot}: {server} refuses the credentials ({code}): {_CREDENTIALS}")
+        return Unreachable(f"{cannot}: {server} refuses the credentials ({code})", advice=_CREDENTIALS)
     if code == "NoSuchBucket":
         return UsageError(f"bucket {bucket} at {server} does not exist: make it, or check --warehouse and the endpoint")
     if code == "NoSuchUpload":
-        return Gone(f"{cannot}: its parts were discarded meanwhile")
+        return Gone(f"{cannot}: its parts were discarded meanwhile; start it again")
     if verb == "read" and status == 404:
         return CorruptObject(f"{what} is missing")
     if status == 416:
@@ -182,15 +182,15 @@ def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server:
         return ObjectExists(f"{what} already exists: objects are written once")
     transient = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_5XX) or code in _PASSING
     hint = _HINTS.get(code, "it may pass: try again" if transient else "check the server and the options of the URL")
-    return Unreachable(f"{cannot}: {server} answers {status} {code}; {hint}", transient=transient)
+    return Unreachable(f"{cannot}: {server} answers {status} {code}", advice=hint, transient=transient)
 
 
-_links: dict[tuple[S3Options, frozenset[tuple[str, str]]], Link] = {}
+_links: dict[tuple[S3Options, frozenset[tuple[str, str]]], S3Link] = {}
 _guard = threading.Lock()
 _KEPT = 16
 
 
-def link(options: S3Options, what: str) -> Link:
+def link(options: S3Options, what: str) -> S3Link:
     """Return this process's link for the options and the current `AWS_` environment.
 
     Raises:
@@ -210,7 +210,7 @@ def link(options: S3Options, what: str) -> Link:
             except (boto.BotoCoreError, boto.ClientError, ValueError) as error:
                 raise _unusable(error, f"cannot use {what}") from None
             pool = ThreadPoolExecutor(PARALLEL, "siltstone-s3")
-            _links[key] = Link(client, pool, options, options.policy)
+            _links[key] = S3Link(client, pool, options, options.policy)
         return _links[key]
 
 

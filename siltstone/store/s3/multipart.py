@@ -12,7 +12,7 @@ import pyarrow as pa
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.checksums import Checksum
-from siltstone.store.s3.client import MIB, Link
+from siltstone.store.s3.client import MIB, S3Link
 
 CHECKSUM = "siltstone-checksum"
 """name of our checksum in an object's metadata, only for people: anyone who replaces an object can replace it, too"""
@@ -60,7 +60,7 @@ class Multipart:
     Each request is retried by the link's policy.
     """
 
-    def __init__(self, link: Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> None:
+    def __init__(self, link: S3Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> None:
         self._link = link
         self._what = what
         self._object = {"Bucket": bucket, "Key": key}
@@ -111,7 +111,9 @@ class Multipart:
             return
         if owner is not None:
             raise ObjectExists(f"{self._what} already exists: objects are written once") from failure
-        raise failure or Unreachable(f"cannot write {self._what}: it is missing after all its parts were sent")
+        raise failure or Unreachable(
+            f"cannot write {self._what}: it is missing after all its parts were sent; start it again"
+        )
 
     def abort(self) -> None:
         """Free the space of the parts; if the server does not answer, `unfinished` lists the upload.
@@ -136,7 +138,7 @@ class Multipart:
     def _send(self, number: int, data: memoryview) -> str:
         def attempt() -> dict[str, Any]:  # each attempt needs a new body
             if self._aborted:
-                raise Unreachable(f"cannot write {self._what}: the upload was aborted")
+                raise Unreachable(f"cannot write {self._what}: the upload was aborted; start it again")
             return self._link.ask(
                 "write", self._what, "upload_part", PartNumber=number, Body=Body(data), **self._upload
             )
@@ -148,7 +150,7 @@ class Multipart:
 
 
 @contextmanager
-def multipart(link: Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> Iterator[Multipart]:
+def multipart(link: S3Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> Iterator[Multipart]:
     """Begin a multipart upload; complete it when the block succeeds, abort it on any error."""
     upload = Multipart(link, bucket, key, what, metadata)
     try:
@@ -162,7 +164,7 @@ def multipart(link: Link, bucket: str, key: str, what: str, metadata: dict[str, 
 class S3Writer:
     """`ObjectWriter` that keeps one part in memory; the first part that is not the last begins a multipart upload."""
 
-    def __init__(self, link: Link, bucket: str, key: str, what: str, checksums: str) -> None:
+    def __init__(self, link: S3Link, bucket: str, key: str, what: str, checksums: str) -> None:
         self.stored: StoredObject | None = None
         self.closed = False
         self.bytes = 0

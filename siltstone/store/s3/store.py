@@ -22,10 +22,10 @@ import pyarrow as pa
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Store, Unfinished
-from siltstone.store.checksums import Checksum, checksum_of, compare, recorded
+from siltstone.store.checksums import Checksum, checksum_of, compare, start_hash
 from siltstone.store.paths import check_object_name, check_prefix
 from siltstone.store.retry import Retrying, RetryPolicy
-from siltstone.store.s3.client import ERRORS, MIB, Gone, Link, S3Options, link
+from siltstone.store.s3.client import ERRORS, MIB, Gone, S3Link, S3Options, link
 from siltstone.store.s3.multipart import CHECKSUM, PARTS, Body, S3Writer, multipart
 from siltstone.store.url import options_of, redacted, split
 
@@ -120,7 +120,7 @@ class S3Store:
     def read(self, stored: StoredObject) -> pa.Buffer:
         """Read a whole object and verify it; large ones in concurrent parts, hashed in order as they arrive."""
         what = self._what(stored.name)
-        checksum = recorded(stored.checksum, what)
+        checksum = start_hash(stored.checksum, what)
         data = self._fetch(stored.name, 0, stored.bytes, checksum)
         compare(checksum, stored.checksum, what)
         return data
@@ -302,7 +302,7 @@ class S3Store:
     def _what(self, name: str) -> str:
         return f"object {name} in {self.label}"
 
-    def _link(self) -> Link:
+    def _link(self) -> S3Link:
         return replace(link(self.options, self.label), policy=self.policy)
 
 

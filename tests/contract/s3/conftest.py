@@ -23,11 +23,11 @@ def moto() -> FreshBucket:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations asked for, in order."""
     asked: list[str] = []
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
 
-    def noted(link: s3_client.Link, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    def noted(link: s3_client.S3Link, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
         asked.append(operation)
         return ask(link, verb, what, operation, **parameters)
 
-    monkeypatch.setattr(s3_client.Link, "ask", noted)
+    monkeypatch.setattr(s3_client.S3Link, "ask", noted)
     return asked

@@ -71,15 +71,15 @@ def test_an_object_replaced_while_it_is_read_is_noticed(place: FreshBucket, monk
     store = place.open("", PARTS)
     stored = store.put("a", os.urandom(16 * MIB))
     other = os.urandom(16 * MIB)
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
 
-    def replacing(link: s3_client.Link, *names: str, **parameters: Any) -> dict[str, Any]:
+    def replacing(link: s3_client.S3Link, *names: str, **parameters: Any) -> dict[str, Any]:
         answer = ask(link, *names, **parameters)
         if "IfMatch" not in parameters:
             place.client.put_object(Bucket=place.bucket, Key="a", Body=other)
         return answer
 
-    monkeypatch.setattr(s3_client.Link, "ask", replacing)
+    monkeypatch.setattr(s3_client.S3Link, "ask", replacing)
     with pytest.raises(CorruptObject, match=r"object a in .* was altered while it was read"):
         store.read(stored)
 
@@ -110,15 +110,15 @@ def test_a_writer_waits_for_its_parts_instead_of_keeping_them(
 ) -> None:
     data = os.urandom(40 * MIB)
     begun, go_on = [], Event()
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
 
-    def held(link: s3_client.Link, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    def held(link: s3_client.S3Link, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
         if operation == "upload_part":
             begun.append(parameters["PartNumber"])
             go_on.wait(10)
         return ask(link, verb, what, operation, **parameters)
 
-    monkeypatch.setattr(s3_client.Link, "ask", held)
+    monkeypatch.setattr(s3_client.S3Link, "ask", held)
     store = place.open("", PARTS)
 
     def write() -> StoredObject | None:

@@ -96,14 +96,14 @@ def test_each_request_of_a_base_is_tried_again_for_longer_than_other_calls(
 def test_a_base_that_is_given_up_leaves_no_parts(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     options = UploadOptions(checkpoint_timeout_s=0.5)
     with Uploader(place.open("", PARTS, "attempts=2"), options) as uploader, monkeypatch.context() as patch:
-        ask = s3_client.Link.ask
+        ask = s3_client.S3Link.ask
 
-        def without_parts(link: s3_client.Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
+        def without_parts(link: s3_client.S3Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
             if operation == "upload_part":
                 raise Unreachable("no parts today", transient=True)
             return ask(link, verb, what, operation, **asked)
 
-        patch.setattr(s3_client.Link, "ask", without_parts)
+        patch.setattr(s3_client.S3Link, "ask", without_parts)
         with pytest.raises(Unreachable, match=r"raise upload\.check"), create_ranged(uploader, "base") as out:
             out.write(os.urandom(HELD_BYTES + 12 * MIB))
         assert uploader.metrics.take().failures == 1
@@ -137,12 +137,12 @@ def test_what_no_store_put_there_is_not_listed(place: FreshBucket) -> None:
 def test_more_than_a_page_is_listed_and_deleted(
     place: FreshBucket, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
 
-    def with_small_pages(link: s3_client.Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
+    def with_small_pages(link: s3_client.S3Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
         return ask(link, verb, what, operation, **asked, **({"MaxKeys": 3} if operation == "list_objects_v2" else {}))
 
-    monkeypatch.setattr(s3_client.Link, "ask", with_small_pages)
+    monkeypatch.setattr(s3_client.S3Link, "ask", with_small_pages)
     monkeypatch.setattr(s3, "_DELETED_AT_ONCE", 3)
     store = place.open("w")
     names = [f"s/{i}" for i in range(7)]
@@ -156,9 +156,9 @@ def test_more_than_a_page_is_listed_and_deleted(
 
 
 def test_more_than_a_page_of_parts_left_over_is_listed(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = s3_client.Link.ask
+    ask = s3_client.S3Link.ask
 
-    def with_small_pages(link: s3_client.Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
+    def with_small_pages(link: s3_client.S3Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
         answer = ask(link, verb, what, operation, **asked, MaxUploads=3)
         uploads = answer["Uploads"]
         if len(uploads) > 3:  # moto gives them all at once
@@ -169,7 +169,7 @@ def test_more_than_a_page_of_parts_left_over_is_listed(place: FreshBucket, monke
     keys = ["w/a", "w/b", "w/b", "w/c", "w/d", "w/d", "w/d", "w/e"]
     for key in keys:
         place.client.create_multipart_upload(Bucket=place.bucket, Key=key)
-    monkeypatch.setattr(s3_client.Link, "ask", with_small_pages)
+    monkeypatch.setattr(s3_client.S3Link, "ask", with_small_pages)
     left = list(place.open("w").unfinished())
     assert [f"w/{write.name}" for write in left] == keys
     assert len({write.token for write in left}) == len(keys)

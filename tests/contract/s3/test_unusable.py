@@ -60,8 +60,8 @@ if "s3-versitygw" in store_cases_s3.factories():  # moto checks no signature
 
 
 ANSWERS = [
-    (403, "InvalidAccessKeyId", False, "refuses the credentials .InvalidAccessKeyId.: check AWS_PROFILE"),
-    (403, "AccessDenied", False, "refuses the credentials .AccessDenied.: check AWS_PROFILE"),
+    (403, "InvalidAccessKeyId", False, "refuses the credentials .InvalidAccessKeyId.; check AWS_PROFILE"),
+    (403, "AccessDenied", False, "refuses the credentials .AccessDenied.; check AWS_PROFILE"),
     (403, "RequestTimeTooSkewed", False, "answers 403 RequestTimeTooSkewed; set this machine's clock"),
     (400, "ExpiredToken", False, "refuses the credentials"),
     (400, "AuthorizationHeaderMalformed", False, "the bucket is in another region"),

@@ -25,5 +25,5 @@ def parse(data: bytes, path: Path) -> dict[str, Any]:
     """
     checksum, _, text = data.partition(b"\n")
     if checksum.decode("ascii", "replace") != xxhash.xxh3_64_hexdigest(text):
-        raise StateError(f"{path} is damaged: {DISTRUST}")
+        raise StateError(f"{path} is damaged", advice=DISTRUST)
     return json.loads(text)

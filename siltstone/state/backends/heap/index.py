@@ -71,7 +71,9 @@ class Index:
         self._region.items[0] = segments
 
     def _damaged(self) -> StateError:
-        return StateError(f"{self._region.path} is missing or cut short: delete this working state and restore it")
+        return StateError(
+            f"{self._region.path} is missing or cut short", advice="delete this working state and restore it"
+        )
 
     def home(self, hashes: np.ndarray) -> np.ndarray:
         """Return the slot (int64) at which the search for each hash starts."""
@@ -132,7 +134,9 @@ class Index:
             Unreachable: the disk is full.
         """
         if rows > MAX_ROWS:
-            raise StateError(f"{rows} rows in one subtask's table are too many: raise the stream's parallelism")
+            raise StateError(
+                f"{rows} rows in one subtask's table are too many", advice="raise the stream's parallelism"
+            )
         segments = -(-rows // int(MAX_LOAD * self._size))
         if segments <= self.segments:
             return
@@ -212,7 +216,9 @@ class Index:
             onward = np.where(again, position[lost], self.advance(position[lost]))
             position = np.concatenate([onward, self.advance(position[moved])])
             entry = np.concatenate([entry[lost], held[moved]])
-        raise StateError(f"the hashes of more than {self._size} keys of one table are alike: choose other keys")
+        raise StateError(
+            f"the hashes of more than {self._size} keys of one table are alike", advice="choose other keys"
+        )
 
     def remove(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         """Remove the newest entries, all at once; entries that were never written are no error."""

@@ -66,7 +66,7 @@ class MappedArray:
         if path is not None and path.exists():
             self._map()
         if len(self.items) < held:
-            raise StateError(f"{path} is missing or cut short: delete this working state and restore it")
+            raise StateError(f"{path} is missing or cut short", advice="delete this working state and restore it")
         self.reserve(1)
 
     def reserve(self, count: int) -> None:

@@ -20,7 +20,7 @@ def read_opaque(path: Path) -> dict[int, bytes]:
     try:
         table = pa.ipc.open_file(path.read_bytes()).read_all()
     except (OSError, pa.ArrowInvalid) as error:
-        raise StateError(f"{path} is missing or damaged: {DISTRUST}") from error
+        raise StateError(f"{path} is missing or damaged", advice=DISTRUST) from error
     return dict(zip(table.column("key_group").to_pylist(), table.column("value").to_pylist(), strict=True))
 
 

@@ -23,10 +23,10 @@ from siltstone.state.backends.heap.opaque import read_opaque
 from siltstone.state.backends.heap.pins import later_steps
 from siltstone.state.backends.heap.records import Records
 from siltstone.state.backends.heap.scan import scan_records
-from siltstone.state.backends.heap.table import Counts
+from siltstone.state.backends.heap.table import HeapCounts
 from siltstone.state.backends.heap.undo import HEADER, read_frames
-from siltstone.state.backends.pins import gone, remove_pin
-from siltstone.state.backends.recorded import recorded
+from siltstone.state.backends.pins import remove_pin, snapshot_gone_error
+from siltstone.state.backends.table_records import load_record
 from siltstone.state.digest import group_sums
 from siltstone.state.schema import TableSchema
 
@@ -52,7 +52,7 @@ class HeapSnapshot(StateSnapshot):
                 name: HeapTableSnapshot(path, header, ordinal, name) for ordinal, name in enumerate(header["schemas"])
             }
         except FileNotFoundError as error:
-            raise gone(path) from error
+            raise snapshot_gone_error(path) from error
         self.tables: Mapping[str, TableSnapshot] = tables
 
     def release(self) -> None:
@@ -69,7 +69,7 @@ class HeapTableSnapshot:
 
     def __init__(self, pin: Path, header: dict[str, Any], ordinal: int, name: str) -> None:
         self.schema = TableSchema.from_json(header["schemas"][name])
-        counts, self.digests = recorded(header, name, Counts)
+        counts, self.digests = load_record(header, name, HeapCounts)
         self.rows = counts.live
         self._name, self._pin = name, pin
         layout = Layout(self.schema)
@@ -88,13 +88,13 @@ class HeapTableSnapshot:
             yield rows, block["group"].copy()
         own = slice(groups.start, groups.end)
         if not np.array_equal(sums[own], self.digests[own]):
-            raise gone(self._pin)
+            raise snapshot_gone_error(self._pin)
 
 
 class _PinnedRecords(Records):
     """Records at the pinned version; they have no index."""
 
-    def __init__(self, layout: Layout, home: Path, counts: Counts, images: "_Images") -> None:
+    def __init__(self, layout: Layout, home: Path, counts: HeapCounts, images: "_Images") -> None:
         self.layout, self.rows, self._images = layout, counts.rows, images
         self.arena = Arena(home, counts.entries)
         self._region = MappedArray(home / "rows", layout.dtype, held=counts.rows, scattered=True)
@@ -121,7 +121,7 @@ class _PinnedRecords(Records):
 class _Images:
     """The oldest before-image of each record that changed since the version, found in the pin's undo files."""
 
-    def __init__(self, pin: Path, layout: Layout, ordinal: int, name: str, counts: Counts) -> None:
+    def __init__(self, pin: Path, layout: Layout, ordinal: int, name: str, counts: HeapCounts) -> None:
         self._pin, self._layout, self._ordinal, self._name = pin, layout, ordinal, name
         self._generation = counts.generation
         self._number = np.zeros(counts.rows, np.uint32)
@@ -156,7 +156,7 @@ class _Images:
                     elif frame.table == self._ordinal:
                         self._add(frame.ids, frame.records)
         except FileNotFoundError as error:
-            raise gone(self._pin) from error
+            raise snapshot_gone_error(self._pin) from error
 
     def _add(self, ids: np.ndarray, records: np.ndarray) -> None:
         which = np.flatnonzero(ids < len(self._number))

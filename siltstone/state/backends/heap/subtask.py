@@ -27,10 +27,10 @@ from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
 from siltstone.state.backends.heap.pins import drop_pins, fill_pin, link_undo
 from siltstone.state.backends.heap.snapshot import HeapSnapshot
-from siltstone.state.backends.heap.table import Counts, HeapTable
+from siltstone.state.backends.heap.table import HeapCounts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.backends.pins import make_pin
-from siltstone.state.backends.recorded import record_empty, record_tables, recorded
+from siltstone.state.backends.table_records import load_record, record_empty, record_tables
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory, private_mode, write_private_file
 
@@ -90,7 +90,7 @@ class HeapState:
         self._tables: dict[str, HeapTable] = {}
         self.tables: Mapping[str, StateTable] = self._tables
         for name, schema in sorted(schemas.items()):
-            counts, digests = recorded(self._header, name, Counts)
+            counts, digests = load_record(self._header, name, HeapCounts)
             self._tables[name] = HeapTable(
                 schema, groups, max_parallelism, directory / "tables" / name, counts, digests
             )
@@ -126,7 +126,7 @@ class HeapState:
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups of one opaque variable."""
         if self._step is None:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
         check_opaque(variable, values, self.opaque, self.groups)
         self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
         self._changed.setdefault(variable, set()).update(values)
@@ -139,7 +139,7 @@ class HeapState:
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""
         if self._step is None:
-            raise StateError("there is no open step to commit: call begin first")
+            raise StateError("there is no open step to commit", advice="call begin first")
         for variable in self._changed:
             self._save_opaque(variable, self._step)
         self._write_header(self._step)
@@ -150,7 +150,7 @@ class HeapState:
         """Undo the newest step, begun or committed; StateError if its before-images are gone."""
         step = self.version if self._step is None else self._step
         if step not in self._pending:
-            raise StateError(f"the before-images of step {step} are gone: {DISTRUST}")
+            raise StateError(f"the before-images of step {step} are gone", advice=DISTRUST)
         self._undo_step(step)
         self._end_step()
 
@@ -171,7 +171,7 @@ class HeapState:
             drop_pins(self.directory, above=before["version"])
             for ordinal, (name, table) in enumerate(self._tables.items()):
                 images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
-                table.restore(images, *recorded(before, name, Counts))
+                table.restore(images, *load_record(before, name, HeapCounts))
             self._replace(self.directory / "header", frames[0].records.tobytes())
             self._header = before
             self.version = before["version"]
@@ -224,16 +224,18 @@ class HeapState:
             if path.exists():
                 return self._check_header(parse(path.read_bytes(), path))
             if self.directory.exists() and {*os.listdir(self.directory)} - _MADE_FIRST:
-                raise StateError(f"{path} is missing: {DISTRUST}")
+                raise StateError(f"{path} is missing", advice=DISTRUST)
             for part in ("undo", "opaque"):
                 make_private_directory(self.directory / part)
-            empty = record_empty(self._shape["schemas"], Counts())
+            empty = record_empty(self._shape["schemas"], HeapCounts())
             header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
             self._replace(path, render(header))
             (self.directory / "tables").mkdir(private_mode(of_directory=True), exist_ok=True)
             return header
         except OSError as error:
-            raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
+            raise Unreachable(
+                f"cannot use {self.directory}: {error.strerror}", advice="check its owner and permissions"
+            ) from error
 
     def _check_header(self, header: dict[str, Any]) -> dict[str, Any]:
         for what, mine in self._shape.items():
@@ -242,7 +244,7 @@ class HeapState:
                     "boot": "was written before this machine restarted",
                     "format": f"has format {header.get(what)}, not {mine}",
                 }.get(what, f"has other {what} ({header.get(what)}) than asked for ({mine})")
-                raise StateError(f"{self.directory} {reason}: {DISTRUST}")
+                raise StateError(f"{self.directory} {reason}", advice=DISTRUST)
         return header
 
     def _write_header(self, version: int) -> None:
@@ -275,7 +277,7 @@ class HeapState:
         if frame is not None and frame.table == HEADER:
             return parse(frame.records.tobytes(), path)
         if step <= self.version:
-            raise StateError(f"{path} is damaged: {DISTRUST}")
+            raise StateError(f"{path} is damaged", advice=DISTRUST)
         return None
 
     def _saved_opaque(self) -> dict[str, dict[int, bytes]]:

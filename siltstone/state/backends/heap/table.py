@@ -30,7 +30,7 @@ BeforeImages = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
-class Counts:
+class HeapCounts:
     """The header's data of a table besides its digests."""
 
     generation: int = 0
@@ -48,7 +48,7 @@ class Counts:
 
 
 @dataclass
-class _Found:
+class _FoundIds:
     """Where the keys of a batch are: the memo that lets a put after a get skip the search."""
 
     mutation: int
@@ -74,7 +74,7 @@ class HeapTable:
         groups: KeyGroupRange,
         max_parallelism: int,
         directory: Path | None,
-        counts: Counts | None = None,
+        counts: HeapCounts | None = None,
         digests: np.ndarray | None = None,
     ) -> None:
         self.schema = schema
@@ -84,7 +84,7 @@ class HeapTable:
         self.before: BeforeImages | None = None
         self.tracking = False
         self.tracking_s = 0.0
-        self._counts = counts or Counts()
+        self._counts = counts or HeapCounts()
         self._digests = np.zeros(max_parallelism, np.uint64) if digests is None else digests
         self._mutation = 0
         self._layout = Layout(schema)
@@ -102,7 +102,7 @@ class HeapTable:
     def _home(self, generation: int) -> Path | None:
         return self.directory / str(generation) if self.directory else None
 
-    def _list(self, counts: Counts) -> MappedArray:
+    def _list(self, counts: HeapCounts) -> MappedArray:
         home = self._home(counts.generation)
         path = home / f"changes.{counts.interval}" if home else None
         return MappedArray(path, np.uint32, held=counts.listed)
@@ -113,7 +113,7 @@ class HeapTable:
         return self._counts.live
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> HeapCounts:
         """What a header must record, besides digests, to open the table again unchanged."""
         return self._counts
 
@@ -140,14 +140,14 @@ class HeapTable:
         columns = self._layout.read_values(found.block, self.records.arena, valid)
         return Lookup(present, as_table(columns, self.schema.value, len(batch)))
 
-    def _find(self, batch: Keys) -> _Found:
+    def _find(self, batch: Keys) -> _FoundIds:
         memo = batch.memo.get(self)
         if memo is not None and memo.mutation == self._mutation:
             return memo
         check_keys(batch, self.schema, self.groups)
         keys = normalise_keys(batch.columns)
         encoded = self._layout.encode_keys(keys)
-        found = _Found(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
+        found = _FoundIds(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
         batch.memo[self] = found
         return found
 
@@ -198,7 +198,7 @@ class HeapTable:
         if self.before:
             self.before(rows, ids.astype(np.uint32), block)
         elif self.directory:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
 
     def _write(self, ids: np.ndarray, block: np.ndarray, digest: np.ndarray, born: int) -> None:
         """Write changed records, and update digests, the list of changes, and counts."""
@@ -233,7 +233,7 @@ class HeapTable:
         """Return ids (uint32) and key groups (uint16) of the records in the list of changes, sorted by key group; the
         result is cached."""
         if not self._counts.known:
-            raise StateError("rows changed untracked since the last mark: take a base of this table")
+            raise StateError("rows changed untracked since the last mark", advice="take a base of this table")
         of = self._mutation, self._counts.interval
         if self._by_group is None or self._by_group[0] != of:
             ids = self._listed.items[: self._counts.listed]
@@ -260,7 +260,7 @@ class HeapTable:
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
         if self.directory and not self.before:
-            raise StateError("a mark is part of a step: call begin first")
+            raise StateError("a mark is part of a step", advice="call begin first")
         self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
         self._listed, self._by_group = self._list(self._counts), None
 
@@ -272,7 +272,7 @@ class HeapTable:
     # Upkeep, called by the subtask
 
     def restore(
-        self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], counts: Counts, digests: np.ndarray
+        self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], counts: HeapCounts, digests: np.ndarray
     ) -> None:
         """Return to `counts` and `digests`, undoing mutations with the before-images in `before`, newest first."""
         self.records.restore(images, counts.rows, counts.entries)

@@ -57,7 +57,7 @@ FULL = ("no space left", "quota exceeded", "file too large", "read-only file sys
 Pair = tuple[bytes, bytes]
 
 
-class Changes:
+class AtomicWrite:
     """Puts and deletes that become visible at once, completely or not at all, whatever is killed.
 
     All keys of one call are rows, or none is. `Database.changes` makes them.
@@ -88,8 +88,8 @@ class Changes:
 class Database:
     """The database in `directory`, made if it is missing. The caller has exclusive use of the directory.
 
-    What a method returned from was written survives a killed process; what was written before it is there, too, if it
-    is there itself, also after a restart of the machine: RocksDB's log is read up to where it is torn.
+    A write that has returned survives if the process is killed. A restart of the machine may lose the newest writes,
+    but never one before a write that is left: RocksDB reads its log up to where it is torn.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False) -> None:
@@ -109,9 +109,9 @@ class Database:
             self._local = self._rocksdb.get_column_family(LOCAL)
             self._local_handle = self._rocksdb.get_column_family_handle(LOCAL)
 
-    def changes(self) -> Changes:
+    def changes(self) -> AtomicWrite:
         """Return changes of this database, none so far."""
-        return Changes(self._local_handle)
+        return AtomicWrite(self._local_handle)
 
     def _family(self, key: bytes) -> Any:
         return self._rocksdb if key.startswith(ROWS) else self._local
@@ -129,7 +129,7 @@ class Database:
         with self._translate_errors("read"):
             return self._family(keys[0]).get(keys) if keys else []
 
-    def write(self, changes: Changes) -> None:
+    def write(self, changes: AtomicWrite) -> None:
         """Write changes at once."""
         with self._translate_errors("write"):
             self._rocksdb.write(changes.batch)
@@ -236,7 +236,7 @@ class Database:
         try:
             yield
         except ValueError as error:
-            raise StateError(f"cannot read {self.directory}: {error}: {DISTRUST}") from error
+            raise StateError(f"cannot read {self.directory}: {error}", advice=DISTRUST) from error
 
     @contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
@@ -249,7 +249,7 @@ class Database:
             said = str(error).split("\n", 1)[0]
             if any(words in said.lower() for words in FULL):
                 raise Unreachable(f"cannot {what} {self.directory}: {said}; free some space") from error
-            raise StateError(f"cannot {what} {self.directory}: {said}: {DISTRUST}") from error
+            raise StateError(f"cannot {what} {self.directory}: {said}", advice=DISTRUST) from error
 
 
 def _options() -> Options:

@@ -29,6 +29,7 @@ _BYTES_PER_CPU_S = 1 << 20
 _OWN_DEATHS = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP", "SIGXCPU"})
 """signals by which bytes end a process; others come from outside"""
 _LENGTH = np.dtype("<u4")
+_CHECK_MACHINE = "check this machine's disk and memory, and try again"
 
 
 class ScanProcess:
@@ -65,7 +66,9 @@ class ScanProcess:
             )
         except OSError as error:
             os.close(self._lifeline)
-            raise Unreachable(f"cannot start a process to read files of RocksDB: {error}") from error
+            raise Unreachable(
+                f"cannot start a process to read files of RocksDB: {error}", advice=_CHECK_MACHINE
+            ) from error
         finally:
             os.close(read)
 
@@ -112,14 +115,16 @@ class ScanProcess:
     def _failure(self, text: np.ndarray) -> Exception:
         said = text.tobytes().decode("utf-8", "replace").split("\n", 1)[0]
         if not self._is_ready or any(words in said.lower() for words in FULL):
-            return Unreachable(f"cannot read files of RocksDB: {said}")
+            return Unreachable(f"cannot read files of RocksDB: {said}", advice=_CHECK_MACHINE)
         return ValueError(said)
 
     def _death(self) -> Exception:
         code = self._process.wait()
         how = _signal_name(-code) if code < 0 else f"exit {code}"
         if not self._is_ready:
-            return Unreachable(f"{sys.executable} did not start to read files of RocksDB ({how})")
+            return Unreachable(
+                f"{sys.executable} did not start to read files of RocksDB ({how})", advice=_CHECK_MACHINE
+            )
         if how == "SIGXCPU":
             return ValueError(f"reading them takes more than {self._cpu_s} s of the processor")
         if how in _OWN_DEATHS:

@@ -12,12 +12,12 @@ from pathlib import Path
 from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateSnapshot, TableSnapshot
-from siltstone.state.backends.pins import gone, remove_pin
-from siltstone.state.backends.recorded import recorded
-from siltstone.state.backends.rocksdb.database import DATABASE, Changes, Database
+from siltstone.state.backends.pins import remove_pin, snapshot_gone_error
+from siltstone.state.backends.rocksdb.database import DATABASE, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.header import HEADER, open_tables, read_opaque
-from siltstone.state.backends.rocksdb.table import Counts
+from siltstone.state.backends.rocksdb.table import RocksDBCounts
 from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.backends.table_records import load_record
 from siltstone.state.schema import TableSchema
 
 
@@ -33,19 +33,19 @@ class RocksDBSnapshot(StateSnapshot):
         self.path = path
         self._lock = lock
         if not (path / DATABASE / "CURRENT").exists():  # rocksdict would make the directory
-            raise gone(path)
+            raise snapshot_gone_error(path)
         try:
             self._database = Database(path / DATABASE, read_only=True)
             header = json.loads(self._database.get(HEADER) or b"")
         except (StateError, ValueError):
-            raise gone(path) from None
+            raise snapshot_gone_error(path) from None
         self.version: int = header["version"]
         self.groups = KeyGroupRange(*header["groups"])
         self.opaque = read_opaque(self._database, header["opaque"])
         schemas = {name: TableSchema.from_json(schema) for name, schema in header["schemas"].items()}
         tables = open_tables(self._database, schemas, self.groups, header["max_parallelism"], _refuse)
         for name, table in tables.items():
-            table.reset(*recorded(header, name, Counts))
+            table.reset(*load_record(header, name, RocksDBCounts))
         self.tables: Mapping[str, TableSnapshot] = tables
 
     def release(self) -> None:
@@ -58,5 +58,5 @@ class RocksDBSnapshot(StateSnapshot):
             self._lock = None
 
 
-def _refuse(changes: Changes, image: Image | None) -> None:
+def _refuse(changes: AtomicWrite, image: Image | None) -> None:
     raise StateError("a snapshot does not change")

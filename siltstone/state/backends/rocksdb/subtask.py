@@ -27,8 +27,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import LOCAL_SETS, StateTable
 from siltstone.state.backends.checks import check_begin, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
-from siltstone.state.backends.recorded import record_empty, record_tables, recorded
-from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, Changes, Database
+from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.files import copy_files
 from siltstone.state.backends.rocksdb.header import (
     HEADER,
@@ -41,8 +40,9 @@ from siltstone.state.backends.rocksdb.header import (
 )
 from siltstone.state.backends.rocksdb.packing import from_list
 from siltstone.state.backends.rocksdb.snapshot import RocksDBSnapshot
-from siltstone.state.backends.rocksdb.table import Counts
+from siltstone.state.backends.rocksdb.table import RocksDBCounts
 from siltstone.state.backends.rocksdb.undo import Image
+from siltstone.state.backends.table_records import load_record, record_empty, record_tables
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory
 
@@ -129,9 +129,9 @@ class RocksDBState:
         for table in self._tables.values():
             table.tracking, table.imaged = tracking, table.rows > 0
 
-    def _write(self, changes: Changes, image: Image | None) -> None:
+    def _write(self, changes: AtomicWrite, image: Image | None) -> None:
         if self._step is None:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
         ordinal = self._pending[self._step]
         if image is not None and len(image.keys):
             changes.put([_undo_key(self._step, ordinal)], [image.pack()])
@@ -145,7 +145,7 @@ class RocksDBState:
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups of one opaque variable."""
         if self._step is None:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
         check_opaque(variable, values, self.opaque, self.groups)
         own = self.opaque[variable]
         keys = [self._opaque_key(variable, group) for group in values]
@@ -164,7 +164,7 @@ class RocksDBState:
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""
         if self._step is None:
-            raise StateError("there is no open step to commit: call begin first")
+            raise StateError("there is no open step to commit", advice="call begin first")
         header = self._shape | {"version": self._step, "tables": record_tables(self._tables, self.groups)}
         changes = self._database.changes()
         changes.put([HEADER], [render(header)])
@@ -176,7 +176,7 @@ class RocksDBState:
         """Undo the newest step, begun or committed; StateError if its before-images are gone."""
         step = self.version if self._step is None else self._step
         if step not in self._pending:
-            raise StateError(f"the before-images of step {step} are gone: {DISTRUST}")
+            raise StateError(f"the before-images of step {step} are gone", advice=DISTRUST)
         self._undo_step(step)
         self._end_step()
 
@@ -191,7 +191,7 @@ class RocksDBState:
         for key in images[:0:-1]:
             data = self._database.get(key)
             if data is None:
-                raise StateError(f"before-images of step {step} are missing: {DISTRUST}")
+                raise StateError(f"before-images of step {step} are missing", advice=DISTRUST)
             changes = self._database.changes()
             Image.unpack(data).undo(changes)
             self._database.write(changes)
@@ -252,7 +252,7 @@ class RocksDBState:
     def load_rows(self, name: str, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
         """Fill an empty table in order of key (`RowFilesState`)."""
         if self._step is None:
-            raise StateError("state can only change within a step: call begin first")
+            raise StateError("state can only change within a step", advice="call begin first")
         self._tables[name].load(batches)
 
     def adopt_rows(
@@ -260,7 +260,7 @@ class RocksDBState:
     ) -> None:
         """Let empty state have the rows of a directory (`RowFilesState`)."""
         if self.version or self._pending:
-            raise StateError(f"{self.directory} has version {self.version} already: {DISTRUST}")
+            raise StateError(f"{self.directory} has version {self.version} already", advice=DISTRUST)
         self._database.close()
         home = self.directory / DATABASE
         shutil.rmtree(home)
@@ -270,7 +270,7 @@ class RocksDBState:
         tables = open_tables(self._database, self._schemas, self.groups, self.max_parallelism, self._write)
         for name, table in tables.items():
             live, interval = counts[name]
-            table.reset(Counts(live=live, interval=interval), digests[name].copy())
+            table.reset(RocksDBCounts(live=live, interval=interval), digests[name].copy())
         changes = self._database.changes()
         header = self._shape | {"version": 0, "tables": record_tables(tables, self.groups)}
         changes.put([HEADER], [render(header)])
@@ -289,8 +289,8 @@ class RocksDBState:
         if data is not None:
             return self._check_header(json.loads(data))
         if not self._database.is_empty():
-            raise StateError(f"{self.directory} has no header: {DISTRUST}")
-        empty = record_empty(self._shape["schemas"], Counts())
+            raise StateError(f"{self.directory} has no header", advice=DISTRUST)
+        empty = record_empty(self._shape["schemas"], RocksDBCounts())
         header = self._shape | {"version": 0, "tables": empty}
         changes = self._database.changes()
         changes.put([HEADER], [render(header)])
@@ -301,19 +301,19 @@ class RocksDBState:
         for what, mine in self._shape.items():
             if header.get(what) != mine:
                 raise StateError(
-                    f"{self.directory} has other {what} ({header.get(what)}) than asked for ({mine}): {DISTRUST}"
+                    f"{self.directory} has other {what} ({header.get(what)}) than asked for ({mine})", advice=DISTRUST
                 )
         return header
 
     def _header_before(self, step: int) -> dict[str, Any]:
         data = self._database.get(_undo_key(step, 0))
         if data is None:
-            raise StateError(f"the header before step {step} is missing: {DISTRUST}")
+            raise StateError(f"the header before step {step} is missing", advice=DISTRUST)
         return json.loads(data)
 
     def _reset_tables(self) -> None:
         for name, table in self._tables.items():
-            table.reset(*recorded(self._header, name, Counts))
+            table.reset(*load_record(self._header, name, RocksDBCounts))
 
     # Opaque values
 
@@ -333,9 +333,11 @@ def _make_home(directory: Path) -> Path:
         make_private_directory(home)
         others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, LOCAL_SETS})
     except OSError as error:
-        raise Unreachable(f"cannot use {directory}: {error.strerror}") from error
+        raise Unreachable(
+            f"cannot use {directory}: {error.strerror}", advice="check its owner and permissions"
+        ) from error
     if others:
-        raise StateError(f"{directory} has {others[0]}, which is not of RocksDB's backend: {DISTRUST}")
+        raise StateError(f"{directory} has {others[0]}, which is not of RocksDB's backend", advice=DISTRUST)
     return home
 
 

@@ -14,7 +14,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys, Lookup
 from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding, expand, group_numbers
-from siltstone.state.backends.rocksdb.database import Changes, Database, Pair
+from siltstone.state.backends.rocksdb.database import AtomicWrite, Database, Pair
 from siltstone.state.backends.rocksdb.packing import (
     Packed,
     from_list,
@@ -42,12 +42,12 @@ _FIRST_ROWS = 1 << 10
 _PAIR_BYTES = 192
 """what Python needs for a key and a value besides their bytes"""
 
-Write = Callable[[Changes, Image | None], None]
+Write = Callable[[AtomicWrite, Image | None], None]
 """writes changes within the open step, with the images that undo them; StateError if none is open"""
 
 
 @dataclass(frozen=True)
-class Counts:
+class RocksDBCounts:
     """The header's data of a table besides its digests."""
 
     live: int = 0
@@ -71,7 +71,7 @@ class _Sorted:
 
 
 @dataclass
-class _Found:
+class _FoundRows:
     """The rows of a batch's keys: the memo that lets a put after a get skip the search."""
 
     mutation: int
@@ -99,7 +99,7 @@ class RocksDBTable:
         self.tracking_s = 0.0
         self.imaged = True
         """whether before-images are kept: not in a step before which the table was empty"""
-        self.counts = Counts()
+        self.counts = RocksDBCounts()
         self._digests = np.zeros(max_parallelism, np.uint64)
         self._database, self._write = database, write
         self._rows, self._lists = prefixes
@@ -141,19 +141,19 @@ class RocksDBTable:
         order = sort_by_start(encoded, len(self._rows))
         return _Sorted(columns, order, take(encoded, order))
 
-    def _recall(self, batch: Keys) -> _Found | None:
+    def _recall(self, batch: Keys) -> _FoundRows | None:
         memo = batch.memo.get(self)
         return memo if memo is not None and memo.mutation == self._mutation else None
 
-    def _find(self, batch: Keys) -> _Found:
+    def _find(self, batch: Keys) -> _FoundRows:
         found = self._recall(batch)
         if found is None:
             keys = self._sort(batch)
-            found = batch.memo[self] = _Found(self._mutation, keys, self._read(keys.encoded))
+            found = batch.memo[self] = _FoundRows(self._mutation, keys, self._read(keys.encoded))
         return found
 
     def _read(self, keys: Packed, enough_bytes: float = math.inf) -> Packed:
-        """Return the values of keys, null if missing; of the first ones only, as soon as these are `enough_bytes`."""
+        """Return the values of keys, null if missing. Stop after the first keys that reach `enough_bytes` together."""
         parts, size = [from_list([])], 0
         for at in range(0, len(keys), _READ_KEYS):
             parts.append(from_list(self._database.get_many(to_list(keys[at : at + _READ_KEYS]))))
@@ -163,10 +163,10 @@ class RocksDBTable:
         return pa.concat_arrays(parts)
 
     def _decode(self, found: Packed, back: np.ndarray | None = None) -> tuple[np.ndarray, list[pa.Array]]:
-        """Which rows there are (bool[n]), and the value columns, null where there is none.
+        """Return which rows exist (bool[n]), and their value columns, with nulls for missing rows.
 
         Args:
-            back: int64[n], which of `found` each row is; if it is left out, they are in order.
+            back: int64[n], the index in `found` of each row; by default they are in order.
         """
         present, packed = ~null_mask(found), found.drop_null()
         with self._database.translate_damage():
@@ -174,7 +174,7 @@ class RocksDBTable:
         return present if back is None else present[back], expand(columns, present, back)
 
     def _records(self, found: Packed) -> np.ndarray:
-        """The records that values begin with; zeros where there is no row."""
+        """Return the records that values begin with, with zeros for missing rows."""
         records = np.zeros(len(found), self._values.dtype)
         with self._database.translate_damage():
             if not found.null_count:
@@ -201,7 +201,7 @@ class RocksDBTable:
             which = keys.order[part]
             self._put(take_from(tables, which), batch.key_groups[which], image)
 
-    def _images(self, encoded: Packed, found: _Found | None) -> Iterator[tuple[slice, Image]]:
+    def _images(self, encoded: Packed, found: _FoundRows | None) -> Iterator[tuple[slice, Image]]:
         """Yield before-images of as many keys as are written at once, and which ones of `encoded` they are."""
         done = 0
         while done < len(encoded):
@@ -254,7 +254,7 @@ class RocksDBTable:
 
     def _change(
         self,
-        changes: Changes,
+        changes: AtomicWrite,
         image: Image,
         groups: np.ndarray,
         old: np.ndarray,
@@ -294,7 +294,7 @@ class RocksDBTable:
     def _sorted_changes(self) -> tuple[Packed, np.ndarray]:
         """Return the keys in the list of changes, once each, and their key groups, sorted by key group; cached."""
         if not self.counts.known:
-            raise StateError("rows changed untracked since the last mark: take a base of this table")
+            raise StateError("rows changed untracked since the last mark", advice="take a base of this table")
         of = self._mutation, self.counts.interval
         if self._by_group is None or self._by_group[0] != of:
             parts, at = [from_matrix(np.zeros((0, 1), np.uint8))], 0
@@ -353,16 +353,16 @@ class RocksDBTable:
 
     # Upkeep, called by the subtask
 
-    def reset(self, counts: Counts, digests: np.ndarray) -> None:
+    def reset(self, counts: RocksDBCounts, digests: np.ndarray) -> None:
         """Take over counts and digests, after the rows were brought to them."""
         self.counts, self._digests = counts, digests
         self._mutation += 1
 
-    def clear(self, changes: Changes) -> None:
+    def clear(self, changes: AtomicWrite) -> None:
         """Delete all rows."""
         changes.delete_range(self._keys.group_start(0), self._keys.group_start(self.max_parallelism))
 
-    def sweep(self, oldest_interval: int, changes: Changes) -> None:
+    def sweep(self, oldest_interval: int, changes: AtomicWrite) -> None:
         """Delete lists of changes of intervals before this one."""
         changes.delete(self._database.keys(self._list_key(self._swept, 0), self._list_key(oldest_interval, 0)))
         self._swept = max(self._swept, oldest_interval - 1)

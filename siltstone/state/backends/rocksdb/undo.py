@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from siltstone.state.backends.rocksdb.database import Changes
+from siltstone.state.backends.rocksdb.database import AtomicWrite
 from siltstone.state.backends.rocksdb.packing import Packed, to_list
 
 
@@ -25,7 +25,7 @@ class Image:
         """Undo `pack`."""
         return cls(*unpack_strings(data))
 
-    def undo(self, changes: Changes) -> None:
+    def undo(self, changes: AtomicWrite) -> None:
         """Bring the keys back to what they were."""
         there = self.values.is_valid()
         changes.put(to_list(self.keys.filter(there)), to_list(self.values.drop_null()))

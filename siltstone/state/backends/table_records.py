@@ -39,7 +39,7 @@ def record_empty(names: Iterable[str], counts: "DataclassInstance") -> dict[str,
     return {name: asdict(counts) | {"digests": ""} for name in names}
 
 
-def recorded(header: Mapping[str, Any], name: str, counts: type[_Counts]) -> tuple[_Counts, np.ndarray]:
+def load_record(header: Mapping[str, Any], name: str, counts: type[_Counts]) -> tuple[_Counts, np.ndarray]:
     """Return the counts and digests (uint64[max_parallelism]) of a table, of a header with its "groups" and
     "max_parallelism"."""
     fields = dict(header["tables"][name])
