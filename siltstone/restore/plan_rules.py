@@ -121,7 +121,7 @@ def plan_restore(
             for (of, variable), kind in sorted(variables.items()):
                 if of != operator:
                     continue
-                reads = _reads(live, (of, variable), part)
+                reads = _list_reads(live, (of, variable), part)
                 if kind is Kind.OPAQUE:
                     opaque[variable] = reads
                 else:
@@ -140,13 +140,13 @@ def plan_restore(
     )
 
 
-def _reads(live: LiveHandles, variable: Variable, key_groups: KeyGroupRange) -> tuple[Read, ...]:
+def _list_reads(live: LiveHandles, variable: Variable, key_groups: KeyGroupRange) -> tuple[Read, ...]:
     """Return every read that some key groups of one variable need, in the order in which they apply."""
     found: dict[LiveHandle, list[KeyGroupRange]] = {}
     for part, chain in live.chains(variable, key_groups):
         for link in chain.links:
             found.setdefault(link, []).append(part)
-    reads = [Read(link.checkpoint, link.handle, _joined(parts)) for link, parts in found.items()]
+    reads = [Read(link.checkpoint, link.handle, _join(parts)) for link, parts in found.items()]
     return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.handle.sqn, r.key_groups)))
 
 
@@ -162,7 +162,7 @@ def bytes_of(handles: Iterable[Handle]) -> int:
     return blocks + sum(files.values())
 
 
-def _joined(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
+def _join(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
     """Sort disjoint ranges and join neighbours."""
     out: list[KeyGroupRange] = []
     for piece in sorted(pieces):
@@ -179,7 +179,7 @@ class VerifyStep:
 
     Attributes:
         proves: whether its digest is compared; otherwise the step only leads to a later one.
-        ends: handles of this step or of earlier ones that a restore of any later checkpoint does not read.
+        ends: handles of this step or of earlier ones that no later proven checkpoint needs.
     """
 
     checkpoint: int
@@ -228,8 +228,7 @@ def plan_proof(
             needed += [_Needed(each, proven[-1]) for each in live.released if each.checkpoint <= proven[-1]]
         if checkpoint in proves:
             for variable in live.variables:
-                for _ in live.chains(variable, whole):
-                    pass
+                list(live.chains(variable, whole))  # raises if it cannot be restored
             proven.append(checkpoint)
     if missing := set(proves).difference(proven):
         raise UnknownCheckpoint(f"checkpoint {min(missing)} has no manifest; list them with `checkpoints`")
@@ -238,19 +237,19 @@ def plan_proof(
     for each in needed:
         by_operator.setdefault(each.live.handle.operator, []).append(each)
     return [
-        _chain(operator, steps, proven)
+        _make_chain(operator, steps, proven)
         for operator, of in sorted(by_operator.items())
-        for run in _divide(of, _time)
-        for part in _divide(run, _key_groups)
-        for steps in _divide(part, _time)
+        for run in _divide(of, _time_span)
+        for part in _divide(run, _group_span)
+        for steps in _divide(part, _time_span)
     ]
 
 
-def _time(needed: _Needed) -> tuple[int, int]:
+def _time_span(needed: _Needed) -> tuple[int, int]:
     return needed.live.checkpoint, needed.until + 1
 
 
-def _key_groups(needed: _Needed) -> tuple[int, int]:
+def _group_span(needed: _Needed) -> tuple[int, int]:
     groups = needed.live.handle.key_groups
     return groups.start, groups.end
 
@@ -269,7 +268,7 @@ def _divide(needed: Iterable[_Needed], span: Callable[[_Needed], tuple[int, int]
         yield group
 
 
-def _chain(operator: str, needed: Sequence[_Needed], proven: Sequence[int]) -> VerifyChain:
+def _make_chain(operator: str, needed: Sequence[_Needed], proven: Sequence[int]) -> VerifyChain:
     """Return the walk over some handles; `proven` are all proven checkpoints, ascending."""
     begins: dict[int, list[Handle]] = {}
     ends: dict[int, list[Handle]] = {}
