@@ -13,7 +13,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
-from siltstone.restore.files import files_bytes
+from siltstone.restore.plan_rules import bytes_of
 from siltstone.state.digest import assemble_digests
 from siltstone.stream import Stream
 
@@ -107,7 +107,7 @@ def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
     stored before: a restore reads all of them.
     """
     forms, index = written_forms(received), _bytes_of(received, Kind.INDEX)
-    files = sum(files_bytes(a.handles) for a in received)
+    files = sum(bytes_of(h for h in a.handles if h.form is Form.FILES) for a in received)
     costs = {}
     for i, (table, form) in enumerate(forms.items()):
         own = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL and h.variable == table]

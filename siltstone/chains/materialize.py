@@ -30,8 +30,8 @@ from siltstone.format.manifests import objects_of, read_manifest, schemas_of, va
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
-from siltstone.restore.live_rules import LiveHandles, shared_names
-from siltstone.restore.plan_rules import RestoreUnit, Variable
+from siltstone.restore.live_rules import LiveHandles, Variable, shared_names
+from siltstone.restore.plan_rules import RestoreUnit
 from siltstone.restore.restore import MemoryState, apply_reads, compare_digests, opaque_digests
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process

@@ -19,8 +19,7 @@ from siltstone.errors import StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import variables_of
 from siltstone.model import Form, Handle, Kind, StoredObject
-from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.plan_rules import replaces
+from siltstone.restore.live_rules import LiveHandles, replaces
 from siltstone.store.paths import CheckpointPath, add_writer
 
 FIRST = 1
@@ -47,7 +46,7 @@ def stand_alone(
     for name, manifest in sorted(chain, key=lambda each: each[1].checkpoint):
         live.apply(manifest, name)
     newest = max((m for _, m in chain if not m.materialization), key=lambda m: m.checkpoint)
-    handles = list(dict.fromkeys(each.handle for each in live.handles()))
+    handles = list(dict.fromkeys(each.handle for each in live.handles))
     if open_ := sorted({h.operator for h in handles if not replaces(h)}):
         raise UsageError(
             f"checkpoint {newest.checkpoint} of {newest.stream} still reads deltas of {', '.join(open_)}: make it "

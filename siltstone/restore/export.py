@@ -23,8 +23,9 @@ from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import objects_of, schemas_of, variables_of
 from siltstone.model import Handle, KeyGroupRange, Kind
+from siltstone.restore.live_rules import Variable
 from siltstone.restore.merge import Batch
-from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, Variable, plan_restore
+from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, plan_restore
 from siltstone.restore.restore import MemoryState, apply_reads, check_digests, digests_of, unit_reads
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.state.digest import assemble_digests, checkpoint_digest

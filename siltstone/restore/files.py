@@ -46,11 +46,6 @@ def file_sets(reads: Sequence[Read]) -> dict[tuple[int, KeyGroupRange], list[Rea
     return found
 
 
-def files_bytes(handles: Collection[Handle]) -> int:
-    """Return the bytes of all files among handles, each once: every table has a handle of each."""
-    return sum({h.object: h.length for h in handles if h.form is Form.FILES}.values())
-
-
 def stored(handle: Handle) -> StoredObject:
     """Return the object of a file: its handle is of all of it."""
     return StoredObject(handle.object, handle.length, handle.checksum)

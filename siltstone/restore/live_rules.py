@@ -1,50 +1,51 @@
 """Decide what a restore of a checkpoint needs: the one place that answers this, per variable and key group.
 
-`LiveHandles` follows the manifests of a stream in order. Per variable and range of key groups it keeps the chain: the
-newest base, and the deltas after it. Each variable has a chain of its own, and a checkpoint that did not change it adds
-nothing. A handle is live while a chain has it. An object is needed while a live handle lies in it, and a manifest while
-it describes one: so each object is needed by consecutive checkpoints, from the one that wrote it to the one before it
-is replaced. The catalog records that interval (`catalog.objects`), and everything else goes by it.
+`LiveHandles` walks forward over what the checkpoints of a stream wrote. Per variable and range of key groups it keeps
+the chain: the newest base, and the deltas after it. Each variable has a chain of its own, and a checkpoint that did not
+change it adds nothing. A handle is live while a chain has it, so consecutive checkpoints need it: from the one that
+wrote it to the one before it is replaced. Everything else is a view of this walk:
 
-Files may be shared: those of one step replace together what is older, and a checkpoint may refer again to files that
-the newest one before it needs. Such a file is needed as long as any checkpoint in a row refers to it, and so is the
-manifest of the checkpoint that wrote it, which has its checksum.
+    reads         the chains of one checkpoint, cut at the key groups of units (`plan_rules`)
+    proofs        the handles that are live at some proven checkpoint, and until which (`plan_rules`)
+    costs         bytes and seconds of those that are live at each proven checkpoint (`verify`)
+    references    the objects in which live handles lie, and the manifests that describe them (`needed`)
+
+The catalog records references as intervals (`catalog.objects`), and everything else goes by them. The indexes of
+segments are a second way, which shares nothing with this one: `verify` compares the two (`index_chain`).
+
+Subtasks may have written different forms, variables may have their bases at different checkpoints, each checkpoint may
+have another parallelism, one that did not change a variable has nothing of it, and one of several steps may have a
+delta per step. Files may be shared: those of one step replace together what is older, and a checkpoint may refer again
+to files that the newest one before it needs. Such a file is needed as long as any checkpoint in a row refers to it, and
+so is the manifest of the checkpoint that wrote it, which has its checksum.
 
 US 9471438 keeps such dependencies per data structure, and deletes a checkpoint with the last that depends on it.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
+from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.restore.plan_rules import replaces, state_handles
 from siltstone.store.paths import CheckpointPath
 
+Variable = tuple[str, str]
+"""operator and variable"""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveHandle:
-    """A handle of one checkpoint, and the names of the objects that its reader needs: the object that it lies in, the
-    manifest that describes it, for a change the index of its segment, and for a file the manifest of its writer."""
 
-    checkpoint: int
-    handle: Handle
-    names: tuple[str, ...]
+def replaces(handle: Handle) -> bool:
+    """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them.
 
-    @property
-    def writer(self) -> int:
-        """The checkpoint that wrote its object."""
-        path = writer_of(self.handle)
-        return path.checkpoint if path else self.checkpoint
+    Files do so together with the other files of their step.
+    """
+    return handle.form is not Form.DELTA
 
-    def shares_step(self, other: "LiveHandle") -> bool:
-        """Whether both are files of one step, which hold their key groups together."""
-        return (
-            self.handle.form is other.handle.form is Form.FILES
-            and (self.checkpoint, self.handle.sqn) == (other.checkpoint, other.handle.sqn)
-        )  # fmt: skip
+
+def state_handles(handles: Iterable[Handle]) -> list[Handle]:
+    """Return the handles that hold state; those of indexes do not."""
+    return [handle for handle in handles if handle.kind is not Kind.INDEX]
 
 
 def writer_of(handle: Handle) -> CheckpointPath | None:
@@ -61,31 +62,99 @@ def shared_names(manifest: Manifest) -> frozenset[str]:
     return frozenset(name for file, path in files for name in (file, path.manifest()))
 
 
-Parts = dict[KeyGroupRange, list[LiveHandle]]
-"""key groups with the same chain -> the chain, oldest first"""
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveHandle:
+    """A handle of one checkpoint.
+
+    Attributes:
+        names: the objects that its reader needs, if the walk is over manifests: the object that it lies in, the
+            manifest that describes it, for a change the index of its segment, and for a file the manifest of its
+            writer.
+        step: the number of its step in the walk, or of the materialization that wrote it.
+    """
+
+    checkpoint: int
+    handle: Handle
+    names: tuple[str, ...]
+    step: int
+
+    @property
+    def writer(self) -> int:
+        """The checkpoint that wrote its object."""
+        path = writer_of(self.handle)
+        return path.checkpoint if path else self.checkpoint
+
+
+@dataclass(slots=True)
+class LiveChain:
+    """What a restore reads of some key groups of one variable, oldest first; `gap` says why it cannot, if so."""
+
+    links: list[LiveHandle] = field(default_factory=list)
+    gap: str = ""
+
+    def append(self, live: LiveHandle) -> None:
+        """Add the next handle; a chain begins with a base, or with all files of one step."""
+        self.gap = self.gap or _find_gap(self.links[-1] if self.links else None, live)
+        self.links.append(live)
+
+
+def _find_gap(before: LiveHandle | None, live: LiveHandle) -> str:
+    """Say why a handle does not continue the chain that ends with `before`; "" if it does.
+
+    A delta builds on the checkpoint that it names, or on an earlier step of its own. A materialization may also have
+    made a base at a later checkpoint, which had not changed the variable.
+    """
+    handle = live.handle
+    if before and before.step == live.step:
+        files = handle.form is before.handle.form is Form.FILES and handle.key_groups == before.handle.key_groups
+        group = max(handle.key_groups.start, before.handle.key_groups.start)
+        return "" if files else f"two handles hold key group {group} at checkpoint {live.checkpoint}"
+    if replaces(handle) or (before and _builds_on(live, before)):
+        return ""
+    return f"its chain needs checkpoint {handle.previous}, which does not hold it"
+
+
+def _builds_on(delta: LiveHandle, before: LiveHandle) -> bool:
+    previous = delta.handle.previous
+    if before.checkpoint == delta.checkpoint:
+        return previous == before.handle.previous and not replaces(before.handle)
+    return before.checkpoint == previous or (replaces(before.handle) and before.checkpoint > previous)
+
+
+_Parts = dict[KeyGroupRange, LiveChain]
+"""key groups with the same chain -> the chain"""
 
 
 class LiveHandles:
-    """What a restore of the newest checkpoint needs, given the manifests up to it.
+    """What a restore of the newest checkpoint needs, given what was written up to it.
 
-    Manifests that it does not need may be left out; those of materializations follow that of their checkpoint, or come
-    later, when they are completed.
+    What it does not need may be left out; materializations follow their checkpoint, or come later, when they are
+    completed.
     """
 
     def __init__(self) -> None:
-        self._variables: dict[tuple[str, str], Parts] = {}
-        self._uses: Counter[str] = Counter()
+        self._variables: dict[Variable, _Parts] = {}
+        self._uses: dict[LiveHandle, int] = {}
+        """live handle -> how many chains have it"""
+        self._newest = self._steps = 0
         self.own: frozenset[str] = frozenset()
         """names of the objects that the newest checkpoint wrote, which stay as long as it does"""
+        self.released: list[LiveHandle] = []
+        """what no chain has any more because of the newest checkpoint and its materializations"""
+
+    @property
+    def handles(self) -> Collection[LiveHandle]:
+        """The live handles, each once."""
+        return self._uses.keys()
 
     @property
     def needed(self) -> frozenset[str]:
         """Names of the objects that a restore of the newest checkpoint reads."""
-        return frozenset(self._uses)
+        return frozenset([name for live in self._uses for name in live.names])
 
     @property
-    def variables(self) -> frozenset[tuple[str, str]]:
-        """(operator, variable) of everything that has a chain."""
+    def variables(self) -> frozenset[Variable]:
+        """(operator, variable) of everything that the newest checkpoint has."""
         return frozenset(self._variables)
 
     @property
@@ -93,18 +162,27 @@ class LiveHandles:
         """The oldest checkpoint that wrote what a chain begins with; 0 if one has no base or files to begin with."""
         return min(
             (
-                min((live.writer for live in takewhile(lambda live: replaces(live.handle), chain)), default=0)
+                min((live.writer for live in takewhile(lambda live: replaces(live.handle), chain.links)), default=0)
                 for parts in self._variables.values()
                 for chain in parts.values()
             ),
             default=0,
         )
 
-    def handles(self) -> Iterator[LiveHandle]:
-        """Yield the live handles, some more than once."""
-        for parts in self._variables.values():
-            for chain in parts.values():
-                yield from chain
+    def chains(self, variable: Variable, key_groups: KeyGroupRange) -> Iterator[tuple[KeyGroupRange, LiveChain]]:
+        """Yield the chains of some key groups of a variable, each with those of its key groups that are among them.
+
+        Raises:
+            StateError: key groups are in no handle or twice in one step, or a delta builds on what is missing; names
+                checkpoint, operator and variable.
+        """
+        for part, chain in self._variables.get(variable, {key_groups: LiveChain()}).items():
+            if inside := part.intersect(key_groups):
+                if chain.gap or not chain.links:
+                    where = f"checkpoint {self._newest}, operator {variable[0]}, variable {variable[1]}"
+                    gap = chain.gap or f"no handle holds key group {inside.start}"
+                    raise StateError(f"{where}: {gap}; restore another checkpoint")
+                yield inside, chain
 
     def apply(self, manifest: Manifest, name: str) -> frozenset[str]:
         """Go on to a checkpoint, or let chains begin with a materialization's bases.
@@ -115,86 +193,111 @@ class LiveHandles:
         Returns:
             The names of the objects with handles that a base has replaced, at least for some key groups.
         """
-        late = bool(manifest.materialization)
-        if not late:
-            self._begin(manifest, name)
         indexes: dict[tuple[str, KeyGroupRange], list[str]] = {}
         for handle in manifest.handles:
             if handle.kind is Kind.INDEX:
                 indexes.setdefault((handle.operator, handle.key_groups), []).append(handle.object)
-        replaced: set[str] = set()
-        for handle in sorted(state_handles(manifest.handles), key=lambda h: h.sqn):
+
+        def names_of(handle: Handle) -> tuple[str, ...]:
             index = indexes.get((handle.operator, handle.key_groups), ()) if handle.kind is Kind.INCREMENTAL else ()
             writer = writer_of(handle)
-            described = (name, writer.manifest()) if writer else (name,)
-            live = LiveHandle(manifest.checkpoint, handle, (handle.object, *described, *index))
-            variable = (handle.operator, handle.variable)
-            parts = self._variables.setdefault(variable, {KeyGroupRange(0, manifest.max_parallelism): []})
+            return (handle.object, name, *((writer.manifest(),) if writer else ()), *index)
+
+        late = bool(manifest.materialization)
+        variables = None
+        if not late:
+            self.own = frozenset([name, *(stored.name for stored in manifest.objects)])
+            variables = [(operator, variable) for operator, of in manifest.variables.items() for variable in of]
+        groups = KeyGroupRange(0, manifest.max_parallelism)
+        return self.advance(manifest.checkpoint, manifest.handles, groups, variables, names_of, late=late)
+
+    def advance(
+        self,
+        checkpoint: int,
+        handles: Iterable[Handle],
+        whole: KeyGroupRange,
+        variables: Collection[Variable] | None = None,
+        names_of: Callable[[Handle], tuple[str, ...]] = lambda _: (),
+        *,
+        late: bool = False,
+    ) -> frozenset[str]:
+        """Go on by handles of one checkpoint; see `apply`.
+
+        Args:
+            whole: all key groups of the stream.
+            variables: those that the checkpoint has, if they are known: chains of others end.
+            names_of: returns the `names` of a handle.
+            late: whether these are bases of a materialization.
+        """
+        if checkpoint > self._newest:
+            self._newest, self.released = checkpoint, []
+        if variables is not None:
+            for gone in self._variables.keys() - set(variables):
+                for chain in self._variables.pop(gone).values():
+                    self._release(chain.links)
+            for variable in variables:
+                self._variables.setdefault(variable, {whole: LiveChain()})
+        replaced: set[str] = set()
+        sqn: int | None = None
+        for handle in sorted(state_handles(handles), key=lambda h: h.sqn):
+            if handle.sqn != sqn:
+                sqn, self._steps = handle.sqn, self._steps + 1
+            parts = self._variables.setdefault((handle.operator, handle.variable), {whole: LiveChain()})
             self._cut(parts, handle.key_groups)
-            if replaces(handle):
-                replaced.update(self._replace(parts, live, late=late))
-            else:
-                self._append(parts, live)
+            live = LiveHandle(checkpoint, handle, names_of(handle), self._steps)
+            replaced.update(self._add(parts, live, late=late))
         return frozenset(replaced)
 
-    def _begin(self, manifest: Manifest, name: str) -> None:
-        """Let a new checkpoint be the newest, without the variables that it no longer has."""
-        self.own = frozenset([name, *(stored.name for stored in manifest.objects)])
-        kept = {(operator, variable) for operator, of in manifest.variables.items() for variable in of}
-        for gone in self._variables.keys() - kept:
-            for chain in self._variables.pop(gone).values():
-                self._release([name for live in chain for name in live.names])
-
-    def _cut(self, parts: Parts, groups: KeyGroupRange) -> None:
+    def _cut(self, parts: _Parts, groups: KeyGroupRange) -> None:
         """Cut the parts at the edges of `groups`, so that none is partly inside."""
         if groups in parts:
             return
-        for part in [part for part in parts if part.intersect(groups)]:
+        for part in _inside(parts, groups):
             inside = part.intersect(groups)
             chain = parts.pop(part)
             pieces = [KeyGroupRange(part.start, inside.start), inside, KeyGroupRange(inside.end, part.end)]
             pieces = [piece for piece in pieces if piece]
-            parts |= {piece: list(chain) for piece in pieces}
-            for live in chain:
-                self._uses.update(live.names * (len(pieces) - 1))
+            parts |= {piece: LiveChain([*chain.links], chain.gap) for piece in pieces}
+            for live in chain.links:
+                self._uses[live] += len(pieces) - 1
 
-    def _append(self, parts: Parts, live: LiveHandle) -> None:
-        for part in _inside(parts, live.handle.key_groups):
-            parts[part].append(live)
-            self._uses.update(live.names)
-
-    def _replace(self, parts: Parts, live: LiveHandle, *, late: bool) -> list[str]:
-        """Let chains begin with a base, or with a further file. Returns the names of the objects of what it replaced.
+    def _add(self, parts: _Parts, live: LiveHandle, *, late: bool) -> list[str]:
+        """Append a delta or a further file to chains, or let them begin with a base. Returns the names of the objects
+        of what it replaced.
 
         A late base, of a materialization, replaces what is not newer; a chain that begins after it does not need it.
         """
-        groups, objects, alone = live.handle.key_groups, list[str](), not late
+        groups, objects = live.handle.key_groups, list[str]()
+        merges = replaces(live.handle) and not late
         for part in _inside(parts, groups):
-            chain = parts[part]
-            if chain and live.shares_step(chain[-1]):
-                chain.append(live)
-                self._uses.update(live.names)
-                alone = False
-                continue
-            older = [each for each in chain if not late or each.checkpoint <= live.checkpoint]
-            if late and chain and not older:
-                continue
-            parts[part] = [live, *chain[len(older) :]]
-            self._uses.update(live.names)
-            objects += [each.handle.object for each in older]
-            self._release([name for each in older for name in each.names])
-        if alone and groups not in parts:  # one chain again
-            self._release([name for part in _inside(parts, groups) if parts.pop(part) for name in live.names])
-            parts[groups] = [live]
-            self._uses.update(live.names)
+            chain, newer = parts[part], list[LiveHandle]()
+            if replaces(live.handle) and not any(each.step == live.step for each in chain.links[-1:]):
+                newer = [each for each in chain.links if late and each.checkpoint > live.checkpoint]
+                older = chain.links[: len(chain.links) - len(newer)]
+                if newer and not older:
+                    continue
+                objects += [each.handle.object for each in older]
+                parts[part] = chain = LiveChain()
+                self._release(older)
+            elif replaces(live.handle):
+                merges = False
+            chain.append(live)
+            for each in newer:
+                chain.append(each)
+            self._uses[live] = self._uses.get(live, 0) + 1
+        if merges and groups and groups not in parts:  # one chain again
+            for part in _inside(parts, groups):
+                del parts[part]
+            parts[groups], self._uses[live] = LiveChain([live]), 1
         return objects
 
-    def _release(self, names: Sequence[str]) -> None:
-        self._uses.subtract(names)
-        for name in names:
-            if self._uses[name] <= 0:
-                del self._uses[name]
+    def _release(self, links: Sequence[LiveHandle]) -> None:
+        for live in links:
+            self._uses[live] -= 1
+            if not self._uses[live]:
+                del self._uses[live]
+                self.released.append(live)
 
 
-def _inside(parts: Parts, groups: KeyGroupRange) -> list[KeyGroupRange]:
+def _inside(parts: Mapping[KeyGroupRange, LiveChain], groups: KeyGroupRange) -> list[KeyGroupRange]:
     return [groups] if groups in parts else [part for part in parts if part.intersect(groups)]

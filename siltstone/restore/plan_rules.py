@@ -1,29 +1,19 @@
-"""Plan what to read, and in which order, to restore one checkpoint: a pure plan over handles.
+"""Plan what to read, and in which order, to restore one checkpoint or to prove many: pure plans over handles.
 
-A restore reads, for each key group of each variable, one base and every delta after it. Subtasks may have written
-different forms, variables may have their bases at different checkpoints, each checkpoint may have another parallelism,
-one that did not change a variable has nothing of it, and one of several steps may have a delta per step. The files of
-one step stand for a base: all those of the same key groups are read. So a plan is
-made per key group, from the newest handle back to a base; each delta's `previous` must be the checkpoint of the next
-older handle (`_leads_to`).
+A restore reads, for each key group of each variable, one base and every delta after it, or all files of one step and
+every delta after them (`live_rules`). Its plan cuts these chains at the key groups of its units.
 
-Every `manifests` argument maps a checkpoint id to all its handles. Plans leave out those of indexes, which hold no
-state.
+A proof reads every handle that is live at one of its checkpoints, each once. The work is divided where no handle is
+needed on both sides: in time, where all chains of an operator begin anew, and between key groups.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
 
-from siltstone.errors import StateError, UnknownCheckpoint
+from siltstone.errors import UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-
-Manifests = Mapping[int, Sequence[Handle]]
-Variable = tuple[str, str]
-"""operator and variable"""
-Link = tuple[int, Handle]
-"""a handle and its checkpoint"""
+from siltstone.restore.live_rules import LiveHandle, LiveHandles, Variable, replaces, state_handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +26,6 @@ class Read:
     checkpoint: int
     handle: Handle
     key_groups: tuple[KeyGroupRange, ...]
-
-
-def replaces(handle: Handle) -> bool:
-    """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them.
-
-    Files do so together with the other files of their step.
-    """
-    return handle.form is not Form.DELTA
 
 
 def apply_order(read: Read) -> tuple[int, int, str, int]:
@@ -102,7 +84,7 @@ class RestorePlan:
 
 
 def plan_restore(
-    manifests: Manifests,
+    manifests: Mapping[int, Sequence[Handle]],
     checkpoint: int,
     max_parallelism: int,
     parallelism: int,
@@ -111,27 +93,35 @@ def plan_restore(
 ) -> RestorePlan:
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
-    `key_groups` (default: all) are split evenly over the units; a unit may be empty. `variables` are those to restore,
-    by default those that the checkpoint wrote. Only the manifests of needed checkpoints are looked up, so the mapping
-    may load them lazily.
+    Args:
+        manifests: checkpoint -> all its handles; those of indexes are left out, since they hold no state.
+        key_groups: those to restore (default: all). They are split evenly over the units; a unit may be empty.
+        variables: those to restore, by default those that the checkpoint wrote.
 
     Raises:
         UnknownCheckpoint: `checkpoint` has no manifest.
-        StateError: a handle that a delta builds on is missing, key groups are in no handle or twice in one step, or a
-            chain does not lead back to a base; names checkpoint, operator and variable.
+        StateError: see `LiveHandles.chains`.
     """
+    if checkpoint not in manifests:
+        raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
     whole = KeyGroupRange(0, max_parallelism)
-    history = _History(manifests)
-    kinds = history.variables(checkpoint) if variables is None else dict(sorted(variables.items()))
+    wanted = key_groups or whole
+    if variables is None:
+        variables = {(h.operator, h.variable): h.kind for h in state_handles(manifests[checkpoint])}
+    live = LiveHandles()
+    for at in sorted(manifests):
+        if at <= checkpoint:
+            held = (h for h in manifests[at] if (h.operator, h.variable) in variables)
+            live.advance(at, [h for h in held if h.key_groups.intersect(wanted)], whole)
     units = []
-    for operator in sorted({operator for operator, _ in kinds}):
-        for part in (key_groups or whole).split(parallelism):
+    for operator in sorted({operator for operator, _ in variables}):
+        for part in wanted.split(parallelism):
             tables: dict[str, TableReads] = {}
             opaque: dict[str, tuple[Read, ...]] = {}
-            for (of, variable), kind in kinds.items():
+            for (of, variable), kind in sorted(variables.items()):
                 if of != operator:
                     continue
-                reads = history.walk(checkpoint, (of, variable), part)
+                reads = _list_reads(live, (of, variable), part)
                 if kind is Kind.OPAQUE:
                     opaque[variable] = reads
                 else:
@@ -141,119 +131,38 @@ def plan_restore(
                     )
             units.append(RestoreUnit(operator, part, tables, opaque))
     blocks = {(r.checkpoint, r.handle) for unit in units for r in unit.reads}
-    # Each table has a handle of a file that holds several.
-    files_bytes = sum({h.object: h.length for _, h in blocks if h.form is Form.FILES}.values())
     return RestorePlan(
         checkpoint=checkpoint,
         units=tuple(units),
         checkpoints=tuple(sorted({at for at, _ in blocks})),
-        bytes=sum(h.length for _, h in blocks if h.form is not Form.FILES) + files_bytes,
-        files_bytes=files_bytes,
+        bytes=bytes_of(h for _, h in blocks),
+        files_bytes=bytes_of(h for _, h in blocks if h.form is Form.FILES),
     )
 
 
-def state_handles(handles: Iterable[Handle]) -> list[Handle]:
-    """Return the handles that hold state; those of indexes do not."""
-    return [handle for handle in handles if handle.kind is not Kind.INDEX]
+def _list_reads(live: LiveHandles, variable: Variable, key_groups: KeyGroupRange) -> tuple[Read, ...]:
+    """Return every read that some key groups of one variable need, in the order in which they apply."""
+    found: dict[LiveHandle, list[KeyGroupRange]] = {}
+    for part, chain in live.chains(variable, key_groups):
+        for link in chain.links:
+            found.setdefault(link, []).append(part)
+    reads = [Read(link.checkpoint, link.handle, _join(parts)) for link, parts in found.items()]
+    return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.handle.sqn, r.key_groups)))
 
 
-class _History:
-    """Handles by checkpoint and variable, looked up lazily."""
-
-    def __init__(self, manifests: Manifests) -> None:
-        self._manifests = manifests
-        self._newest_first = sorted(manifests, reverse=True)
-        self._sorted: dict[int, dict[Variable, list[Handle]]] = {}
-
-    def variables(self, checkpoint: int) -> dict[Variable, Kind]:
-        """Return (operator, variable) -> kind of what has a handle at one checkpoint, in order of name."""
-        if checkpoint not in self._manifests:
-            raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
-        return {name: found[0].kind for name, found in sorted(self._at(checkpoint).items())}
-
-    def _upto(self, checkpoint: int) -> Iterator[int]:
-        """Yield the checkpoints up to one, newest first."""
-        first = bisect_left(self._newest_first, -checkpoint, key=lambda c: -c)
-        return islice(iter(self._newest_first), first, None)
-
-    def _at(self, checkpoint: int) -> dict[Variable, list[Handle]]:
-        """Return the handles of each variable, the newest step's first, then by key group."""
-        if checkpoint not in self._sorted:
-            by_name: dict[Variable, list[Handle]] = {}
-            for handle in sorted(state_handles(self._manifests[checkpoint]), key=lambda h: (-h.sqn, h.key_groups)):
-                by_name.setdefault((handle.operator, handle.variable), []).append(handle)
-            self._sorted[checkpoint] = by_name
-        return self._sorted[checkpoint]
-
-    def walk(self, checkpoint: int, name: Variable, groups: KeyGroupRange) -> tuple[Read, ...]:
-        """Return every read that `groups` of one variable need, in the order in which they apply."""
-        found: dict[Link, list[KeyGroupRange]] = {}
-        # Key groups whose base is not found yet, and the oldest delta found so far, which leads back to it.
-        wanted: list[tuple[KeyGroupRange, Link | None]] = [(groups, None)] if groups else []
-        for at in self._upto(checkpoint):
-            for _, step in groupby(self._at(at).get(name, ()), key=lambda h: h.sqn):
-                handles, rest = list(step), []
-                for piece, newer in wanted:
-                    for held, inside in cut_at_handles(handles, piece, at, name):
-                        if not held:
-                            rest.append((inside, newer))
-                            continue
-                        if newer and not _leads_to(newer, at, held[0]):
-                            raise missing_link(checkpoint, name, newer[1].previous)
-                        for handle in held:
-                            found.setdefault((at, handle), []).append(inside)
-                        if not replaces(held[0]):
-                            rest.append((inside, (at, held[0])))
-                wanted = rest
-            if not wanted:
-                break
-        for piece, newer in wanted:
-            raise missing_link(checkpoint, name, newer[1].previous) if newer else unheld(checkpoint, name, piece.start)
-        reads = [Read(at, handle, _joined(pieces)) for (at, handle), pieces in found.items()]
-        return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.handle.sqn, r.key_groups)))
+def bytes_of(handles: Iterable[Handle]) -> int:
+    """Return the bytes of the blocks of different handles, and of each file once: every table has a handle of it."""
+    files: dict[str, int] = {}
+    blocks = 0
+    for handle in handles:
+        if handle.form is Form.FILES:
+            files[handle.object] = handle.length
+        else:
+            blocks += handle.length
+    return blocks + sum(files.values())
 
 
-def _leads_to(newer: Link, at: int, handle: Handle) -> bool:
-    """Whether a delta builds on this handle: of the checkpoint it names, or of an earlier step of its own.
-
-    A materialization may also have made a base at a later checkpoint, which had not changed the variable.
-    """
-    checkpoint, delta = newer
-    if at == checkpoint:
-        return handle.previous == delta.previous and not replaces(handle)
-    return at == delta.previous or (replaces(handle) and at > delta.previous)
-
-
-def cut_at_handles(
-    handles: Sequence[Handle], wanted: KeyGroupRange, checkpoint: int, name: Variable
-) -> list[tuple[list[Handle], KeyGroupRange]]:
-    """Cut `wanted` at the handles of one step (ordered by key group): each piece, and the handle or files that hold it.
-
-    Raises:
-        StateError: several handles hold the same key group, and are not files of the same key groups.
-    """
-    out: list[tuple[list[Handle], KeyGroupRange]] = []
-    upto = wanted.start
-    first = bisect_right(handles, wanted.start, key=lambda h: h.key_groups.end)
-    for groups, same in groupby(islice(handles, first, None), key=lambda h: h.key_groups):
-        held, piece = list(same), groups.intersect(wanted)
-        if not piece:
-            break
-        if piece.start < upto or (len(held) > 1 and any(h.form is not Form.FILES for h in held)):
-            raise StateError(
-                f"{_where(checkpoint, name)}: two handles hold key group {piece.start}",
-                advice="restore another checkpoint",
-            )
-        if piece.start > upto:
-            out.append(([], KeyGroupRange(upto, piece.start)))
-        out.append((held, piece))
-        upto = piece.end
-    if upto < wanted.end:
-        out.append(([], KeyGroupRange(upto, wanted.end)))
-    return out
-
-
-def _joined(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
+def _join(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
     """Sort disjoint ranges and join neighbours."""
     out: list[KeyGroupRange] = []
     for piece in sorted(pieces):
@@ -264,19 +173,120 @@ def _joined(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
     return tuple(out)
 
 
-def _where(checkpoint: int, name: Variable) -> str:
-    return f"checkpoint {checkpoint}, operator {name[0]}, variable {name[1]}"
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """One checkpoint of a chain: the handles to apply, after which the state is that of the checkpoint.
+
+    Attributes:
+        proves: whether its digest is compared; otherwise the step only leads to a later one.
+        ends: handles of this step or of earlier ones that no later proven checkpoint needs.
+    """
+
+    checkpoint: int
+    handles: tuple[Handle, ...]
+    proves: bool
+    ends: tuple[Handle, ...]
 
 
-def missing_link(checkpoint: int, name: Variable, previous: int) -> StateError:
-    """Make the error for a delta that builds on what a checkpoint does not hold."""
-    where = _where(checkpoint, name)
-    return StateError(
-        f"{where}: its chain needs checkpoint {previous}, which does not hold it", advice="restore another checkpoint"
+@dataclass(frozen=True, slots=True)
+class VerifyChain:
+    """One operator's state in one key-group range from a base on: an independent walk that proves on the way."""
+
+    operator: str
+    key_groups: KeyGroupRange
+    steps: tuple[VerifyStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """A handle that a proof reads, and the last proven checkpoint that needs it."""
+
+    live: LiveHandle
+    until: int
+
+
+def plan_proof(
+    walk: Iterable[tuple[int, LiveHandles]], max_parallelism: int, proves: Collection[int]
+) -> list[VerifyChain]:
+    """Plan the proof of the checkpoints `proves`, walking each chain once.
+
+    Every needed handle is in exactly one step of one chain: a chain's key-group range never cuts a block. Chains are
+    independent of each other.
+
+    Args:
+        walk: yields the checkpoints, ascending, each with what it needs: those that are proven, and those that they
+            need.
+
+    Raises:
+        UnknownCheckpoint: one of them is not in the walk.
+        StateError: see `LiveHandles.chains`.
+    """
+    whole, proven, needed = KeyGroupRange(0, max_parallelism), list[int](), list[_Needed]()
+    live = LiveHandles()
+    for checkpoint, live in walk:
+        if proven:
+            needed += [_Needed(each, proven[-1]) for each in live.released if each.checkpoint <= proven[-1]]
+        if checkpoint in proves:
+            for variable in live.variables:
+                list(live.chains(variable, whole))  # raises if it cannot be restored
+            proven.append(checkpoint)
+    if missing := set(proves).difference(proven):
+        raise UnknownCheckpoint(f"checkpoint {min(missing)} has no manifest; list them with `checkpoints`")
+    needed += [_Needed(each, proven[-1]) for each in live.handles if proven and each.checkpoint <= proven[-1]]
+    by_operator: dict[str, list[_Needed]] = {}
+    for each in needed:
+        by_operator.setdefault(each.live.handle.operator, []).append(each)
+    return [
+        _make_chain(operator, steps, proven)
+        for operator, of in sorted(by_operator.items())
+        for run in _divide(of, _time_span)
+        for part in _divide(run, _group_span)
+        for steps in _divide(part, _time_span)
+    ]
+
+
+def _time_span(needed: _Needed) -> tuple[int, int]:
+    return needed.live.checkpoint, needed.until + 1
+
+
+def _group_span(needed: _Needed) -> tuple[int, int]:
+    groups = needed.live.handle.key_groups
+    return groups.start, groups.end
+
+
+def _divide(needed: Iterable[_Needed], span: Callable[[_Needed], tuple[int, int]]) -> Iterator[list[_Needed]]:
+    """Divide handles into groups whose spans do not overlap, ascending."""
+    group, end = list[_Needed](), 0
+    for each in sorted(needed, key=span):
+        start, stop = span(each)
+        if group and start >= end:
+            yield group
+            group = []
+        group.append(each)
+        end = max(end, stop)
+    if group:
+        yield group
+
+
+def _make_chain(operator: str, needed: Sequence[_Needed], proven: Sequence[int]) -> VerifyChain:
+    """Return the walk over some handles; `proven` are all proven checkpoints, ascending."""
+    begins: dict[int, list[Handle]] = {}
+    ends: dict[int, list[Handle]] = {}
+    for each in needed:
+        begins.setdefault(each.live.checkpoint, []).append(each.live.handle)
+        ends.setdefault(each.until, []).append(each.live.handle)
+    proves = {*proven[bisect_left(proven, min(begins)) : bisect_right(proven, max(ends))]}
+    groups = [each.live.handle.key_groups for each in needed]
+    return VerifyChain(
+        operator,
+        KeyGroupRange(min(part.start for part in groups), max(part.end for part in groups)),
+        tuple(
+            VerifyStep(
+                checkpoint,
+                tuple(sorted(begins.get(checkpoint, ()), key=lambda h: (h.variable, h.sqn, h.key_groups, h.object))),
+                checkpoint in proves,
+                tuple(ends.get(checkpoint, ())),
+            )
+            for checkpoint in sorted({*begins, *proves})
+        ),
     )
-
-
-def unheld(checkpoint: int, name: Variable, group: int) -> StateError:
-    """Make the error for a key group that no checkpoint up to this one holds."""
-    where = _where(checkpoint, name)
-    return StateError(f"{where}: no handle holds key group {group}", advice="restore another checkpoint")

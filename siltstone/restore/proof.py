@@ -1,6 +1,7 @@
 """Prove several checkpoints of a stream together: each chain is walked once, in tasks that the caller maps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -10,11 +11,11 @@ from siltstone.catalog.chains import Chain
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifest import Manifest
-from siltstone.format.manifests import read_manifest, variables_of, with_materializations
+from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import VerifyChain, plan_proof
 from siltstone.restore.verify import Failure, IndexCheck, ProofTask, check_indexes, prove
-from siltstone.restore.verify_rules import verify_plan
 from siltstone.store.ahead import read_ahead
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
@@ -120,20 +121,29 @@ def _plan_together(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) ->
         if not any(m.checkpoint == c and not m.materialization for m in own):
             raise _unlisted(c, "its manifest")
     listed = {stored.name: read[stored.name] for chain in chains.values() for stored in chain.manifests}
-    dependents = _dependents(chains, listed)
     manifests = dict(sorted(with_materializations(list(listed.values())).items()))
-    newest = manifests[max(manifests)]
+    planned = plan_proof(_walk(chains, listed), manifests[max(manifests)].max_parallelism, chains)
     part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
-    planned = verify_plan(
-        {c: m.handles for c, m in manifests.items()},
-        newest.max_parallelism,
-        chains,
-        {c: [name for operator in m.operators for name in variables_of(m, operator)] for c, m in manifests.items()},
-    )
     tasks = [
         ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps}) for chain in planned
     ]
-    return ProofPlan(tasks, _indexes(manifests, dependents))
+    return ProofPlan(tasks, _indexes(manifests, _dependents(planned)))
+
+
+def _walk(chains: Mapping[int, Chain], listed: Mapping[str, Manifest]) -> Iterator[tuple[int, LiveHandles]]:
+    """Yield the checkpoints of manifests, ascending, each with what a restore of it needs.
+
+    Raises:
+        StateError: one of `chains` needs an object that the catalog does not list for it.
+    """
+    live = LiveHandles()
+    ordered = sorted(listed.items(), key=lambda each: (each[1].checkpoint, bool(each[1].materialization)))
+    for checkpoint, written in groupby(ordered, key=lambda each: each[1].checkpoint):
+        for name, manifest in written:
+            live.apply(manifest, name)
+        if checkpoint in chains and (unlisted := live.needed - chains[checkpoint].names):
+            raise _unlisted(checkpoint, f"object {min(unlisted)}")
+        yield checkpoint, live
 
 
 _Segment = tuple[int, str, KeyGroupRange]
@@ -165,24 +175,20 @@ def _indexes(manifests: Mapping[int, Manifest], dependents: Mapping[_Segment, Se
     return list(found.values())
 
 
-def _dependents(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) -> dict[_Segment, list[int]]:
-    """Return segment -> the checkpoints that need its tables, ascending.
-
-    Raises:
-        StateError: one of them needs an object that the catalog does not list for it.
-    """
+def _dependents(planned: Sequence[VerifyChain]) -> dict[_Segment, list[int]]:
+    """Return segment -> the proven checkpoints that need its tables, ascending."""
     found: dict[_Segment, list[int]] = {}
-    live = LiveHandles()
-    ordered = sorted(read.items(), key=lambda each: (each[1].checkpoint, bool(each[1].materialization)))
-    for checkpoint, written in groupby(ordered, key=lambda each: each[1].checkpoint):
-        for name, manifest in written:
-            live.apply(manifest, name)
-        if checkpoint in chains:
-            if unlisted := live.needed - chains[checkpoint].names:
-                raise _unlisted(checkpoint, f"object {min(unlisted)}")
-            tables = (each for each in live.handles() if each.handle.kind is Kind.INCREMENTAL)
-            for segment in {(each.checkpoint, each.handle.operator, each.handle.key_groups) for each in tables}:
-                found.setdefault(segment, []).append(checkpoint)
+    for chain in planned:
+        needed: dict[_Segment, int] = {}
+        begun: dict[Handle, int] = {}
+        for step in chain.steps:
+            begun |= dict.fromkeys(step.handles, step.checkpoint)
+            for handle in step.ends:
+                if handle.kind is Kind.INCREMENTAL:
+                    needed[begun[handle], chain.operator, handle.key_groups] = step.checkpoint
+        proven = [step.checkpoint for step in chain.steps if step.proves]
+        for segment, until in needed.items():
+            found[segment] = proven[bisect_left(proven, segment[0]) : bisect_right(proven, until)]
     return found
 
 

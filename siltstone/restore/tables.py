@@ -13,8 +13,9 @@ from siltstone.format.base import read_base
 from siltstone.format.block import OpenBlock
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.restore.files import FileSets, file_sets
+from siltstone.restore.live_rules import replaces
 from siltstone.restore.merge import Batch, Changes, Delta
-from siltstone.restore.plan_rules import Read, replaces
+from siltstone.restore.plan_rules import Read
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader, Wanted

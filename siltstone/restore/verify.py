@@ -1,12 +1,12 @@
 """Prove checkpoints: walk each chain once, read each block once, and compare every recorded digest on the way.
 
-One task is one operator in one key-group range from a base on (`restore.verify_rules.verify_plan`). It keeps the state
+One task is one operator in one key-group range from a base on (`restore.plan_rules.plan_proof`). It keeps the state
 in memory and applies checkpoint after checkpoint. Its digests, built from the rows that were read, must equal those
 that the stream updated change by change (promise 1).
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,11 @@ from siltstone.format.index import IndexEntry
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import objects_of, schemas_of, variables_of
 from siltstone.format.segment import read_index
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets
 from siltstone.restore.index_chain import follow
-from siltstone.restore.plan_rules import Read
-from siltstone.restore.read_costs import ReadCosts
+from siltstone.restore.plan_rules import Read, VerifyChain, bytes_of
 from siltstone.restore.restore import Block, MemoryState, apply_handle, check_digests, digests_of
-from siltstone.restore.verify_rules import VerifyChain
 from siltstone.state.protocol import key_batch, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
@@ -97,83 +95,81 @@ def prove(
     reader = BlockReader(store, objects_of(manifests), scratch)
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
     blocks = reader.blocks(Wanted(h) for handles in tables for h in handles if h.form is not Form.FILES)
-    costs, opaque = ReadCosts(chain.key_groups), _OpaqueValues()
+    walk = _WalkState(target, reader)
     for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
         names = {name for _, name in variables_of(manifests[step.checkpoint], chain.operator)}
         _follow_variables(target, names, schemas)
-        costs.keep(names)
-        opaque.follow(step.handles)
-        handle: Handle | None = None
         try:
-            began = time.perf_counter()
-            _apply_files(target, handles, reader)
-            costs.add_files(handles, time.perf_counter() - began)
-            for handle in (h for h in handles if h.form is not Form.FILES):
-                began = time.perf_counter()
-                _apply(target, handle, next(blocks))
-                costs.add(handle, time.perf_counter() - began)
+            walk.apply_tables(handles, blocks)
         except CorruptObject as error:
             behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
-            broken = next((h.object for h in handles if h.object in str(error)), handle.object if handle else None)
-            failures += [Failure(c, str(error), broken) for c in behind]
+            failures += [Failure(c, str(error), walk.name_damaged(error)) for c in behind]
             blocks.close()
-            return ChainProof(failures, restore_s, restore_bytes)
+            break
+        walk.add_opaque(h for h in step.handles if h.kind is Kind.OPAQUE)
         if step.proves:
             try:
-                opaque.set(target, reader, costs)
+                walk.apply_opaque()
                 began = time.perf_counter()
                 check_digests(digests_of(target), chain.operator, target.groups, manifests[step.checkpoint])
-                restore_s[step.checkpoint] = costs.seconds + time.perf_counter() - began
-                restore_bytes[step.checkpoint] = costs.bytes
+                restore_s[step.checkpoint] = sum(walk.live.values()) + time.perf_counter() - began
+                restore_bytes[step.checkpoint] = bytes_of(walk.live)
                 visit(step.checkpoint, target)
             except StateError as error:
-                broken = next((h.object for h in opaque.handles if h.object in str(error)), None)
-                failures.append(Failure(step.checkpoint, str(error), broken))
+                failures.append(Failure(step.checkpoint, str(error), walk.name_damaged(error)))
+        walk.end(step.ends)
     return ChainProof(failures, restore_s, restore_bytes)
 
 
-class _OpaqueValues:
-    """The chains of opaque values. What was replaced before it is read is not read; it may be deleted."""
+class _WalkState:
+    """The state at one checkpoint after another, and what a restore of each alone reads.
 
-    def __init__(self) -> None:
-        self._chains: dict[tuple[str, int], list[Handle]] = {}
-        """variable and key group -> the newest handle with all values, and those with some values after it"""
-        self._applied: dict[tuple[str, int], int] = {}
-        """how many of these are in the target; none, if the first is new"""
-        self._order: dict[Handle, int] = {}
+    Opaque values are read when a checkpoint is proven. What was replaced before is not read, and damage to them
+    concerns only the checkpoints that need them.
+    """
 
-    @property
-    def handles(self) -> set[Handle]:
-        """The handles of all values."""
-        return {handle for chain in self._chains.values() for handle in chain}
+    def __init__(self, target: MemoryState, reader: BlockReader) -> None:
+        self._target, self._reader = target, reader
+        self.live: dict[Handle, float] = {}
+        """what a restore reads -> the seconds that it took to read and apply it"""
+        self._unread: list[Handle] = []
+        """opaque values that the target does not have yet, in order"""
 
-    def follow(self, handles: Iterable[Handle]) -> None:
-        """Go on to a checkpoint with these handles, in the order in which they apply."""
-        for handle in handles:
-            if handle.kind is Kind.OPAQUE:
-                self._order[handle] = len(self._order)
-                for group in range(handle.key_groups.start, handle.key_groups.end):
-                    place = handle.variable, group
-                    if handle.form is Form.BASE:
-                        self._chains[place], self._applied[place] = [], 0
-                    self._chains.setdefault(place, []).append(handle)
-
-    def set(self, target: MemoryState, reader: BlockReader, costs: ReadCosts) -> None:
-        """Replace the values in `target` that changed since the last call, and add up what reading them took."""
-        groups: dict[Handle, list[KeyGroupRange]] = {}
-        for place, chain in self._chains.items():
-            variable, group = place
-            applied = self._applied.get(place, 0)
-            if not applied:
-                target.opaque.get(variable, {}).pop(group, None)
-            for handle in chain[applied:]:
-                groups.setdefault(handle, []).append(KeyGroupRange(group, group + 1))
-        ordered = sorted(groups, key=self._order.__getitem__)
+    def apply_tables(self, handles: Sequence[Handle], blocks: Iterator[Block]) -> None:
+        """Apply the handles of tables of the next checkpoint; `blocks` yields those that are not files."""
+        files = [h for h in handles if h.form is Form.FILES]
+        self.live |= dict.fromkeys(handles, 0.0)
         began = time.perf_counter()
-        for handle, block in zip(ordered, reader.blocks(map(Wanted, ordered)), strict=True):
-            apply_handle(target, handle, groups[handle], block)
-            costs.add(handle, -began + (began := time.perf_counter()))
-        self._applied = {place: len(chain) for place, chain in self._chains.items()}
+        _apply_files(self._target, files, self._reader)
+        self.live |= dict.fromkeys(files, (time.perf_counter() - began) / max(1, len(files)))
+        for handle in (h for h in handles if h.form is not Form.FILES):
+            began = time.perf_counter()
+            _apply(self._target, handle, next(blocks))
+            self.live[handle] = time.perf_counter() - began
+
+    def add_opaque(self, handles: Iterable[Handle]) -> None:
+        """Go on to the opaque values of the next checkpoint, in the order in which they apply."""
+        added = dict.fromkeys(handles, 0.0)
+        self.live |= added
+        self._unread += added
+
+    def apply_opaque(self) -> None:
+        """Replace the opaque values that have changed since the last call; if it fails, the next call tries again."""
+        began = time.perf_counter()
+        for handle, block in zip(self._unread, self._reader.blocks(map(Wanted, self._unread)), strict=True):
+            _apply(self._target, handle, block)
+            self.live[handle] = -began + (began := time.perf_counter())
+        self._unread = []
+
+    def end(self, handles: Iterable[Handle]) -> None:
+        """Forget what later checkpoints do not read."""
+        for handle in handles:
+            self.live.pop(handle, None)
+        self._unread = [handle for handle in self._unread if handle in self.live]
+
+    def name_damaged(self, error: StateError) -> str | None:
+        """Return the object that an error names, if it is one that a restore reads."""
+        return next((handle.object for handle in reversed(self.live) if handle.object in str(error)), None)
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
@@ -267,8 +263,11 @@ def _apply_files(target: MemoryState, handles: Sequence[Handle], reader: BlockRe
 
 
 def _clear(target: MemoryState, handle: Handle) -> None:
-    """Delete the rows of a base's key groups: a base in the middle of a chain (one subtask fell back to it) replaces
-    them."""
+    """Delete the rows or values of a base's key groups: a base in the middle of a chain (one subtask fell back to it)
+    replaces them."""
+    values = target.opaque.get(handle.variable, {})
+    for group in range(handle.key_groups.start, handle.key_groups.end) if values else ():
+        values.pop(group, None)
     table = target.tables.get(handle.variable)
     if table is None or not table.rows:
         return

@@ -12,8 +12,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, StoredObject
-from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.plan_rules import replaces, state_handles
+from siltstone.restore.live_rules import LiveHandles, replaces, state_handles
 from siltstone.run.manifests import RunManifests
 from siltstone.store.ahead import read_ahead
 from siltstone.store.paths import CheckpointPath, is_materialization_manifest
@@ -71,8 +70,8 @@ class RunReferences:
         files = {handle.object for handle in state if handle.form is Form.FILES}
         if lost := sorted(files - self._live.own - self._open.keys()):
             raise StateError(f"checkpoint {manifest.checkpoint} refers to {lost[0]}, which may be deleted already")
-        # A variable that none of the manifests mentions may be in one that was not read.
-        oldest = self._live.complete_from if self._live.variables >= variables else 0
+        # 0 while none of the manifests mentions a variable: it may be in one that was not read.
+        oldest = self._live.complete_from
         self._open |= dict.fromkeys(needed - self._open.keys(), manifest.checkpoint)
         if self._damaged >= oldest:
             return oldest, []

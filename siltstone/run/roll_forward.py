@@ -14,8 +14,8 @@ from siltstone.changelog.log import NOWHERE
 from siltstone.format.manifests import read_manifest
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.restore.live_rules import replaces
 from siltstone.restore.merge import Delta, newest_changes
-from siltstone.restore.plan_rules import replaces
 from siltstone.restore.restore import Block, apply_handle
 from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask

@@ -29,8 +29,8 @@ from siltstone.chains.materialize import find_consolidated, find_replaced
 from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.live_rules import writer_of
-from siltstone.restore.plan_rules import plan_restore, replaces
+from siltstone.restore.live_rules import replaces, writer_of
+from siltstone.restore.plan_rules import plan_restore
 from siltstone.retention.deletion_rules import plan_deletion
 from siltstone.run.manifests import RunManifests
 from siltstone.run.references import RunReferences

@@ -15,10 +15,9 @@ from sqlalchemy import update
 from siltstone.catalog import tables as t
 from siltstone.errors import StateError
 from siltstone.model import Form, Handle
-from siltstone.restore.live_rules import writer_of
-from siltstone.restore.plan_rules import Read, plan_restore, replaces
+from siltstone.restore.live_rules import replaces, writer_of
+from siltstone.restore.plan_rules import Read, VerifyChain, plan_restore
 from siltstone.restore.proof import plan_chains
-from siltstone.restore.verify_rules import VerifyChain
 from tests.examples import few_examples
 from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, merged, new_history
 
@@ -52,10 +51,14 @@ def of_groups(reads: Iterable[Read]) -> Reads:
 
 
 def reads_of_walks(chains: Iterable[VerifyChain]) -> dict[int, Reads]:
-    """Checkpoint -> what the walks that prove it have applied to each key group since its newest base."""
+    """Checkpoint -> what the walks that prove it have applied to each key group since its newest base.
+
+    Just this is live then, of which a proof counts the bytes.
+    """
     found: dict[int, Reads] = {}
     for chain in chains:
         state: dict[tuple[str, str, int], dict[tuple[int, Handle], None]] = {}
+        live: set[Handle] = set()
         for step in chain.steps:
             for handle in step.handles:
                 for group in range(handle.key_groups.start, handle.key_groups.end):
@@ -65,8 +68,12 @@ def reads_of_walks(chains: Iterable[VerifyChain]) -> dict[int, Reads]:
                     if replaces(handle) and not files:
                         applied.clear()
                     applied[step.checkpoint, handle] = None
+            live |= {*step.handles}
             if step.proves:
                 found.setdefault(step.checkpoint, {}).update({of: {*applied} for of, applied in state.items()})
+                assert live == {handle for applied in state.values() for _, handle in applied}
+            live -= {*step.ends}
+        assert not live
     return found
 
 

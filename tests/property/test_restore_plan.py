@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from siltstone.errors import StateError, UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.restore.plan_rules import RestorePlan, plan_restore
-from siltstone.restore.verify_rules import VerifyChain, verify_plan
+from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import RestorePlan, VerifyChain, plan_proof, plan_restore
 
 GROUPS = 24
 WHOLE = KeyGroupRange(0, GROUPS)
@@ -64,6 +64,17 @@ def expected(history, checkpoint, name, group):
         if found[0].form is not Form.DELTA:
             return out
         checkpoint = found[0].previous
+
+
+def walk(history):
+    live = LiveHandles()
+    for checkpoint, handles in history.items():
+        live.advance(checkpoint, handles, WHOLE)
+        yield checkpoint, live
+
+
+def verify(history, proves=None):
+    return plan_proof(walk(history), GROUPS, history.keys() if proves is None else proves)
 
 
 def of_group(reads, group):
@@ -144,7 +155,7 @@ def test_a_missing_handle_is_a_gap_that_is_named(history, data):
     ):
         plan_restore(broken, checkpoint, GROUPS, 3)
     with pytest.raises(StateError, match=rf"operator {name[0]}, variable {name[1]}"):
-        verify_plan(broken, GROUPS)
+        verify(broken)
 
 
 @given(histories(), st.data())
@@ -172,7 +183,7 @@ def test_two_handles_for_one_key_group_are_refused(history, data):
     with pytest.raises(StateError, match="two handles hold key group"):
         plan_restore(twice, checkpoint, GROUPS, 2)
     with pytest.raises(StateError, match="two handles hold key group"):
-        verify_plan(twice, GROUPS)
+        verify(twice)
 
 
 def test_a_delta_that_builds_on_itself_is_refused():
@@ -180,12 +191,12 @@ def test_a_delta_that_builds_on_itself_is_refused():
     with pytest.raises(StateError, match="checkpoint 5, operator flights, variable totals: its chain needs"):
         plan_restore(loop, 5, GROUPS, 1)
     with pytest.raises(StateError, match="checkpoint 5, operator flights, variable totals: its chain needs"):
-        verify_plan(loop, GROUPS)
+        verify(loop)
 
 
 @given(histories())
 def test_verifying_all_reads_every_object_once_and_meets_every_state(history):
-    chains = verify_plan(history, GROUPS)
+    chains = verify(history)
     read = [(s.checkpoint, h) for chain in chains for s in chain.steps for h in s.handles]
     assert len(read) == len(set(read))
     assert set(read) == {(c, h) for c, handles in history.items() for h in handles}
@@ -213,13 +224,13 @@ def test_verifying_all_reads_every_object_once_and_meets_every_state(history):
 @given(histories(), st.data())
 def test_verifying_some_walks_no_further_than_they_need(history, data):
     some = data.draw(st.sets(st.sampled_from(sorted(history)), min_size=1))
-    chains = verify_plan(history, GROUPS, some)
+    chains = verify(history, some)
     for chain in chains:
         assert chain.steps[-1].proves
         assert all(step.proves is (step.checkpoint in some) for step in chain.steps)
     assert {s.checkpoint for chain in chains for s in chain.steps if s.proves} == some
     with pytest.raises(UnknownCheckpoint, match="checkpoint 99 "):
-        verify_plan(history, GROUPS, {99})
+        verify(history, {99})
 
 
 @given(histories(), st.data())
@@ -229,7 +240,7 @@ def test_verifying_some_reads_what_they_need_though_everything_else_was_deleted(
     needed = {b for c in some for name in names for g in range(GROUPS) for b in expected(history, c, name, g)}
     left = {c: handles for c, handles in history.items() if any(c == at for at, _ in needed)}
     for manifests in history, left:
-        chains = verify_plan(manifests, GROUPS, some, dict.fromkeys(manifests, names))
+        chains = verify(manifests, some)
         assert {(s.checkpoint, h) for chain in chains for s in chain.steps for h in s.handles} == needed
 
 
@@ -241,7 +252,7 @@ def test_chains_are_cut_where_everything_is_a_base_and_split_where_no_object_str
         3: [handle("flights", "totals", g, 3, 0) for g in halves],
         4: [handle("flights", "totals", g, 4, 3) for g in thirds],
     }
-    shapes = [(c.key_groups, tuple(s.checkpoint for s in c.steps)) for c in verify_plan(history, GROUPS)]
+    shapes = [(c.key_groups, tuple(s.checkpoint for s in c.steps)) for c in verify(history)]
     assert shapes == [(halves[0], (1, 2)), (halves[1], (1, 2)), (WHOLE, (3, 4))]
 
 
@@ -249,4 +260,4 @@ def test_plans_are_values():
     history = {1: [handle("flights", "totals", WHOLE, 1, 0)]}
     assert isinstance(plan_restore(history, 1, GROUPS, 2), RestorePlan)
     assert plan_restore(history, 1, GROUPS, 2) == plan_restore(history, 1, GROUPS, 2)
-    assert verify_plan(history, GROUPS) == [VerifyChain("flights", WHOLE, verify_plan(history, GROUPS)[0].steps)]
+    assert verify(history) == [VerifyChain("flights", WHOLE, verify(history)[0].steps)]

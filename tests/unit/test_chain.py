@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from siltstone.errors import CorruptObject
 from siltstone.format.index import IndexEntry, decode_index, encode_index
-from siltstone.model import Form
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.restore.index_chain import follow
+from siltstone.restore.live_rules import LiveHandles
 
 
 def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[IndexEntry]) -> list[IndexEntry]:
@@ -108,6 +109,35 @@ def test_a_variable_is_followed_to_its_own_base_whatever_the_others_do(
             assert {link.entry.variable for link in links} == {variable}
             assert links[0].entry.form is Form.BASE and all(link.entry.form is Form.DELTA for link in links[1:])
             assert sorted(asked) == list(range(based[variable], checkpoint + 1))
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 2, "base"]), min_size=3, max_size=3), max_size=12))
+def test_the_indexes_lead_to_the_handles_that_a_restore_reads(checkpoints: list[list[int | str]]) -> None:
+    """Each table has a base, or no, one or two deltas at each checkpoint. Indexes share no code with `LiveHandles`."""
+    indexes: dict[int, list[IndexEntry]] = {}
+    last: dict[str, int] = {}
+    live, groups = LiveHandles(), KeyGroupRange(0, 4)
+    for checkpoint, written in enumerate([["base"] * 3, *checkpoints], 1):
+        whole = IndexEntry("", Form.BASE, 0, 0, 0, 10, 1, "xxh3-128:" + "ab" * 16, 0)
+        steps: dict[int, list[IndexEntry]] = {}
+        for place, (variable, what) in enumerate(zip("abc", written, strict=True)):
+            delta = replace(whole, form=Form.DELTA, previous_checkpoint=last.get(variable, 0), previous_entry=place)
+            for step in (2,) if what == "base" else range(1, int(what) + 1):
+                entry = replace(whole if what == "base" else delta, variable=variable, sqn=10 * checkpoint + step)
+                steps.setdefault(step, []).append(entry)
+            last |= {variable: checkpoint} if what else {}
+        indexes[checkpoint] = [entry for _, index in sorted(steps.items()) for entry in index]
+        handles = [
+            Handle("o", e.variable, Kind.INCREMENTAL, e.form, "x", 0, 10, e.checksum, groups, 1, before, e.sqn)
+            for e in indexes[checkpoint]
+            for before in [e.previous_checkpoint]
+        ]
+        live.advance(checkpoint, handles, groups)
+        for variable in "abc":
+            followed = follow(indexes.get, last[variable], variable)
+            [(_, chain)] = live.chains(("o", variable), groups)
+            found = [(each.checkpoint, each.handle.sqn, each.handle.form) for each in chain.links]
+            assert [(link.checkpoint, link.entry.sqn, link.entry.form) for link in followed] == found
 
 
 def test_a_link_that_leads_elsewhere_is_noticed() -> None:
