@@ -1,8 +1,9 @@
 """A pending checkpoint: its steps are logged, and the stream goes on while its bytes are on their way to the store.
 
-The region prepares it between two steps, from what its tasks handed over (Teracloud Streams: a non-blocking checkpoint
-of a consistent region). Nothing in it changes after that, so another thread can `store` it: the outputs, the small
-segments, and last the manifest. The commit makes it complete, between two steps again.
+The region prepares it between two steps, from the interval that its tasks have filled (Teracloud Streams: a
+non-blocking checkpoint of a consistent region). Nothing in it changes after that, so another thread can `store` it: the
+outputs, the small segments, and last the manifest. The commit makes it complete, between two steps again. All that a
+run holds of a checkpoint until then is here, and goes with it.
 """
 
 import time
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.commits import CheckpointCommit, Committed
+from siltstone.catalog.steps import Step
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -140,27 +142,46 @@ def store_manifest(
 
 
 @dataclass
+class OpenInterval:
+    """What a run gathers, step by step, for the checkpoint that it prepares next.
+
+    Attributes:
+        checkpoint: its id.
+        begins_after: the last step of the checkpoint before it.
+        log: its steps' changes.
+        steps: its steps, the running one included.
+        gathered: its subtasks' acknowledgements.
+    """
+
+    checkpoint: int
+    begins_after: int
+    log: LoggedInterval
+    steps: list[Step] = field(default_factory=list)
+    gathered: StepReports = field(default_factory=StepReports)
+
+
+@dataclass
 class PendingCheckpoint:
     """A checkpoint that is prepared, and not complete.
 
     Attributes:
         path: names what is stored for it, with its id and last step.
         details: what it adds to the catalog, as far as it is known before it is stored.
-        gathered: its subtasks' acknowledgements.
-        log: its steps' changes.
+        interval: its steps, which are all taken.
         chains: what the chains are with it.
         reasons: operator -> why its tables have their forms.
         commit: its record for the catalog, once it is stored.
+        committed: the catalog's answer.
     """
 
     path: StepPath
     details: CommitDetails
-    gathered: StepReports
-    log: LoggedInterval
+    interval: OpenInterval
     chains: NextChains
     reasons: Mapping[str, str]
     event_time_max: datetime | None
     commit: CheckpointCommit | None = None
+    committed: Committed | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
     _began_s: float = field(default_factory=time.perf_counter)
 
@@ -171,7 +192,7 @@ class PendingCheckpoint:
 
     def call_operators(self, stream: Stream, upload: UploadOptions, *, blocking: bool) -> None:
         """Call `checkpoint` of the operators that are blocking, or of the others (see `callbacks.checkpoint`)."""
-        callbacks.checkpoint(stream.operators, self.id, self.gathered.last, upload, blocking=blocking)
+        callbacks.checkpoint(stream.operators, self.id, self.interval.gathered.last, upload, blocking=blocking)
 
     def store(
         self,
@@ -196,9 +217,10 @@ class PendingCheckpoint:
         """
         self.call_operators(stream, upload, blocking=False)
         outputs, repeats = outbox.stage(self.id), outbox.repeats(self.id)
-        uploads = self.log.persist()
-        self.gathered.last = self.log.merge(self.gathered.last)
-        uploads = uploads.merge(uploads_of(self.gathered))
+        log, gathered = self.interval.log, self.interval.gathered
+        uploads = log.persist()
+        gathered.last = log.merge(gathered.last)
+        uploads = uploads.merge(uploads_of(gathered))
         details = replace(
             self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )
@@ -218,7 +240,8 @@ class PendingCheckpoint:
     def _manifest(
         self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes, outputs: Mapping[str, int] | None
     ) -> Manifest:
-        received, chains = self.gathered.last, self.chains
+        gathered, chains = self.interval.gathered, self.chains
+        received = gathered.last
         return Manifest(
             stream=stream.name,
             checkpoint=self.id,
@@ -228,13 +251,13 @@ class PendingCheckpoint:
             operators=stream.definition()["operators"],
             handles=[h for a in received.values() for ack in a for h in ack.handles],
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
-            digests=self.gathered.digests(stream.max_parallelism),
+            digests=gathered.digests(stream.max_parallelism),
             forms=chains.forms,
             d=chains.d,
             chains=chains.chains,
             event_time_max=self.event_time_max,
             statistics={
-                **statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+                **statistics_of(gathered, stream, uploads, chains.statistics, chains.bounds),
                 "times": times.take(),
                 "outputs": outputs,
             },
