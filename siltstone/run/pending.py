@@ -25,7 +25,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.run import callbacks
 from siltstone.run.chains import NextChains
 from siltstone.run.coordinator import CheckpointTimes
-from siltstone.run.outbox import Outbox
+from siltstone.run.outbox import CheckpointOutputs, Outbox
 from siltstone.run.references import RunReferences
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath, is_base
@@ -149,6 +149,7 @@ class OpenInterval:
         checkpoint: its id.
         begins_after: the last step of the checkpoint before it.
         log: its steps' changes.
+        outputs: what its tasks staged.
         steps: its steps, the running one included.
         gathered: its subtasks' acknowledgements.
     """
@@ -156,6 +157,7 @@ class OpenInterval:
     checkpoint: int
     begins_after: int
     log: LoggedInterval
+    outputs: CheckpointOutputs
     steps: list[Step] = field(default_factory=list)
     gathered: StepReports = field(default_factory=StepReports)
 
@@ -216,7 +218,7 @@ class PendingCheckpoint:
             CorruptObject: a segment was damaged on its way.
         """
         self.call_operators(stream, upload, blocking=False)
-        outputs, repeats = outbox.stage(self.id), outbox.repeats(self.id)
+        outputs, repeats = outbox.stage(self.interval.outputs), outbox.repeats(self.id)
         log, gathered = self.interval.log, self.interval.gathered
         uploads = log.persist()
         gathered.last = log.merge(gathered.last)

@@ -42,11 +42,11 @@ from siltstone.log import get_logger
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
-from siltstone.run.chains import RunChains
+from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.manifests import RunManifests
-from siltstone.run.outbox import Give, Outbox
+from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
 from siltstone.run.pending import Completed, OpenInterval, PendingCheckpoint
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
@@ -199,7 +199,8 @@ class ConsistentRegion:
         return Coordinator(open_region(self.epoch, operators, completed, step, pending), self._interval)
 
     def _open_interval(self, checkpoint: int, begins_after: int) -> OpenInterval:
-        return OpenInterval(checkpoint, begins_after, LoggedInterval(self.warehouse.store_url, self.options.upload))
+        log = LoggedInterval(self.warehouse.store_url, self.options.upload)
+        return OpenInterval(checkpoint, begins_after, log, CheckpointOutputs(checkpoint))
 
     @property
     def protocol(self) -> Region:
@@ -230,6 +231,10 @@ class ConsistentRegion:
     def _intervals(self) -> list[OpenInterval]:
         """Those since the newest complete checkpoint, oldest first; the last one is open."""
         return [*(pending.interval for pending in self._pending.values()), self._open]
+
+    @property
+    def _next_chains(self) -> list[NextChains]:
+        return [pending.chains for pending in self._pending.values()]
 
     @property
     def _step_path(self) -> StepPath:
@@ -332,7 +337,7 @@ class ConsistentRegion:
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(forms, left, *self.chains.kept(operator.name))
+            order = CheckpointOrder(forms, left, *self.chains.kept(operator.name, self._next_chains))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
@@ -377,7 +382,7 @@ class ConsistentRegion:
         self._open.gathered.add(operator, received)
         self._open.log.append(self._step_path, operator, received)
         self._accepted[operator] = self.digests()[operator]
-        self.outbox.add(self.checkpoint, received)
+        self.outbox.add(self._open.outputs, received)
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""
@@ -412,7 +417,7 @@ class ConsistentRegion:
         path, interval, reasons = self._step_path, self._open, self.chains.reasons
         interval.log.send(path)
         logged = interval.log.merge(interval.gathered.last)
-        chains = self.chains.prepare(path.checkpoint, replace(interval.gathered, last=logged))
+        chains = self.chains.prepare(path.checkpoint, path.step, replace(interval.gathered, last=logged))
         self._event_time_max = interval.gathered.event_time(self._event_time_max)
         details = CommitDetails(interval.steps, edit, parallelism, self._definition, self._dropped)
         pending = PendingCheckpoint(path, details, interval, chains, reasons, self._event_time_max)
@@ -513,7 +518,7 @@ class ConsistentRegion:
         """Go on from a checkpoint that has just been completed."""
         made, committed = pending.commit, pending.committed
         assert made is not None and committed is not None, "it was committed"
-        self.chains.advance(pending.id, pending.path.step, committed.manifests)
+        self.chains.advance(pending.chains, committed.manifests, self._next_chains)
         self._references.follow(committed.manifests)
         self._previous = PreviousCheckpoint(made.manifest, committed.at)
         self.digest = made.digest
