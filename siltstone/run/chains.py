@@ -59,6 +59,7 @@ class NextChains:
         costs: what it writes of each table.
         versions: where the newest version of each variable is then (`format.versions`).
         files: operator -> key groups -> the `.files` object of a subtask.
+        reasons: operator -> why its tables have their forms, for people.
     """
 
     checkpoint: int
@@ -71,6 +72,7 @@ class NextChains:
     costs: Mapping[Table, CheckpointCost]
     versions: Versions
     files: Mapping[str, Mapping[KeyGroupRange, str]]
+    reasons: Mapping[str, str]
 
 
 class RunChains:
@@ -303,6 +305,7 @@ class RunChains:
             costs=written,
             versions=next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism),
             files=file_indexes(handles),
+            reasons=self.reasons,
         )
 
     def advance(self, made: NextChains, manifests: Sequence[StoredObject], pending: Collection[NextChains]) -> None:

@@ -142,11 +142,11 @@ def store_manifest(
 
 
 @dataclass
-class OpenInterval:
-    """What a run gathers, step by step, for the checkpoint that it prepares next.
+class CheckpointInterval:
+    """What a run gathers, step by step, until it prepares a checkpoint of it.
 
     Attributes:
-        checkpoint: its id.
+        checkpoint: the id of that checkpoint.
         begins_after: the last step of the checkpoint before it.
         log: its steps' changes.
         outputs: what its tasks staged.
@@ -171,16 +171,14 @@ class PendingCheckpoint:
         details: what it adds to the catalog, as far as it is known before it is stored.
         interval: its steps, which are all taken.
         chains: what the chains are with it.
-        reasons: operator -> why its tables have their forms.
         commit: its record for the catalog, once it is stored.
         committed: the catalog's answer.
     """
 
     path: StepPath
     details: CommitDetails
-    interval: OpenInterval
+    interval: CheckpointInterval
     chains: NextChains
-    reasons: Mapping[str, str]
     event_time_max: datetime | None
     commit: CheckpointCommit | None = None
     committed: Committed | None = None
@@ -237,7 +235,7 @@ class PendingCheckpoint:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
         seconds = time.perf_counter() - self._began_s
-        return Completed(self.commit, self.uploads, seconds, self.reasons)
+        return Completed(self.commit, self.uploads, seconds, self.chains.reasons)
 
     def _manifest(
         self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes, outputs: Mapping[str, int] | None

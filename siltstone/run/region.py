@@ -47,7 +47,7 @@ from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.manifests import RunManifests
 from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
-from siltstone.run.pending import Completed, OpenInterval, PendingCheckpoint
+from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoint
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.take_over import take_over
@@ -198,9 +198,9 @@ class ConsistentRegion:
         pending = max(1, self.options.max_pending)
         return Coordinator(open_region(self.epoch, operators, completed, step, pending), self._interval)
 
-    def _open_interval(self, checkpoint: int, begins_after: int) -> OpenInterval:
+    def _open_interval(self, checkpoint: int, begins_after: int) -> CheckpointInterval:
         log = LoggedInterval(self.warehouse.store_url, self.options.upload)
-        return OpenInterval(checkpoint, begins_after, log, CheckpointOutputs(checkpoint))
+        return CheckpointInterval(checkpoint, begins_after, log, CheckpointOutputs(checkpoint))
 
     @property
     def protocol(self) -> Region:
@@ -228,7 +228,7 @@ class ConsistentRegion:
         return self._open.checkpoint
 
     @property
-    def _intervals(self) -> list[OpenInterval]:
+    def _intervals(self) -> list[CheckpointInterval]:
         """Those since the newest complete checkpoint, oldest first; the last one is open."""
         return [*(pending.interval for pending in self._pending.values()), self._open]
 
@@ -414,13 +414,13 @@ class ConsistentRegion:
             edit: an edit by hand to record.
             parallelism: the parallelism to record for later runs.
         """
-        path, interval, reasons = self._step_path, self._open, self.chains.reasons
+        path, interval = self._step_path, self._open
         interval.log.send(path)
         logged = interval.log.merge(interval.gathered.last)
         chains = self.chains.prepare(path.checkpoint, path.step, replace(interval.gathered, last=logged))
         self._event_time_max = interval.gathered.event_time(self._event_time_max)
         details = CommitDetails(interval.steps, edit, parallelism, self._definition, self._dropped)
-        pending = PendingCheckpoint(path, details, interval, chains, reasons, self._event_time_max)
+        pending = PendingCheckpoint(path, details, interval, chains, self._event_time_max)
         self._pending[pending.id] = pending
         self._open = self._open_interval(pending.id + 1, path.step)
         self._definition, self._dropped = None, ()
