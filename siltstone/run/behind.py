@@ -76,7 +76,7 @@ class CheckpointsBehind:
             completed = self._region.commit()
             self._undelivered += 1
             self._turn.notify_all()
-        self._queues[1].put(partial(copy_context().run, self._give, completed))
+        self._queues[1].put(partial(copy_context().run, partial(self._give, completed)))
 
     def _give(self, completed: Completed) -> None:
         self._deliver(completed)
