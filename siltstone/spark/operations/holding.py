@@ -1,7 +1,7 @@
 """Hold a writer epoch of a stream: its region, its runner, and who hears of what happens under it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -63,9 +63,6 @@ class EpochListener:
     def __init__(self, progress: RunProgress | None = None) -> None:
         self.tenure, self.requests, self.progress = Tenure(), ConsistencyRequests(), progress
 
-    def begin_epoch(self, region: ConsistentRegion) -> None:
-        """Hear that steps may begin."""
-
     def completed(self, checkpoint: Completed) -> None:
         """Hear of a checkpoint that is complete, and whose outputs are delivered."""
 
@@ -73,11 +70,9 @@ class EpochListener:
         """Whether a run goes on under a new epoch after an error that ends this one."""
         return False
 
-    def finish_epoch(self) -> None:
-        """Hear that all steps have succeeded."""
-
-    def end_epoch(self) -> None:
-        """Hear that no further step begins, however the epoch ends."""
+    def work_beside(self, runner: StreamRunner) -> AbstractContextManager[None]:
+        """Do what is done beside the steps, in a context."""
+        return nullcontext()
 
 
 class RunListener(EpochListener):
@@ -88,9 +83,17 @@ class RunListener(EpochListener):
         self.settings, self.warehouse, self.spark, self.metrics = settings, warehouse, spark, metrics
         self._background: Background | None = None
 
-    def begin_epoch(self, region: ConsistentRegion) -> None:
-        """Begin to count, and start the thread."""
-        settings, units = self.settings, SparkUnits(self.spark, region.stream.name)
+    def completed(self, checkpoint: Completed) -> None:
+        """Count the checkpoint, and wake the thread."""
+        if self._background is not None:
+            self._background.completed()
+        self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
+
+    @contextmanager
+    def work_beside(self, runner: StreamRunner) -> Iterator[None]:
+        """Have the thread work; it does a last round if all steps have succeeded."""
+        settings, region = self.settings, runner.region
+        units = SparkUnits(self.spark, region.stream.name)
         options = BackgroundOptions(
             settings.materialization,
             settings.policy_options,
@@ -98,8 +101,7 @@ class RunListener(EpochListener):
             region.options.parallelism,
             settings.upload,
         )
-        self.metrics.begin_epoch(self.warehouse.catalog, region.completed)
-        self._background = Background(
+        background = self._background = Background(
             self.warehouse,
             region.stream.name,
             region.epoch,
@@ -110,23 +112,14 @@ class RunListener(EpochListener):
             postponed=region.chains.find_postponed,
             made=region.manifests.add,
         )
-        self._background.start()
-
-    def completed(self, checkpoint: Completed) -> None:
-        """Count the checkpoint, and wake the thread."""
-        if self._background is not None:
-            self._background.completed()
-        self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
-
-    def finish_epoch(self) -> None:
-        """Let the thread do a last round."""
-        if self._background is not None:
-            self._background.finish()
-
-    def end_epoch(self) -> None:
-        """Stop the thread."""
-        if self._background is not None:
-            self._background.stop()
+        try:
+            self.metrics.begin_epoch(self.warehouse.catalog, region.completed)
+            background.start()
+            yield
+            if runner.failure is None and not runner.stopped:
+                background.finish()
+        finally:
+            background.stop()
 
 
 @contextmanager
@@ -167,18 +160,15 @@ def writer_epoch(
                 progress=listener.progress,
                 requests=listener.requests,
             )
-            listener.begin_epoch(region)
-            yield runner
+            with listener.work_beside(runner):
+                yield runner
             if runner.failure is None:
                 outcome = "stopped" if runner.stopped else "done"
-            if outcome == "done":
-                listener.finish_epoch()
         except Fenced:
             outcome = "fenced"
             raise
         except DAMAGED:
-            # A newer writer may have deleted objects that this run reads. A recovery would fence that writer.
-            region.check_fence()
+            region.check_fence()  # a newer writer may have deleted what is read, and a recovery would fence that writer
             raise
         except Exception as error:
             outcome = RESET if listener.is_reset(error) else outcome
@@ -187,18 +177,12 @@ def writer_epoch(
             outcome = "interrupted"
             raise
         finally:
-            listener.end_epoch()
-            _close(region, runner, outcome)
-
-
-def _close(region: ConsistentRegion, runner: StreamRunner | None, outcome: str) -> None:
-    if runner is not None:
-        if runner.failure is not None:
-            runner.jobs.cancel()
-        runner.close()
-    # A catalog that is away must not hide the error that ended the run.
-    with suppress(Unreachable):
-        region.close(outcome)
+            if runner is not None and runner.failure is not None:
+                runner.jobs.cancel()
+            if runner is not None:
+                runner.close()
+            with suppress(Unreachable):  # a catalog that is away must not hide the error that ended the run
+                region.close(outcome)
 
 
 def open_region(
