@@ -1,10 +1,10 @@
 """The log of a run: where the changes of each step are, one interval per checkpoint. The driver keeps it (FLIP-158).
 
     interval.append(path, operator, received)    a step's changes, as its subtasks handed them over
-    interval.logged(operator)                    the steps so far, for a subtask whose state is of an older one
+    interval.list_steps(operator)                the steps so far, for a subtask whose state is of an older one
     interval.send(path)                          a checkpoint of these steps is prepared
     interval.persist()                           all of them are durable
-    interval.replaced(kept)                      what the checkpoint does not refer to, once it is complete
+    interval.list_replaced(kept)                 what the checkpoint does not refer to, once it is complete
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
 here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
@@ -111,7 +111,7 @@ class LoggedInterval:
             if waits:
                 self._settle()
 
-    def logged(self, operator: str) -> list[LoggedStep]:
+    def list_steps(self, operator: str) -> list[LoggedStep]:
         """Return the steps in which an operator's changes were logged, ascending."""
         return [_packed(step) for step in self.steps.get(operator, {}).values() if step.logged]
 
@@ -174,7 +174,7 @@ class LoggedInterval:
         uploads, self._uploads = self._uploads, UploadStatistics()
         return uploads
 
-    def replaced(self, kept: Collection[str]) -> list[str]:
+    def list_replaced(self, kept: Collection[str]) -> list[str]:
         """Return the names of stored objects that are not `kept`: bases replace them."""
         stored = {
             o.name for steps in self.steps.values() for s in steps.values() for a in s.received for o in a.objects

@@ -226,7 +226,7 @@ class RunChains:
             table for (op, table), state in self._policies.items() if op == operator and is_base_only(state)
         )
 
-    def kept(
+    def find_reusable(
         self, operator: str, pending: Collection[NextChains]
     ) -> tuple[frozenset[str], Mapping[KeyGroupRange, str], frozenset[str]]:
         """Return what a checkpoint may leave as it is: tables that are bases (`base_only`), files that it may refer to

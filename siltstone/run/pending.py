@@ -231,7 +231,7 @@ class PendingCheckpoint:
         record = commit_of(manifest, stored, details)
         self.commit = replace(record, oldest_needed=oldest_needed, replaced=replaced)
 
-    def completed(self) -> Completed:
+    def describe(self) -> Completed:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
         seconds = time.perf_counter() - self._began_s

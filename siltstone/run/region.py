@@ -228,11 +228,6 @@ class ConsistentRegion:
         return self._open.checkpoint
 
     @property
-    def _intervals(self) -> list[CheckpointInterval]:
-        """Those since the newest complete checkpoint, oldest first; the last one is open."""
-        return [*(pending.interval for pending in self._pending.values()), self._open]
-
-    @property
     def _next_chains(self) -> list[NextChains]:
         return [pending.chains for pending in self._pending.values()]
 
@@ -337,10 +332,11 @@ class ConsistentRegion:
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(forms, left, *self.chains.kept(operator.name, self._next_chains))
+            order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
+        logs = [*(pending.interval.log for pending in self._pending.values()), self._open.log]
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -361,7 +357,7 @@ class ConsistentRegion:
             interval=self.checkpoint,
             begins_after=self._open.begins_after,
             versions=self.chains.versions.get(operator.name, {}),
-            log=tuple(step for each in self._intervals for step in each.log.logged(operator.name)),
+            log=tuple(step for log in logs for step in log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
@@ -466,7 +462,7 @@ class ConsistentRegion:
             raise
         pending = self._pending.pop(checkpoint.id)
         self._advance(pending)
-        return pending.completed()
+        return pending.describe()
 
     def _commit_pending(self, checkpoint: Checkpoint) -> None:
         pending = self._pending[checkpoint.id]
@@ -523,6 +519,6 @@ class ConsistentRegion:
         self._previous = PreviousCheckpoint(made.manifest, committed.at)
         self.digest = made.digest
         needed = {stored.name for stored in (*made.segments, *made.bases)}
-        self._replaced.extend(pending.interval.log.replaced(needed))
+        self._replaced.extend(pending.interval.log.list_replaced(needed))
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch

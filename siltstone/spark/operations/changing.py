@@ -47,7 +47,7 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 
 
 @contextmanager
-def changing_epoch(
+def hold_epoch_for_change(
     settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
     """Hold a writer epoch for such steps (`writer_epoch`), and say why one failed.

@@ -63,7 +63,7 @@ class EpochListener:
     def __init__(self, progress: RunProgress | None = None) -> None:
         self.tenure, self.requests, self.progress = Tenure(), ConsistencyRequests(), progress
 
-    def completed(self, checkpoint: Completed) -> None:
+    def note_checkpoint(self, checkpoint: Completed) -> None:
         """Hear of a checkpoint that is complete, and whose outputs are delivered."""
 
     def is_reset(self, error: Exception) -> bool:
@@ -83,7 +83,7 @@ class RunListener(EpochListener):
         self.settings, self.warehouse, self.spark, self.metrics = settings, warehouse, spark, metrics
         self._background: Background | None = None
 
-    def completed(self, checkpoint: Completed) -> None:
+    def note_checkpoint(self, checkpoint: Completed) -> None:
         """Count the checkpoint, and wake the thread."""
         if self._background is not None:
             self._background.completed()
@@ -155,7 +155,7 @@ def writer_epoch(
                 spark,
                 region,
                 max_steps=request.batches,
-                on_checkpoint=listener.completed,
+                on_checkpoint=listener.note_checkpoint,
                 placement=settings.placement,
                 progress=listener.progress,
                 requests=listener.requests,

@@ -166,9 +166,9 @@ class _Work(RunListener):
             run_stream(runner, self.rows, self.trigger, self.stop, self._run.set_query)
         return runner
 
-    def completed(self, checkpoint: Completed) -> None:
+    def note_checkpoint(self, checkpoint: Completed) -> None:
         """Note what the checkpoint has, and tell the caller."""
-        super().completed(checkpoint)
+        super().note_checkpoint(checkpoint)
         self.done.append(checkpoint.id)
         self.rows_in += checkpoint.rows_in
         self.bytes += checkpoint.bytes
