@@ -30,7 +30,7 @@ from siltstone.chains.policies import PolicyOptions
 from siltstone.model import Form
 from siltstone.settings import Settings
 from siltstone.spark import runner as spark_runner
-from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
+from siltstone.spark.operations.holding import RunListener, RunRequest, writer_epoch
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.session import spark_session
 from siltstone.spark.step import StepRun
@@ -126,7 +126,8 @@ def _run(
 ) -> list[tuple[float, float]]:
     """Run some steps; return how long each did not run its operators, and how long it took."""
     stream, metrics, found = totals_stream("bench"), RunMetrics(settings, "bench"), list[tuple[float, float]]()
-    epoch, run_step, ran_s = Epoch(RunRequest(batches=steps)), spark_runner.run_step, 0.0
+    listener = RunListener(settings, warehouse, spark, metrics)
+    run_step, ran_s = spark_runner.run_step, 0.0
 
     def run_timed(*arguments: Any) -> StepRun:
         nonlocal ran_s
@@ -137,7 +138,7 @@ def _run(
 
     with (
         patch.object(spark_runner, "run_step", run_timed),
-        open_runner(settings, stream, warehouse, spark, metrics, epoch) as runner,
+        writer_epoch(settings, stream, warehouse, spark, RunRequest(batches=steps), listener) as runner,
     ):
 
         def step(rows: DataFrame, batch: int) -> None:

@@ -1,11 +1,10 @@
-"""The log of a run since its newest checkpoint: where the changes of each step are. The driver keeps it (FLIP-158).
+"""The log of a run: where the changes of each step are, one interval per checkpoint. The driver keeps it (FLIP-158).
 
-    log.append(path, operator, received)    a step's changes, as its subtasks handed them over
-    log.since(operator)                     the steps so far, for a subtask whose state is of an older one
-    interval = log.cut(path)                a checkpoint of these steps is prepared, and the next interval begins
-    interval.persist()                      all of them are durable
-    log.truncate(kept)                      the checkpoint is complete
-    log.delete_replaced(store)              what it does not refer to goes, while further steps are taken
+    interval.append(path, operator, received)    a step's changes, as its subtasks handed them over
+    interval.list_steps(operator)                the steps so far, for a subtask whose state is of an older one
+    interval.send(path)                          a checkpoint of these steps is prepared
+    interval.persist()                           all of them are durable
+    interval.list_replaced(kept)                 what the checkpoint does not refer to, once it is complete
 
 The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
 here and are stored together: by the checkpoint, or before it in the background once they exceed `INLINE_BYTES`. One
@@ -13,10 +12,9 @@ such batch is under way at a time. `carried_rules` bounds what tasks carry of it
 """
 
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
@@ -24,10 +22,8 @@ from siltstone.changelog.carried_rules import ends_interval, waits_for_upload
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, Sharers, uploader_of
-from siltstone.errors import SiltstoneError
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, Kind
-from siltstone.store.base import Store
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
@@ -82,7 +78,7 @@ class _Sent:
 
 @dataclass
 class LoggedInterval:
-    """The steps of one checkpoint. One thread adds them; once it is `cut`, one thread makes it durable.
+    """The steps of one checkpoint. One thread adds them; once it is prepared, one thread makes them durable.
 
     Attributes:
         store_url: where small segments are stored.
@@ -97,7 +93,12 @@ class LoggedInterval:
     _uploads: UploadStatistics = field(default_factory=UploadStatistics)
 
     def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Add one operator's acknowledgements of step `path.step` (`Changelog.append`)."""
+        """Add one operator's acknowledgements of step `path.step`.
+
+        Raises:
+            Unreachable: the store failed on small segments of an earlier step.
+            CorruptObject: a segment was damaged on its way.
+        """
         if self._sent and all(future.done() for sent in self._sent for future in sent.futures):
             self._settle()
         kept = [_changes_of(a) for a in sorted(received, key=lambda a: a.subtask)]
@@ -110,8 +111,32 @@ class LoggedInterval:
             if waits:
                 self._settle()
 
+    def list_steps(self, operator: str) -> list[LoggedStep]:
+        """Return the steps in which an operator's changes were logged, ascending."""
+        return [_packed(step) for step in self.steps.get(operator, {}).values() if step.logged]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether tasks carry so much of it that it is to end."""
+        by_operator = (sum(map(_handle_bytes, steps.values())) for steps in self.steps.values())
+        return ends_interval(max(by_operator, default=0))
+
+    def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
+        """Return how many more bytes of each table's deltas each subtask may write; below 0 if it has written too many.
+
+        Args:
+            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
+        """
+        left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
+        for step in self.steps.get(operator, {}).values() if left else ():
+            for a in step.received:
+                for table, size in _table_bytes(a).items():
+                    if table in left:
+                        left[table][a.subtask] -= size
+        return left
+
     def send(self, path: StepPath) -> None:
-        """Begin to store the small segments that wait, together."""
+        """Begin to store the small segments that wait, together; `path` names their object."""
         sent = [
             (step, at, [Segment.unpack(segment) for segment in a.inline])
             for steps in self.steps.values()
@@ -149,7 +174,7 @@ class LoggedInterval:
         uploads, self._uploads = self._uploads, UploadStatistics()
         return uploads
 
-    def replaced(self, kept: Collection[str]) -> list[str]:
+    def list_replaced(self, kept: Collection[str]) -> list[str]:
         """Return the names of stored objects that are not `kept`: bases replace them."""
         stored = {
             o.name for steps in self.steps.values() for s in steps.values() for a in s.received for o in a.objects
@@ -165,79 +190,6 @@ class LoggedInterval:
         if self._sent:
             self._uploads = self._uploads.merge(uploader_of(self.store_url, self.options).metrics.take())
         self._sent = []
-
-
-class Changelog:
-    """The log of one run. Its intervals may be made durable by another thread than the one that adds steps."""
-
-    def __init__(self, store_url: str, options: UploadOptions) -> None:
-        self._store_url, self._options = store_url, options
-        self._open = LoggedInterval(store_url, options)
-        self._cut: tuple[LoggedInterval, ...] = ()
-        """those of pending checkpoints, oldest first"""
-        self._replaced = deque[str]()
-        """names of objects that complete checkpoints do not need"""
-
-    def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Add one operator's acknowledgements of step `path.step`.
-
-        Raises:
-            Unreachable: the store failed on small segments of an earlier step.
-            CorruptObject: a segment was damaged on its way.
-        """
-        self._open.append(path, operator, received)
-
-    def since(self, operator: str) -> tuple[LoggedStep, ...]:
-        """Return the steps since the newest complete checkpoint in which an operator's changes were logged,
-        ascending."""
-        every = (interval.steps.get(operator, {}) for interval in (*self._cut, self._open))
-        return tuple(_packed(step) for steps in every for step in steps.values() if step.logged)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether tasks carry so much of the open interval that it is to end."""
-        by_operator = (sum(map(_handle_bytes, steps.values())) for steps in self._open.steps.values())
-        return ends_interval(max(by_operator, default=0))
-
-    def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
-        """Return how many more bytes of each table's deltas each subtask may write in the interval; below 0 if it has
-        written too many.
-
-        Args:
-            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
-        """
-        left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
-        for step in self._open.steps.get(operator, {}).values() if left else ():
-            for a in step.received:
-                for table, size in _table_bytes(a).items():
-                    if table in left:
-                        left[table][a.subtask] -= size
-        return left
-
-    def cut(self, path: StepPath) -> LoggedInterval:
-        """End the interval with a checkpoint, and begin to store what waits.
-
-        Args:
-            path: names what is stored now.
-        """
-        interval = self._open
-        interval.send(path)
-        self._open, self._cut = LoggedInterval(self._store_url, self._options), (*self._cut, interval)
-        return interval
-
-    def truncate(self, kept: Collection[str]) -> None:
-        """Forget the oldest interval, whose checkpoint is complete; of its objects, only those in `kept` are needed."""
-        interval, *rest = self._cut
-        self._cut = tuple(rest)
-        self._replaced.extend(interval.replaced(kept))
-
-    def delete_replaced(self, store: Store) -> None:
-        """Delete what is not needed since `truncate`: tasks that begin later do not read it. One thread at a time may.
-
-        Errors are ignored, because a sweep finds the rest.
-        """
-        with suppress(SiltstoneError):
-            store.delete([self._replaced.popleft() for _ in range(len(self._replaced))])
 
 
 def _packed(step: _Step) -> LoggedStep:

@@ -181,7 +181,7 @@ class LiveHandles:
                 if chain.gap or not chain.links:
                     where = f"checkpoint {self._newest}, operator {variable[0]}, variable {variable[1]}"
                     gap = chain.gap or f"no handle holds key group {inside.start}"
-                    raise StateError(f"{where}: {gap}; restore another checkpoint")
+                    raise StateError(f"{where}: {gap}", advice="restore another checkpoint")
                 yield inside, chain
 
     def apply(self, manifest: Manifest, name: str) -> frozenset[str]:

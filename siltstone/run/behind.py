@@ -35,7 +35,8 @@ class CheckpointsBehind:
         as_thread: Callable[[Work], Work] = lambda work: work,
     ) -> None:
         self._region, self._turn, self._deliver, self._failed = region, turn, deliver, failed
-        self._in_flight = 0
+        self._undelivered = 0
+        """complete checkpoints whose outputs are not delivered"""
         self.ended = False
         """whether nothing more begins: it was closed, or has failed"""
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue(), SimpleQueue()]
@@ -46,12 +47,16 @@ class CheckpointsBehind:
     @property
     def has_room(self) -> bool:
         """Whether one more checkpoint may be on its way; outputs that wait for delivery count, too."""
-        return self._in_flight < max(1, self._region.options.max_pending)
+        return self._on_their_way < self._region.protocol.max_pending
 
     @property
     def is_empty(self) -> bool:
         """Whether all have been completed and delivered."""
-        return not self._in_flight
+        return not self._on_their_way
+
+    @property
+    def _on_their_way(self) -> int:
+        return len(self._region.protocol.pending) + self._undelivered
 
     def add(self) -> None:
         """Take the checkpoint that the region has just prepared; `turn` is held."""
@@ -61,7 +66,6 @@ class CheckpointsBehind:
                 name = f"siltstone-{what}-{self._region.stream.name}"
                 self._threads.append(threading.Thread(target=work, name=name, daemon=True))
                 self._threads[-1].start()
-        self._in_flight += 1
         self._queues[0].put(partial(copy_context().run, self._complete))
 
     def _complete(self) -> None:
@@ -70,13 +74,14 @@ class CheckpointsBehind:
             if self.ended:
                 return
             completed = self._region.commit()
+            self._undelivered += 1
             self._turn.notify_all()
         self._queues[1].put(partial(copy_context().run, partial(self._give, completed)))
 
     def _give(self, completed: Completed) -> None:
         self._deliver(completed)
         with self._turn:
-            self._in_flight -= 1
+            self._undelivered -= 1
             self._turn.notify_all()
 
     def _follow(self, queue: "SimpleQueue[Work | None]") -> None:

@@ -30,7 +30,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest, schemas_of
 from siltstone.format.versions import Versions, next_versions
 from siltstone.log import get_logger
-from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.file_indexes import file_indexes, read_handles
 from siltstone.run.manifests import RunManifests
 from siltstone.run.task import RestorePoint
@@ -46,9 +46,11 @@ Table = tuple[str, str]
 
 @dataclass(frozen=True)
 class NextChains:
-    """The chains as they will be once the next checkpoint exists.
+    """The chains as they will be once a checkpoint that is prepared exists.
 
     Attributes:
+        checkpoint: its id.
+        step: the last step that it holds.
         forms: operator -> the form of its part.
         d: operator -> the largest D of its tables.
         chains: operator -> table -> where its chain begins and the state of its policy (`Manifest.chains`).
@@ -56,8 +58,12 @@ class NextChains:
         statistics: operator -> table -> what the catalog keeps of it (`costs.table_statistics`).
         costs: what it writes of each table.
         versions: where the newest version of each variable is then (`format.versions`).
+        files: operator -> key groups -> the `.files` object of a subtask.
+        reasons: operator -> why its tables have their forms, for people.
     """
 
+    checkpoint: int
+    step: int
     forms: Mapping[str, Form]
     d: Mapping[str, int]
     chains: Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -65,10 +71,14 @@ class NextChains:
     statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
     costs: Mapping[Table, CheckpointCost]
     versions: Versions
+    files: Mapping[str, Mapping[KeyGroupRange, str]]
+    reasons: Mapping[str, str]
 
 
 class RunChains:
     """The chains of one run of a stream; empty before `resume` or the first checkpoint.
+
+    What a pending checkpoint makes of them (`NextChains`) is held with the checkpoint.
 
     Args:
         reader: reads the manifests of materializations.
@@ -95,13 +105,11 @@ class RunChains:
         """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
         self.versions: Versions = {}
         """as of the newest checkpoint that is prepared"""
-        self._files: dict[int, Mapping[str, Mapping[KeyGroupRange, str]]] = {}
-        """the newest completed checkpoint and those prepared since -> operator -> key groups -> the `.files` object of
-        a subtask"""
+        self._files: Mapping[str, Mapping[KeyGroupRange, str]] = {}
+        """`NextChains.files` of the newest completed checkpoint"""
         self.own_files: dict[int, Collection[str]] = {}
-        """those of these checkpoints that this run has taken -> the checksums of their `.files` objects"""
-        self._pending: dict[int, NextChains] = {}
-        """of checkpoints that are prepared and not complete"""
+        """that checkpoint and those prepared since, if this run has taken them -> the checksums of their `.files`
+        objects"""
         self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
@@ -154,7 +162,7 @@ class RunChains:
         self._operators = manifest.operators.keys()
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
         self.follow()
-        self._files = {latest: file_indexes(read_handles(self._store, manifest, self.manifests))}
+        self._files = file_indexes(read_handles(self._store, manifest, self.manifests))
         self._learn_restores()
         self.decide(changed)
         return manifest
@@ -170,9 +178,12 @@ class RunChains:
         self.versions = versions
 
     def follow(self) -> None:
-        """Look up in the catalog what a restore of the newest checkpoint reads, after materializations."""
+        """Look up in the catalog what a restore of the newest checkpoint reads, after materializations.
+
+        No checkpoint may be pending.
+        """
         if self._checkpoint:
-            self._note(self._catalog.chains.list_manifests(self._stream.name, self._checkpoint))
+            self._note(self._catalog.chains.list_manifests(self._stream.name, self._checkpoint), ())
 
     def decide(self, changed: Collection[str] = ()) -> None:
         """Decide the form of each table in the next checkpoint, and so whether its changes are tracked.
@@ -215,12 +226,18 @@ class RunChains:
             table for (op, table), state in self._policies.items() if op == operator and is_base_only(state)
         )
 
-    def kept(self, operator: str) -> tuple[frozenset[str], Mapping[KeyGroupRange, str], frozenset[str]]:
+    def find_reusable(
+        self, operator: str, pending: Collection[NextChains]
+    ) -> tuple[frozenset[str], Mapping[KeyGroupRange, str], frozenset[str]]:
         """Return what a checkpoint may leave as it is: tables that are bases (`base_only`), files that it may refer to
-        again, and all those that a run may go back to (`CheckpointOrder`)."""
-        files = [of.get(operator, {}) for _, of in sorted(self._files.items())]
+        again, and all those that a run may go back to (`CheckpointOrder`).
+
+        Args:
+            pending: of the checkpoints that are pending, oldest first.
+        """
+        files = [of.get(operator, {}) for of in (self._files, *(each.files for each in pending))]
         named = frozenset(name for of in files for name in of.values())
-        return self.base_only(operator), files[-1] if files else {}, named
+        return self.base_only(operator), files[-1], named
 
     def restore_point(self, operator: str) -> RestorePoint:
         """Return what a restore of an operator at the newest completed checkpoint reads."""
@@ -230,25 +247,24 @@ class RunChains:
         manifests = tuple(self.manifests) if known else ()
         return RestorePoint(self._checkpoint, self._step, manifests, self.own_files.get(self._checkpoint, ()))
 
-    def prepare(self, checkpoint: int, gathered: StepReports) -> NextChains:
+    def prepare(self, checkpoint: int, step: int, gathered: StepReports) -> NextChains:
         """Take the chains as the next checkpoint makes them, though it is not complete, and decide on the one after it.
 
         If it fails, so does the run.
 
         Args:
             checkpoint: its id.
+            step: the last step that it holds.
             gathered: the acknowledgements of its subtasks, with handles of all that it writes.
         """
-        made = self._preview(checkpoint, gathered)
-        self._pending[checkpoint] = made
-        self._adopt(made.chains, made.versions)
         handles = [h for received in gathered.last.values() for a in received for h in a.handles]
-        self._files[checkpoint] = file_indexes(handles)
+        made = self._preview(checkpoint, step, gathered, handles)
+        self._adopt(made.chains, made.versions)
         self.own_files[checkpoint] = {h.checksum for h in handles if h.form is Form.FILES and is_files_index(h.object)}
         self.decide()
         return made
 
-    def _preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
+    def _preview(self, checkpoint: int, step: int, gathered: StepReports, handles: Sequence[Handle]) -> NextChains:
         written: dict[Table, CheckpointCost] = {}
         chains: dict[str, dict[str, dict[str, Any]]] = {}
         statistics: dict[str, dict[str, dict[str, Any]]] = {}
@@ -277,30 +293,33 @@ class RunChains:
                 whole = written_whole(received, table, Kind.INCREMENTAL, self._stream.max_parallelism)
                 statistics[operator][table] = table_statistics(cost, first, state, d, bound, whole)
             bounds[operator] = total
+        variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
         return NextChains(
+            checkpoint=checkpoint,
+            step=step,
             forms={op: written_form(received) for op, received in gathered.last.items()},
             d={op: max((of["D"] for of in tables.values()), default=0) for op, tables in statistics.items()},
             chains=chains,
             bounds=bounds,
             statistics=statistics,
             costs=written,
-            versions=self._next_versions(checkpoint, gathered),
+            versions=next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism),
+            files=file_indexes(handles),
+            reasons=self.reasons,
         )
 
-    def _next_versions(self, checkpoint: int, gathered: StepReports) -> Versions:
-        handles = [handle for received in gathered.last.values() for a in received for handle in a.handles]
-        variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
-        return next_versions(self.versions, handles, checkpoint, variables, self._stream.max_parallelism)
+    def advance(self, made: NextChains, manifests: Sequence[StoredObject], pending: Collection[NextChains]) -> None:
+        """Record that a checkpoint is complete, and that a restore of it reads `manifests`.
 
-    def advance(self, checkpoint: int, step: int, manifests: Sequence[StoredObject]) -> None:
-        """Record that the oldest pending checkpoint is complete, and that a restore of it reads `manifests`."""
-        del self._pending[checkpoint]
+        Args:
+            made: what `prepare` returned for it.
+            pending: what it returned for the checkpoints that are pending, oldest first.
+        """
         self._operators = [op.name for op in self._stream.operators]
-        self._checkpoint, self._step = checkpoint, step
-        self._files = {id: of for id, of in self._files.items() if id >= checkpoint}
-        for older in [id for id in self.own_files if id < checkpoint]:
+        self._checkpoint, self._step, self._files = made.checkpoint, made.step, made.files
+        for older in [id for id in self.own_files if id < made.checkpoint]:
             del self.own_files[older]
-        self._note(manifests)
+        self._note(manifests, pending)
         self._learn_restores()
         self.decide()
 
@@ -344,7 +363,7 @@ class RunChains:
             for table, state in states.items()
         }
 
-    def _note(self, manifests: Sequence[StoredObject]) -> None:
+    def _note(self, manifests: Sequence[StoredObject], pending: Collection[NextChains]) -> None:
         """Note what a restore reads, and tell the policies whose chains begin with a materialization now."""
         known = {stored.name for stored in self.manifests}
         self.manifests = manifests
@@ -352,11 +371,11 @@ class RunChains:
             if stored.name in known or not is_materialization_manifest(stored.name):
                 continue
             try:
-                self._rebase(self._reader.read(stored))
+                self._rebase(self._reader.read(stored), pending)
             except CorruptObject:
                 continue  # a restore reports it; until then the chains are taken to be as long as they were
 
-    def _rebase(self, materialized: Manifest) -> None:
+    def _rebase(self, materialized: Manifest, pending: Collection[NextChains]) -> None:
         """Let chains begin with a materialization's bases, if they begin before it."""
         name, checkpoint = self._stream.name, materialized.checkpoint
         [operator] = materialized.operators
@@ -373,9 +392,7 @@ class RunChains:
             size, rows = sum(h.length for h in own), sum(h.rows for h in own)
             base = CheckpointCost(form=Form.BASE, bytes=size, seconds=0.0, rows=rows)
             deltas = [cost for record in since if (cost := recorded_cost(record, operator, table)).bytes]
-            deltas += [
-                next.costs[operator, table] for next in self._pending.values() if (operator, table) in next.costs
-            ]
+            deltas += [each.costs[operator, table] for each in pending if (operator, table) in each.costs]
             policy = self._policy_of(self.policies[operator], table)
             self._policies[operator, table] = policy.observe_materialization(
                 self._policies[operator, table], base, deltas

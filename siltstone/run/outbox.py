@@ -48,12 +48,25 @@ CLEAN_AFTER = 20
 
 
 @dataclass
-class _OutputOfCheckpoint:
-    """What tasks staged of one output since the last checkpoint."""
+class _Staged:
+    """What tasks staged of one output for one checkpoint."""
 
     rows: int = 0
     objects: list[StoredObject] = field(default_factory=list)
     inline: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class CheckpointOutputs:
+    """What tasks staged for one checkpoint, until it is stored (`Outbox.add`, `Outbox.stage`).
+
+    Attributes:
+        checkpoint: its id.
+        staged: by the name of the output.
+    """
+
+    checkpoint: int
+    staged: dict[str, _Staged] = field(default_factory=dict)
 
 
 class Outbox:
@@ -82,8 +95,6 @@ class Outbox:
         """the completed checkpoints of which sinks did not have all outputs at the first `deliver`, ascending"""
         self._upload = upload or UploadOptions()
         self._lost: set[tuple[int, str]] = set()
-        self._gathered: dict[int, dict[str, _OutputOfCheckpoint]] = {}
-        """checkpoint that is not complete -> output -> what is staged of it"""
         self._delivered = 0
         self._outstanding: frozenset[tuple[int, str]] | None = None
         self._lock = threading.Lock()
@@ -110,7 +121,7 @@ class Outbox:
         staged_with = checkpoint if self.stages(DEAD_LETTERS, checkpoint) else None
         return DeadLetterOrder(staged_with, offsets, table=DEAD_LETTERS in self.tables)
 
-    def add(self, checkpoint: int, received: Sequence[Acknowledgement]) -> None:
+    def add(self, outputs: CheckpointOutputs, received: Sequence[Acknowledgement]) -> None:
         """Add what subtasks staged in one step to a checkpoint's outputs.
 
         Raises:
@@ -118,23 +129,23 @@ class Outbox:
         """
         for acknowledgement in sorted(received, key=lambda a: a.subtask):
             for name, staged in acknowledgement.outputs.items():
-                of = self._gathered.setdefault(checkpoint, {}).setdefault(name, _OutputOfCheckpoint())
+                of = outputs.staged.setdefault(name, _Staged())
                 of.rows += staged.rows
                 of.inline += [staged.inline] if staged.inline else []
                 if staged.objects or sum(map(len, of.inline)) > INLINE_BYTES:
-                    self._store_inline(checkpoint, name, of)  # before what comes later: rows stay in order
+                    self._store_inline(outputs.checkpoint, name, of)  # before what comes later: rows stay in order
                 of.objects += staged.objects
 
-    def stage(self, checkpoint: int) -> list[Output]:
+    def stage(self, of_checkpoint: CheckpointOutputs) -> list[Output]:
         """Store all outputs of a checkpoint; return those that its commit will make outstanding: those with rows.
 
         Raises:
             Unreachable: the store failed.
         """
-        outputs, gathered = [], self._gathered.pop(checkpoint, {})
+        outputs, checkpoint = [], of_checkpoint.checkpoint
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
-            of = gathered.get(name, _OutputOfCheckpoint())
+            of = of_checkpoint.staged.get(name, _Staged())
             # What was lost has to come again, even with no rows: later deliveries wait for it.
             if not self.stages(name, checkpoint) or not (of.rows or (checkpoint, name) in self._lost):
                 continue
@@ -225,7 +236,7 @@ class Outbox:
             return False
         return True
 
-    def _store_inline(self, checkpoint: int, name: str, of: _OutputOfCheckpoint) -> None:
+    def _store_inline(self, checkpoint: int, name: str, of: _Staged) -> None:
         if of.inline:
             path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), f"driver-{uuid.uuid4().hex}"
             uploader = uploader_of(self._place.warehouse.store_url, self._upload)

@@ -1,8 +1,9 @@
 """A pending checkpoint: its steps are logged, and the stream goes on while its bytes are on their way to the store.
 
-The region prepares it between two steps, from what its tasks handed over (Teracloud Streams: a non-blocking checkpoint
-of a consistent region). Nothing in it changes after that, so another thread can `store` it: the outputs, the small
-segments, and last the manifest. The commit makes it complete, between two steps again.
+The region prepares it between two steps, from the interval that its tasks have filled (Teracloud Streams: a
+non-blocking checkpoint of a consistent region). Nothing in it changes after that, so another thread can `store` it: the
+outputs, the small segments, and last the manifest. The commit makes it complete, between two steps again. All that a
+run holds of a checkpoint until then is here, and goes with it.
 """
 
 import time
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.commits import CheckpointCommit, Committed
+from siltstone.catalog.steps import Step
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -23,7 +25,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.run import callbacks
 from siltstone.run.chains import NextChains
 from siltstone.run.coordinator import CheckpointTimes
-from siltstone.run.outbox import Outbox
+from siltstone.run.outbox import CheckpointOutputs, Outbox
 from siltstone.run.references import RunReferences
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath, is_base
@@ -140,27 +142,46 @@ def store_manifest(
 
 
 @dataclass
+class CheckpointInterval:
+    """What a run gathers, step by step, until it prepares a checkpoint of it.
+
+    Attributes:
+        checkpoint: the id of that checkpoint.
+        begins_after: the last step of the checkpoint before it.
+        log: its steps' changes.
+        outputs: what its tasks staged.
+        steps: its steps, the running one included.
+        gathered: its subtasks' acknowledgements.
+    """
+
+    checkpoint: int
+    begins_after: int
+    log: LoggedInterval
+    outputs: CheckpointOutputs
+    steps: list[Step] = field(default_factory=list)
+    gathered: StepReports = field(default_factory=StepReports)
+
+
+@dataclass
 class PendingCheckpoint:
     """A checkpoint that is prepared, and not complete.
 
     Attributes:
         path: names what is stored for it, with its id and last step.
         details: what it adds to the catalog, as far as it is known before it is stored.
-        gathered: its subtasks' acknowledgements.
-        log: its steps' changes.
+        interval: its steps, which are all taken.
         chains: what the chains are with it.
-        reasons: operator -> why its tables have their forms.
         commit: its record for the catalog, once it is stored.
+        committed: the catalog's answer.
     """
 
     path: StepPath
     details: CommitDetails
-    gathered: StepReports
-    log: LoggedInterval
+    interval: CheckpointInterval
     chains: NextChains
-    reasons: Mapping[str, str]
     event_time_max: datetime | None
     commit: CheckpointCommit | None = None
+    committed: Committed | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
     _began_s: float = field(default_factory=time.perf_counter)
 
@@ -171,7 +192,7 @@ class PendingCheckpoint:
 
     def call_operators(self, stream: Stream, upload: UploadOptions, *, blocking: bool) -> None:
         """Call `checkpoint` of the operators that are blocking, or of the others (see `callbacks.checkpoint`)."""
-        callbacks.checkpoint(stream.operators, self.id, self.gathered.last, upload, blocking=blocking)
+        callbacks.checkpoint(stream.operators, self.id, self.interval.gathered.last, upload, blocking=blocking)
 
     def store(
         self,
@@ -195,10 +216,11 @@ class PendingCheckpoint:
             CorruptObject: a segment was damaged on its way.
         """
         self.call_operators(stream, upload, blocking=False)
-        outputs, repeats = outbox.stage(self.id), outbox.repeats(self.id)
-        uploads = self.log.persist()
-        self.gathered.last = self.log.merge(self.gathered.last)
-        uploads = uploads.merge(uploads_of(self.gathered))
+        outputs, repeats = outbox.stage(self.interval.outputs), outbox.repeats(self.id)
+        log, gathered = self.interval.log, self.interval.gathered
+        uploads = log.persist()
+        gathered.last = log.merge(gathered.last)
+        uploads = uploads.merge(uploads_of(gathered))
         details = replace(
             self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )
@@ -209,16 +231,17 @@ class PendingCheckpoint:
         record = commit_of(manifest, stored, details)
         self.commit = replace(record, oldest_needed=oldest_needed, replaced=replaced)
 
-    def completed(self) -> Completed:
+    def describe(self) -> Completed:
         """Describe the checkpoint once it is complete."""
         assert self.commit is not None, "it was stored before"
         seconds = time.perf_counter() - self._began_s
-        return Completed(self.commit, self.uploads, seconds, self.reasons)
+        return Completed(self.commit, self.uploads, seconds, self.chains.reasons)
 
     def _manifest(
         self, stream: Stream, uploads: UploadStatistics, times: CheckpointTimes, outputs: Mapping[str, int] | None
     ) -> Manifest:
-        received, chains = self.gathered.last, self.chains
+        gathered, chains = self.interval.gathered, self.chains
+        received = gathered.last
         return Manifest(
             stream=stream.name,
             checkpoint=self.id,
@@ -228,13 +251,13 @@ class PendingCheckpoint:
             operators=stream.definition()["operators"],
             handles=[h for a in received.values() for ack in a for h in ack.handles],
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
-            digests=self.gathered.digests(stream.max_parallelism),
+            digests=gathered.digests(stream.max_parallelism),
             forms=chains.forms,
             d=chains.d,
             chains=chains.chains,
             event_time_max=self.event_time_max,
             statistics={
-                **statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+                **statistics_of(gathered, stream, uploads, chains.statistics, chains.bounds),
                 "times": times.take(),
                 "outputs": outputs,
             },

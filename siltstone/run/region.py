@@ -20,36 +20,35 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint
-from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.costs import StepReports
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.carried_rules import inline_limit_bytes
-from siltstone.changelog.log import Changelog
+from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
-from siltstone.run.chains import RunChains
+from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.manifests import RunManifests
-from siltstone.run.outbox import Give, Outbox
-from siltstone.run.pending import Completed, PendingCheckpoint
-from siltstone.run.protocol_rules import Interval, Region, open_region
+from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
+from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoint
+from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, StepTask, identities
@@ -132,13 +131,14 @@ class ConsistentRegion:
         """whose state it gives up"""
         self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
-        self._began_after = self._begins_after = 0
-        """the last steps of the checkpoint that the run began with, and of the newest prepared one"""
-        self._steps: list[Step] = []
-        """those since the newest prepared checkpoint, the running one included"""
-        self._pending = deque[PendingCheckpoint]()
-        self._gathered = StepReports()
-        self._log = Changelog(warehouse.store_url, options.upload)
+        self._began_after = 0
+        """the last step of the checkpoint that the run began with"""
+        self._open = self._open_interval(1, 0)
+        """of the checkpoint that is to be prepared next"""
+        self._pending: dict[int, PendingCheckpoint] = {}
+        """checkpoint -> what the run holds of it, ascending; the protocol says how far each is"""
+        self._replaced = deque[str]()
+        """names of logged objects that complete checkpoints do not need"""
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
@@ -198,6 +198,10 @@ class ConsistentRegion:
         pending = max(1, self.options.max_pending)
         return Coordinator(open_region(self.epoch, operators, completed, step, pending), self._interval)
 
+    def _open_interval(self, checkpoint: int, begins_after: int) -> CheckpointInterval:
+        log = LoggedInterval(self.warehouse.store_url, self.options.upload)
+        return CheckpointInterval(checkpoint, begins_after, log, CheckpointOutputs(checkpoint))
+
     @property
     def protocol(self) -> Region:
         """The states of the region, its steps and checkpoints (`run.protocol_rules`)."""
@@ -221,18 +225,27 @@ class ConsistentRegion:
     @property
     def checkpoint(self) -> int:
         """Id of the checkpoint that is to be prepared next."""
-        return self.completed + len(self._pending) + 1
+        return self._open.checkpoint
+
+    @property
+    def _next_chains(self) -> list[NextChains]:
+        return [pending.chains for pending in self._pending.values()]
+
+    @property
+    def _step_path(self) -> StepPath:
+        """Names what the newest step stores."""
+        return StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
 
     @property
     def checkpoint_due(self) -> bool:
         """Whether the newest step ends in a checkpoint that is not prepared."""
         running = self.protocol.running
-        return len(self.protocol.pending) > len(self._pending) or (running is not None and running.ends)
+        return self.protocol.next_checkpoint > self.checkpoint or (running is not None and running.ends)
 
     @property
     def has_steps(self) -> bool:
         """Whether steps were taken that are in no checkpoint, prepared ones included."""
-        return bool(self._steps)
+        return bool(self._open.steps)
 
     @property
     def is_overdue(self) -> bool:
@@ -242,7 +255,7 @@ class ConsistentRegion:
     @property
     def ends_next(self) -> bool:
         """Whether the next step ends in a checkpoint by itself: it is due, or tasks carry too much of the log."""
-        return self._coordinator.ends_next() or self._log.is_full
+        return self._coordinator.ends_next() or self._open.log.is_full
 
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
@@ -256,7 +269,8 @@ class ConsistentRegion:
             self._references.resume(manifest, record.manifest.name)
             self.completed_epoch = record.epoch
             self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
-            self._began_after = self._begins_after = manifest.step
+            self._began_after = manifest.step
+            self._open = self._open_interval(latest + 1, manifest.step)
             self._coordinator = self._coordinate(latest, manifest.step)
 
     def input_position(self) -> InputPosition:
@@ -311,7 +325,7 @@ class ConsistentRegion:
                 self._check_known()
                 raise
             self._references.follow(self.chains.manifests)
-        self._steps.append(step)
+        self._open.steps.append(step)
         decided = self.chains.decisions
         return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
 
@@ -319,11 +333,12 @@ class ConsistentRegion:
         order, tracking = None, any(decision.tracking for decision in decisions.values())
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
-            left = self._log.limits_bytes(operator.name, limits, self.options.parallelism)
-            order = CheckpointOrder(forms, left, *self.chains.kept(operator.name))
+            left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
+            order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
         elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
             # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
             tracking = True
+        logs = [*(pending.interval.log for pending in self._pending.values()), self._open.log]
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -342,9 +357,9 @@ class ConsistentRegion:
             checkpoint=order,
             upload=self.options.upload,
             interval=self.checkpoint,
-            begins_after=self._begins_after,
+            begins_after=self._open.begins_after,
             versions=self.chains.versions.get(operator.name, {}),
-            log=self._log.since(operator.name),
+            log=tuple(step for log in logs for step in log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
@@ -352,7 +367,7 @@ class ConsistentRegion:
             hands_on=self.stream.has_reader(operator.name),
             resets=base_step == self._began_after,
             dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
-            drains=order is not None and self._steps[-1].kind is not StepKind.CHANGE,
+            drains=order is not None and self._open.steps[-1].kind is not StepKind.CHANGE,
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
@@ -362,10 +377,10 @@ class ConsistentRegion:
             Unreachable: the store failed on small changes that are too many to wait in memory.
         """
         self._coordinator.acknowledge(operator)
-        self._gathered.add(operator, received)
-        self._log.append(StepPath(self.stream.name, self.epoch, self.checkpoint, self.step), operator, received)
-        self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
-        self.outbox.add(self.checkpoint, received)
+        self._open.gathered.add(operator, received)
+        self._open.log.append(self._step_path, operator, received)
+        self._accepted[operator] = self.digests()[operator]
+        self.outbox.add(self._open.outputs, received)
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""
@@ -388,7 +403,7 @@ class ConsistentRegion:
 
     def digests(self) -> dict[str, dict[str, np.ndarray]]:
         """Return operator -> table or opaque variable -> digests (uint64[max_parallelism]) after the newest step."""
-        return self._gathered.digests(self.stream.max_parallelism)
+        return self._open.gathered.digests(self.stream.max_parallelism)
 
     def prepare(self, *, edit: Edit | None = None, parallelism: int | None = None) -> None:
         """Prepare the checkpoint that the newest step ends in: what it holds does not change any more.
@@ -397,47 +412,65 @@ class ConsistentRegion:
             edit: an edit by hand to record.
             parallelism: the parallelism to record for later runs.
         """
-        path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
-        gathered, reasons, log = self._gathered, self.chains.reasons, self._log.cut(path)
-        chains = self.chains.prepare(path.checkpoint, replace(gathered, last=log.merge(gathered.last)))
-        self._event_time_max = gathered.event_time(self._event_time_max)
-        details = CommitDetails(self._steps, edit, parallelism, self._definition, self._dropped)
-        self._pending.append(PendingCheckpoint(path, details, gathered, log, chains, reasons, self._event_time_max))
-        self._gathered, self._steps, self._begins_after = StepReports(), [], self.step
+        path, interval = self._step_path, self._open
+        interval.log.send(path)
+        logged = interval.log.merge(interval.gathered.last)
+        chains = self.chains.prepare(path.checkpoint, path.step, replace(interval.gathered, last=logged))
+        self._event_time_max = interval.gathered.event_time(self._event_time_max)
+        details = CommitDetails(interval.steps, edit, parallelism, self._definition, self._dropped)
+        pending = PendingCheckpoint(path, details, interval, chains, self._event_time_max)
+        self._pending[pending.id] = pending
+        self._open = self._open_interval(pending.id + 1, path.step)
         self._definition, self._dropped = None, ()
-        self._pending[-1].call_operators(self.stream, self.options.upload, blocking=True)
+        pending.call_operators(self.stream, self.options.upload, blocking=True)
 
     def store(self) -> None:
         """Store the oldest prepared checkpoint; another thread may do it while steps are taken.
 
         Raises:
+            StateError: none is prepared, or the one before it is not complete.
             Unreachable: the store or the catalog failed; nothing became visible.
         """
-        pending = self._pending[0]
-        further = self.options.upload, self.outbox, self._references, self._previous, self._coordinator.times
-        self._coordinator.store(lambda _: pending.store(self.stream, self.warehouse, *further))
+        self._coordinator.store(self._store_pending)
+
+    def _store_pending(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.id != self.completed + 1:  # its manifest tells when the one before it was committed
+            raise StateError(
+                f"checkpoint {checkpoint.id} of {self.stream.name} is to be stored before checkpoint "
+                f"{checkpoint.id - 1} is complete: run the stream again"
+            )
+        self._pending[checkpoint.id].store(
+            self.stream,
+            self.warehouse,
+            self.options.upload,
+            self.outbox,
+            self._references,
+            self._previous,
+            self._coordinator.times,
+        )
 
     def commit(self) -> Completed:
         """Commit the oldest pending checkpoint, which is stored, and so complete it; no step is running.
 
         Raises:
+            StateError: it is not stored, or a step is running.
             Fenced: a newer writer has taken the stream over; nothing became visible.
             Unreachable: the catalog failed; it alone knows whether the checkpoint is complete.
         """
-        pending = self._pending[0]
-        made, committed = pending.commit, list[Committed]()
-        if made is None:
-            raise StateError(f"checkpoint {pending.id} of {self.stream.name} is not stored yet")
-        add = self.catalog.commits.add
-        self.outbox.expect(pending.id, made.details.outputs)
         try:
-            self._coordinator.commit(lambda _: committed.append(add(self.stream.name, self.epoch, made)))
+            checkpoint = self._coordinator.commit(self._commit_pending)
         except UsageError:
             self._check_known()
             raise
-        self._pending.popleft()
-        self._advance(pending, made, committed[0])
-        return pending.completed()
+        pending = self._pending.pop(checkpoint.id)
+        self._advance(pending)
+        return pending.describe()
+
+    def _commit_pending(self, checkpoint: Checkpoint) -> None:
+        pending = self._pending[checkpoint.id]
+        assert pending.commit is not None, "what is durable is stored"
+        self.outbox.expect(pending.id, pending.commit.details.outputs)
+        pending.committed = self.catalog.commits.add(self.stream.name, self.epoch, pending.commit)
 
     def complete(self, *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
         """Prepare, store and commit the checkpoint that the newest step ends in; no other is pending."""
@@ -447,8 +480,8 @@ class ConsistentRegion:
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
         """Deliver the outputs of completed checkpoints (see `Outbox.deliver`), once their log is deleted."""
-        self._log.delete_replaced(self._store)
-        self._coordinator.deliver(lambda: self.outbox.deliver(self.completed, sinks, checked=checked))
+        self._delete_replaced()
+        self._coordinator.deliver(partial(self.outbox.deliver, self.completed, sinks, checked=checked))
 
     def fail(self, error: BaseException) -> BaseException:
         """Note that a step failed: only a new epoch may go on, from the newest checkpoint. Returns the first error."""
@@ -463,7 +496,7 @@ class ConsistentRegion:
         if not self.catalog.runs.end(self.stream.name, self.epoch, outcome, self.completed):
             _LOG.warning("the catalog does not have what this run completed", completed=self.completed)
             return
-        self._log.delete_replaced(self._store)
+        self._delete_replaced()
         self.outbox.clean()
         sweep_ended(self._place, self.stream.name, self.epoch)
         try:
@@ -471,12 +504,23 @@ class ConsistentRegion:
         except WrongWarehouse as error:  # the next run says so, too, and does something about it
             _LOG.warning("the catalog is older than the store", stream=self.stream.name, error=str(error))
 
-    def _advance(self, pending: PendingCheckpoint, made: CheckpointCommit, committed: Committed) -> None:
-        """The checkpoint exists."""
-        self.chains.advance(pending.id, pending.path.step, committed.manifests)
+    def _delete_replaced(self) -> None:
+        """Delete what complete checkpoints do not need of the log: tasks that begin later do not read it.
+
+        One thread at a time may. Errors are ignored, because a sweep finds the rest.
+        """
+        with suppress(SiltstoneError):
+            self._store.delete([self._replaced.popleft() for _ in range(len(self._replaced))])
+
+    def _advance(self, pending: PendingCheckpoint) -> None:
+        """Go on from a checkpoint that has just been completed."""
+        made, committed = pending.commit, pending.committed
+        assert made is not None and committed is not None, "it was committed"
+        self.chains.advance(pending.chains, committed.manifests, self._next_chains)
         self._references.follow(committed.manifests)
         self._previous = PreviousCheckpoint(made.manifest, committed.at)
         self.digest = made.digest
-        self._log.truncate({stored.name for stored in (*made.segments, *made.bases)})
+        needed = {stored.name for stored in (*made.segments, *made.bases)}
+        self._replaced.extend(pending.interval.log.list_replaced(needed))
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch

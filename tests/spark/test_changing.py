@@ -14,7 +14,7 @@ from siltstone.errors import CorruptObject, Fenced
 from siltstone.format.manifests import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
-from siltstone.spark.operations.changing import take_over
+from siltstone.spark.operations.changing import hold_epoch_for_change
 from siltstone.store.checksums import checksum_of
 from siltstone.stream import find_stream
 from tests.command_line import plain, siltstone
@@ -203,8 +203,8 @@ def test_what_a_newer_writer_has_deleted_is_no_damage(spark: SparkSession, tmp_p
     settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
     operations.run(settings, COUNTS, operations.RunRequest(batches=1))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        with pytest.raises(Fenced), take_over(settings, COUNTS, place, spark, {}):
+        with pytest.raises(Fenced), hold_epoch_for_change(settings, COUNTS, place, spark, {}):
             place.catalog.runs.begin("counts", "another")
             raise CorruptObject("a manifest is missing")
-        with pytest.raises(CorruptObject), take_over(settings, COUNTS, place, spark, {}):
+        with pytest.raises(CorruptObject), hold_epoch_for_change(settings, COUNTS, place, spark, {}):
             raise CorruptObject("a manifest is missing")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from siltstone.changelog import log as changelog_log
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.changes import Change, OpaqueChange
-from siltstone.changelog.log import Changelog
+from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, store: HookedStore) -> None:
         self.store = store
         self.uploader = Uploader(store, UploadOptions(persist_delay_s=0))
-        self.log = Changelog("", UploadOptions())
+        self.log = LoggedInterval("", UploadOptions())
 
     def path(self, step: int) -> StepPath:
         return StepPath("s", 1, 2, step)
@@ -86,9 +86,9 @@ class Run:
         self, step: int, last: Mapping[str, Sequence[Acknowledgement]]
     ) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
         """What a checkpoint that ends with a step names."""
-        interval = self.log.cut(self.path(step))
-        uploads = interval.persist()
-        return interval.merge(last), uploads
+        self.log.send(self.path(step))
+        uploads = self.log.persist()
+        return self.log.merge(last), uploads
 
     def append(self, step: int, *received: Acknowledgement) -> None:
         self.log.append(self.path(step), received[0].operator, received)
@@ -144,9 +144,7 @@ def test_small_segments_are_stored_together_and_have_the_numbers_of_their_steps(
         assert {h.operator for h in first.handles} == {operator}
         assert names(first.objects) == run.store.names and not first.inline
     stored = run.store.names
-    run.log.truncate(stored)
-    run.log.delete_replaced(run.store)
-    assert run.store.names == stored and run.log.since("o") == ()
+    assert run.log.list_replaced(stored) == [] and run.log.list_replaced(()) == stored
 
 
 def test_small_segments_that_wait_are_bounded_in_total(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +154,9 @@ def test_small_segments_that_wait_are_bounded_in_total(run: Run, monkeypatch: py
     for step in range(1, 21):
         last = both(run, step, x(step))
         run.append(step, *last)
-        small = sum(len(segment) for logged in run.log.since("o") for segment in logged.part(0).inline)
+        small = sum(len(segment) for logged in run.log.list_steps("o") for segment in logged.part(0).inline)
         assert small <= (2 * 3 + 2) * size
-        assert [say(run.store, logged.part(0)) for logged in run.log.since("o")] == [
+        assert [say(run.store, logged.part(0)) for logged in run.log.list_steps("o")] == [
             [(n, "x", n)] for n in range(1, step + 1)
         ]
     assert len(run.store.puts) >= 4  # before any checkpoint asks
@@ -175,15 +173,14 @@ def test_a_background_upload_that_failed_is_said_next(run: Run, monkeypatch: pyt
     run.append(1, *both(run, 1, x(1)))
     monkeypatch.setattr(changelog_log, "INLINE_BYTES", 1 << 20)
     run.uploader.close()  # what was sent has been answered
-    interval = run.log.cut(run.path(1)) if then == "persist" else None
     for _ in range(2):  # the run can do nothing but end
         with pytest.raises(Unreachable, match="the test says so"):
-            if interval is None:
+            if then == "append":
                 run.append(2, *both(run, 2, x(2)))
             else:
-                interval.persist()
+                run.persist(1, {})
     assert run.store.names == []
-    assert say(run.store, run.log.since("o")[0].part(0)) == [(1, "x", 1)]  # it has not gone from here
+    assert say(run.store, run.log.list_steps("o")[0].part(0)) == [(1, "x", 1)]  # it has not gone from here
 
 
 def test_a_segment_that_was_damaged_on_its_way_is_never_stored(run: Run) -> None:
@@ -201,9 +198,9 @@ def test_a_step_that_one_subtask_did_not_log_cannot_be_rolled_forward(run: Run) 
     run.append(2, Acknowledgement("o", 0, GROUPS), run.small(2, 1))
     run.append(3, *both(run, 3, x(3)))
     run.append(3, *both(run, 3, x(3), operator="p"))
-    assert [logged.step for logged in run.log.since("o")] == [1, 3]
-    assert [logged.step for logged in run.log.since("p")] == [3]
-    assert run.log.since("q") == ()
+    assert [logged.step for logged in run.log.list_steps("o")] == [1, 3]
+    assert [logged.step for logged in run.log.list_steps("p")] == [3]
+    assert run.log.list_steps("q") == []
 
 
 def test_a_limit_holds_for_the_deltas_of_all_steps_of_a_subtask(run: Run) -> None:
@@ -224,8 +221,6 @@ def test_a_limit_holds_for_the_deltas_of_all_steps_of_a_subtask(run: Run) -> Non
         "y": [25, 25],
     }
     assert run.log.limits_bytes("o", {}, SUBTASKS) == {}
-    run.log.cut(run.path(2))
-    assert run.log.limits_bytes("o", {"x": 4000, "y": 50}, SUBTASKS) == {"x": [2000, 2000], "y": [25, 25]}
 
 
 def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) -> None:
@@ -261,7 +256,7 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
     ranged: bool,
 ) -> None:
     """Whatever changed in which step, however it came to the driver: bases and opaque values replace what was logged
-    before them, and everything that no handle of the checkpoint leads to is named by `truncate`."""
+    before them, and everything that no handle of the checkpoint leads to is in `list_replaced`."""
     run = Run(HookedStore(tmp_path_factory.mktemp("store"), ranged=ranged))
     said: list[list[list[Said]]] = []
     last: list[Acknowledgement] = []
@@ -273,7 +268,7 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
             last = [run.answer(step, i, *part, ends=ends) for i, part in enumerate(parts)]
             run.append(step, *last)
             said.append([say(run.store, a, step) for a in last])
-            logged = run.log.since("o")
+            logged = run.log.list_steps("o")
             assert [[say(run.store, each.part(i), each.step) for i in range(SUBTASKS)] for each in logged] == said
         merged, _ = run.persist(len(steps), {"o": last})
         objects = [o for a in merged["o"] for o in a.objects]
@@ -283,8 +278,7 @@ def test_a_checkpoint_names_what_a_restore_needs_and_the_rest_can_go(
             expected = [each for of in earlier for each in of if each[1] not in {"calls", *whole}] + newest
             assert say(run.store, a) == sorted(expected, key=str)
         assert {h.object for a in merged["o"] for h in a.handles} == set(names(objects))
-        run.log.truncate(names(objects))
-        run.log.delete_replaced(run.store)
+        run.store.delete(run.log.list_replaced(names(objects)))
         assert run.store.names == sorted(set(names(objects)))
     run.uploader.close()
 
@@ -299,4 +293,4 @@ def test_a_step_is_handed_to_tasks_though_another_thread_forgets_how_meanwhile(
 
     monkeypatch.setattr("siltstone.changelog.log._Step.__setattr__", forgetting)
     run.log.append(run.path(3), "o", [run.small(3, subtask) for subtask in range(SUBTASKS)])
-    assert [step.step for step in run.log.since("o")] == [3]
+    assert [step.step for step in run.log.list_steps("o")] == [3]

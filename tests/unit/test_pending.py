@@ -117,6 +117,23 @@ def test_a_commit_that_succeeds_although_a_delivery_has_failed_meanwhile_is_gone
     assert heard.inputs == inputs([1, 2, 3, 4]) and again.region.digest == undisturbed(tmp_path)
 
 
+def test_a_checkpoint_is_not_stored_before_the_one_before_it_is_complete(
+    place: OpenWarehouse, heard: Heard, tmp_path: Path
+) -> None:
+    """Its manifest tells when that one was committed."""
+    run = Behind(place, heard)
+    run.step(batch(1))
+    run.step(batch(2))
+    run.region.store()
+    with pytest.raises(StateError, match="checkpoint 2 of tallies is to be stored before checkpoint 1 is complete"):
+        run.region.store()
+    with pytest.raises(StateError, match="the region is resetting"):
+        run.region.commit()
+    run.region.close("reset")
+    again = go_on(place, heard)
+    assert heard.inputs == inputs([1, 2, 3, 4]) and again.region.digest == undisturbed(tmp_path)
+
+
 class TwoSinks(Behind):
     """Its outputs and dead letters go to functions or tables; `fails` is raised before or after one has its rows."""
 

@@ -10,15 +10,12 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.log import bind_fields
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
-from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explain
-from siltstone.spark.operations.holding import open_region
+from siltstone.spark.operations.holding import EpochListener, RunRequest, writer_epoch
 from siltstone.spark.runner import StreamRunner
-from siltstone.spark.session import cores
 from siltstone.stream import Stream
 
 
@@ -50,45 +47,28 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 
 
 @contextmanager
-def take_over(
+def hold_epoch_for_change(
     settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
-    """Hold a writer epoch for such steps. A run in progress is fenced; the outcome is recorded in the catalog.
+    """Hold a writer epoch for such steps (`writer_epoch`), and say why one failed.
+
+    Whatever it was, a newer writer is the cause, if there is one: it may have deleted what the step reads.
 
     Raises:
         SiltstoneError: see `ConsistentRegion.open`; or a step failed, of which nothing is visible.
     """
     if isinstance(spark, SparkSession):
         check_cluster(spark, stream, warehouse)
-    region = open_region(settings, stream, warehouse, options, cores(spark))
-    outcome = "failed"
-    try:
-        _check_log(warehouse.catalog, stream.name)
-        with bind_fields(stream=stream.name, epoch=region.epoch), _explained(region):
-            yield StreamRunner(spark, region, placement=settings.placement)
-        outcome = "done"
-    except Fenced:
-        outcome = "fenced"
-        raise
-    except (KeyboardInterrupt, SystemExit):
-        outcome = "interrupted"
-        raise
-    finally:
-        with suppress(Unreachable):
-            region.close(outcome)
-
-
-@contextmanager
-def _explained(region: ConsistentRegion) -> Iterator[None]:
-    """Say why a step failed. Whatever it was, a newer writer is the cause, if there is one: it may have deleted what
-    the step reads."""
-    try:
-        yield
-    except (SiltstoneError, PySparkException, Py4JError) as error:
-        if not isinstance(error, Fenced):
-            with suppress(Unreachable):
-                region.check_fence()
-        if isinstance(error, SiltstoneError):
-            raise
-        message = f"stream {region.stream.name}: step {region.step} failed, nothing was changed: {explain(error)}"
-        raise StateError(message, advice="do it again") from error
+    with writer_epoch(settings, stream, warehouse, spark, RunRequest(options=options), EpochListener()) as runner:
+        region = runner.region
+        try:
+            _check_log(warehouse.catalog, stream.name)
+            yield runner
+        except (SiltstoneError, PySparkException, Py4JError) as error:
+            if not isinstance(error, Fenced):
+                with suppress(Unreachable):
+                    region.check_fence()
+            if isinstance(error, SiltstoneError):
+                raise
+            message = f"stream {stream.name}: step {region.step} failed, nothing was changed: {explain(error)}"
+            raise StateError(message, advice="do it again") from error

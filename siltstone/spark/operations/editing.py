@@ -24,7 +24,7 @@ from siltstone.retention.leases import this_process
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
-from siltstone.spark.operations.changing import check_changeable, take_over
+from siltstone.spark.operations.changing import check_changeable, hold_epoch_for_change
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_step, step_frame
@@ -96,7 +96,7 @@ def edit(
             )
             if not dry_run:
                 chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
-                with take_over(chosen, stream, warehouse, spark, options) as runner:
+                with hold_epoch_for_change(chosen, stream, warehouse, spark, options) as runner:
                     applied = _EditStep(EditOperator(edited, variable), frame.drop(_REFUSED), found)
                     completed = runner.change(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)

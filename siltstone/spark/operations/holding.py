@@ -1,7 +1,7 @@
-"""Hold one writer epoch of a run: its region, its runner and its background thread."""
+"""Hold a writer epoch of a stream: its region, its runner, and who hears of what happens under it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +15,7 @@ from siltstone.errors import Fenced, Unreachable
 from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
 from siltstone.run.consistency import ConsistencyRequests
+from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.settings import Settings
 from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
@@ -50,41 +51,92 @@ class RunRequest:
     drop: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What a run asks of one writer epoch.
+class EpochListener:
+    """Hears of what happens under a writer epoch. This one does nothing: the stream is only changed by a step.
 
     Attributes:
-        on_checkpoint: called with each completed checkpoint.
-        tenure: the run's hold on the stream; None for a run of one epoch.
-        is_reset: whether the run goes on under a new epoch after an error.
-        requests: those for a checkpoint at once; None if nobody may ask.
+        tenure: the hold on the stream.
+        requests: those for a checkpoint at once.
+        progress: counts the steps, if it is not None.
     """
 
-    request: RunRequest = field(default_factory=RunRequest)
-    on_checkpoint: Callable[[Completed], None] = lambda _: None
-    tenure: Tenure | None = None
-    is_reset: Callable[[Exception], bool] = lambda _: False
-    requests: ConsistencyRequests | None = None
+    def __init__(self, progress: RunProgress | None = None) -> None:
+        self.tenure, self.requests, self.progress = Tenure(), ConsistencyRequests(), progress
+
+    def note_checkpoint(self, checkpoint: Completed) -> None:
+        """Hear of a checkpoint that is complete, and whose outputs are delivered."""
+
+    def is_reset(self, error: Exception) -> bool:
+        """Whether a run goes on under a new epoch after an error that ends this one."""
+        return False
+
+    def work_beside(self, runner: StreamRunner) -> AbstractContextManager[None]:
+        """Do what is done beside the steps, in a context."""
+        return nullcontext()
+
+
+class RunListener(EpochListener):
+    """Counts what one run does, and has a thread beside each epoch materialize chains and keep the storage bounded."""
+
+    def __init__(self, settings: Settings, warehouse: OpenWarehouse, spark: SparkSession, metrics: RunMetrics) -> None:
+        super().__init__(metrics.progress)
+        self.settings, self.warehouse, self.spark, self.metrics = settings, warehouse, spark, metrics
+        self._background: Background | None = None
+
+    def note_checkpoint(self, checkpoint: Completed) -> None:
+        """Count the checkpoint, and wake the thread."""
+        if self._background is not None:
+            self._background.completed()
+        self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
+
+    @contextmanager
+    def work_beside(self, runner: StreamRunner) -> Iterator[None]:
+        """Have the thread work; it does a last round if all steps have succeeded."""
+        settings, region = self.settings, runner.region
+        units = SparkUnits(self.spark, region.stream.name)
+        options = BackgroundOptions(
+            settings.materialization,
+            settings.policy_options,
+            settings.retention,
+            region.options.parallelism,
+            settings.upload,
+        )
+        background = self._background = Background(
+            self.warehouse,
+            region.stream.name,
+            region.epoch,
+            options,
+            units,
+            cancel=units.cancel,
+            uploaded=partial(self.metrics.add_uploads, self.warehouse.catalog),
+            postponed=region.chains.find_postponed,
+            made=region.manifests.add,
+        )
+        try:
+            self.metrics.begin_epoch(self.warehouse.catalog, region.completed)
+            background.start()
+            yield
+            if runner.failure is None and not runner.stopped:
+                background.finish()
+        finally:
+            background.stop()
 
 
 @contextmanager
-def open_runner(
+def writer_epoch(
     settings: Settings,
     stream: Stream,
     warehouse: OpenWarehouse,
     spark: SparkSession,
-    metrics: RunMetrics,
-    epoch: Epoch | None = None,
+    request: RunRequest,
+    listener: EpochListener,
 ) -> Iterator[StreamRunner]:
-    """Hold a writer epoch with its background thread, and record the outcome in the catalog.
+    """Take a stream over for one writer epoch, and record its outcome in the catalog. A run in progress is fenced.
 
     Raises:
-        Fenced: another run has the stream since the newest epoch of the tenure.
+        Fenced: another run has the stream since the newest epoch of the listener's tenure.
         SiltstoneError: see `ConsistentRegion.open`.
     """
-    epoch = epoch or Epoch()
-    request = epoch.request
     region = open_region(
         settings,
         stream,
@@ -93,92 +145,44 @@ def open_runner(
         cores(spark),
         who=request.who,
         drop=request.drop,
-        tenure=epoch.tenure,
+        tenure=listener.tenure,
         placed=stays_in_place(spark, warehouse.warehouse, stream.name, settings.placement),
     )
-    with bind_fields(stream=stream.name, epoch=region.epoch):
-        yield from _run_epoch(region, settings, warehouse, spark, metrics, epoch)
-
-
-def _run_epoch(
-    region: ConsistentRegion,
-    settings: Settings,
-    warehouse: OpenWarehouse,
-    spark: SparkSession,
-    metrics: RunMetrics,
-    epoch: Epoch,
-) -> Iterator[StreamRunner]:
-    background = _background(settings, warehouse, spark, region, metrics)
-
-    def note_checkpoint(checkpoint: Completed) -> None:
-        background.completed()
-        metrics.add_checkpoint(warehouse.catalog, checkpoint)
-        epoch.on_checkpoint(checkpoint)
-
     outcome, runner = "failed", None
-    try:
-        runner = StreamRunner(
-            spark,
-            region,
-            max_steps=epoch.request.batches,
-            on_checkpoint=note_checkpoint,
-            placement=settings.placement,
-            progress=metrics.progress,
-            requests=epoch.requests,
-        )
-        metrics.begin_epoch(warehouse.catalog, region.completed)
-        background.start()
-        yield runner
-        if runner.failure is None:
-            outcome = "stopped" if runner.stopped else "done"
-        if outcome == "done":
-            background.finish()
-    except Fenced:
-        outcome = "fenced"
-        raise
-    except DAMAGED:
-        # A newer writer may have deleted objects that this run reads. A recovery would fence that writer.
-        warehouse.catalog.runs.check_epoch(region.stream.name, region.epoch)
-        raise
-    except Exception as error:
-        outcome = RESET if epoch.is_reset(error) else outcome
-        raise
-    except (KeyboardInterrupt, SystemExit):
-        outcome = "interrupted"
-        raise
-    finally:
-        background.stop()
-        if runner is not None and runner.failure is not None:
-            runner.jobs.cancel()
-        if runner is not None:
-            runner.close()
-        # A catalog that is away must not hide the error that ended the run.
-        with suppress(Unreachable):
-            region.close(outcome)
-
-
-def _background(
-    settings: Settings, warehouse: OpenWarehouse, spark: SparkSession, region: ConsistentRegion, metrics: RunMetrics
-) -> Background:
-    stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
-    options = BackgroundOptions(
-        settings.materialization,
-        settings.policy_options,
-        settings.retention,
-        region.options.parallelism,
-        settings.upload,
-    )
-    return Background(
-        warehouse,
-        stream,
-        region.epoch,
-        options,
-        units,
-        cancel=units.cancel,
-        uploaded=partial(metrics.add_uploads, warehouse.catalog),
-        postponed=region.chains.find_postponed,
-        made=region.manifests.add,
-    )
+    with bind_fields(stream=stream.name, epoch=region.epoch):
+        try:
+            runner = StreamRunner(
+                spark,
+                region,
+                max_steps=request.batches,
+                on_checkpoint=listener.note_checkpoint,
+                placement=settings.placement,
+                progress=listener.progress,
+                requests=listener.requests,
+            )
+            with listener.work_beside(runner):
+                yield runner
+            if runner.failure is None:
+                outcome = "stopped" if runner.stopped else "done"
+        except Fenced:
+            outcome = "fenced"
+            raise
+        except DAMAGED:
+            region.check_fence()  # a newer writer may have deleted what is read, and a recovery would fence that writer
+            raise
+        except Exception as error:
+            outcome = RESET if listener.is_reset(error) else outcome
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            outcome = "interrupted"
+            raise
+        finally:
+            if runner is not None and runner.failure is not None:
+                runner.jobs.cancel()
+            if runner is not None:
+                runner.close()
+            with suppress(Unreachable):  # a catalog that is away must not hide the error that ended the run
+                region.close(outcome)
 
 
 def open_region(

@@ -9,7 +9,7 @@ from siltstone.change.compare_digests import check_same_digests
 from siltstone.format.manifests import read_manifest
 from siltstone.result import Result
 from siltstone.settings import Settings
-from siltstone.spark.operations.changing import check_changeable, take_over
+from siltstone.spark.operations.changing import check_changeable, hold_epoch_for_change
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.step import StepRun
 from siltstone.stream import Stream
@@ -43,7 +43,7 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
         options = check_changeable(warehouse.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
-        with take_over(
+        with hold_epoch_for_change(
             settings.model_copy(update={"parallelism": parallelism}), stream, warehouse, spark, options
         ) as runner:
             region, store = runner.region, warehouse.warehouse.store

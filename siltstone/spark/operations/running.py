@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,7 +18,7 @@ from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
-from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
+from siltstone.spark.operations.holding import RunListener, RunRequest, writer_epoch
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.resets import Resets
@@ -33,43 +33,44 @@ from siltstone.stream import Stream
 _LOG = get_logger(__name__)
 
 
-@dataclass
-class _Work:
-    """The work of a run's thread: epoch after epoch, until the run has succeeded or no reset may follow.
+class _Work(RunListener):
+    """The work of a run's thread: epoch after epoch, until the run has succeeded or no reset may follow."""
 
-    Attributes:
-        done: the checkpoints that the run has completed.
-        answered_late: those of them whose commit got no answer, and which a reset found in the catalog.
-        completed: id of the stream's newest checkpoint.
-        beside: the work of the autonomous operators' runs, each in a thread of its own.
-    """
+    _run: StreamRun
+    _resets: Resets
 
-    settings: Settings
-    stream: Stream
-    warehouse: OpenWarehouse
-    rows: DataFrame
-    request: RunRequest
-    trigger: Mapping[str, Any]
-    metrics: RunMetrics
-    metrics_url: str | None
-    on_checkpoint: Callable[[Completed], None]
-    stop: StopRequest = field(default_factory=StopRequest)
-    done: list[int] = field(default_factory=list)
-    """checkpoints that this run completed"""
-    rows_in: int = 0
-    """rows of the source in them"""
-    bytes: int = 0
-    """bytes that they wrote"""
-    answered_late: list[CheckpointRecord] = field(default_factory=list)
-    completed: int = 0
-    current: StreamRunner | None = None
-    """of the newest epoch; None while it begins"""
-    tenure: Tenure = field(default_factory=Tenure)
-    first_batch: int | None = None
-    """the micro-batch that the run began with; None before its first epoch"""
-    first_completed: int = 0
-    """the newest checkpoint then"""
-    beside: "list[_Work]" = field(default_factory=list)
+    def __init__(
+        self,
+        settings: Settings,
+        stream: Stream,
+        warehouse: OpenWarehouse,
+        rows: DataFrame,
+        request: RunRequest,
+        trigger: Mapping[str, Any],
+        metrics: RunMetrics,
+        metrics_url: str | None,
+        on_checkpoint: Callable[[Completed], None],
+    ) -> None:
+        super().__init__(settings, warehouse, rows.sparkSession, metrics)
+        self.stream, self.rows, self.request, self.trigger = stream, rows, request, trigger
+        self.metrics_url, self.on_checkpoint = metrics_url, on_checkpoint
+        self.stop = StopRequest()
+        self.done: list[int] = []
+        """the checkpoints that the run has completed"""
+        self.rows_in = self.bytes = 0
+        """the rows of the source in them, and the bytes that they wrote"""
+        self.answered_late: list[CheckpointRecord] = []
+        """those whose commit got no answer, and which a reset found in the catalog"""
+        self.newest = 0
+        """id of the stream's newest checkpoint"""
+        self.current: StreamRunner | None = None
+        """of the newest epoch; None while it begins"""
+        self.first_batch: int | None = None
+        """the micro-batch that the run began with; None before its first epoch"""
+        self.first_completed = 0
+        """the newest checkpoint then"""
+        self.beside: list[_Work] = []
+        """the work of the autonomous operators' runs, each in a thread of its own"""
 
     def __call__(self, run: StreamRun) -> RunResult:
         """Run the stream, and its autonomous operators beside it.
@@ -79,7 +80,7 @@ class _Work:
         """
         try:
             with self._running_beside() as beside:
-                result = self._run(run)
+                result = self._perform(run)
             for each in beside:
                 each.await_termination()
             return replace(result, autonomous=[each.result for each in beside if each.result])
@@ -116,13 +117,14 @@ class _Work:
             each.warehouse.catalog.close()
 
     @needs_spark
-    def _run(self, run: StreamRun) -> RunResult:
+    def _perform(self, run: StreamRun) -> RunResult:
         start = time.perf_counter()
+        self._run, self.requests = run, run.requests
         recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
-        resets = Resets(run.stream, self.settings.recovery, self.stop)
+        resets = self._resets = Resets(run.stream, self.settings.recovery, self.stop)
         while True:
             try:
-                runner = self._run_epoch(run, resets)
+                runner = self._run_epoch()
                 break
             except DAMAGED as error:
                 if self.done:
@@ -130,7 +132,7 @@ class _Work:
                 recovery.attempt(error)
                 self.tenure = Tenure()
             except Exception as error:
-                if self.tenure.epoch is None or not resets.may_reset(error, self._cause(error)):
+                if self.tenure.epoch is None or not self.is_reset(error):
                     raise
                 run.set_query(None)
                 self.metrics.progress.add_reset()
@@ -156,25 +158,28 @@ class _Work:
         """Return what failed in the epoch that ended with `error`."""
         return (self.current and self.current.failure) or error
 
-    def _run_epoch(self, run: StreamRun, resets: Resets) -> StreamRunner:
-        def note_checkpoint(checkpoint: Completed) -> None:
-            self.done.append(checkpoint.id)
-            self.rows_in += checkpoint.rows_in
-            self.bytes += checkpoint.bytes
-            self.completed = checkpoint.id
-            resets.note_checkpoint()
-            run.last_checkpoint = checkpoint
-            self._tell(checkpoint)
-
+    def _run_epoch(self) -> StreamRunner:
         self.current = None
-        is_reset = lambda e: resets.may_reset(e, self._cause(e))  # noqa: E731
-        epoch = Epoch(self._request(), note_checkpoint, self.tenure, is_reset, run.requests)
-        spark = self.rows.sparkSession
-        with open_runner(self.settings, self.stream, self.warehouse, spark, self.metrics, epoch) as runner:
+        with writer_epoch(self.settings, self.stream, self.warehouse, self.spark, self._request(), self) as runner:
             self.current = runner
-            self._note_position(run.stream, runner, resets)
-            run_stream(runner, self.rows, self.trigger, self.stop, run.set_query)
+            self._note_position(runner)
+            run_stream(runner, self.rows, self.trigger, self.stop, self._run.set_query)
         return runner
+
+    def note_checkpoint(self, checkpoint: Completed) -> None:
+        """Note what the checkpoint has, and tell the caller."""
+        super().note_checkpoint(checkpoint)
+        self.done.append(checkpoint.id)
+        self.rows_in += checkpoint.rows_in
+        self.bytes += checkpoint.bytes
+        self.newest = checkpoint.id
+        self._resets.note_checkpoint()
+        self._run.last_checkpoint = checkpoint
+        self._tell(checkpoint)
+
+    def is_reset(self, error: Exception) -> bool:
+        """Whether a reset may follow."""
+        return self._resets.may_reset(error, self._cause(error))
 
     def _tell(self, checkpoint: Completed) -> None:
         try:
@@ -197,15 +202,15 @@ class _Work:
             request = replace(request, batches=request.batches - done)
         return replace(request, drop=())
 
-    def _note_position(self, stream: str, runner: StreamRunner, resets: Resets) -> None:
+    def _note_position(self, runner: StreamRunner) -> None:
         """Note where an epoch begins. A checkpoint that is new then is one whose commit got no answer."""
         if self.first_batch is None:
             self.first_batch, self.first_completed = runner.next_batch, runner.region.completed
         else:
-            for id in range(self.completed + 1, runner.region.completed + 1):
-                self.answered_late.append(self.warehouse.catalog.checkpoints.get(stream, id))
-                resets.note_checkpoint()
-        self.completed = runner.region.completed
+            for id in range(self.newest + 1, runner.region.completed + 1):
+                self.answered_late.append(self.warehouse.catalog.checkpoints.get(self.stream.name, id))
+                self._resets.note_checkpoint()
+        self.newest = runner.region.completed
 
 
 @needs_spark
@@ -231,7 +236,7 @@ def run(
     result = begun.result
     assert result is not None, "it has not failed"
     if result.stopped and not request.follow:
-        raise Stopped(stream.name, result.stopped, work.completed)
+        raise Stopped(stream.name, result.stopped, work.newest)
     return replace(result, seconds=round(time.perf_counter() - start, 3))
 
 
@@ -340,11 +345,16 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     with closing(metrics), _writable(settings) as warehouse, ExitStack() as stack:
         metrics.serve()
         check_cluster(spark, stream, warehouse)
+
+        def take_over() -> StreamRunner:
+            listener = RunListener(settings, warehouse, spark, metrics)
+            return stack.enter_context(writer_epoch(settings, stream, warehouse, spark, RunRequest(), listener))
+
         try:
-            runner = stack.enter_context(open_runner(settings, stream, warehouse, spark, metrics))
+            runner = take_over()
         except DAMAGED as error:
             SelfRecovery(settings, warehouse, stream.name, spark).attempt(error)
-            runner = stack.enter_context(open_runner(settings, stream, warehouse, spark, metrics))
+            runner = take_over()
         yield runner
         if runner.failure is None:
             runner.finish()
