@@ -12,7 +12,6 @@ from datetime import datetime
 
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.commits import CheckpointCommit
-from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
@@ -25,6 +24,7 @@ from siltstone.run.chains import NextChains
 from siltstone.run.coordinator import CheckpointTimes
 from siltstone.run.outbox import Outbox
 from siltstone.run.references import RunReferences
+from siltstone.run.step_reports import StepReports
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath, is_base
 from siltstone.stream import Stream
@@ -198,7 +198,7 @@ class PendingCheckpoint:
         outputs, repeats = outbox.stage(self.id), outbox.repeats(self.id)
         uploads = self.log.persist()
         self.gathered.last = self.log.merge(self.gathered.last)
-        uploads = uploads.merge(uploads_of(self.gathered))
+        uploads = uploads.merge(self.gathered.uploads())
         details = replace(
             self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )
@@ -234,7 +234,7 @@ class PendingCheckpoint:
             chains=chains.chains,
             event_time_max=self.event_time_max,
             statistics={
-                **statistics_of(self.gathered, stream, uploads, chains.statistics, chains.bounds),
+                **self.gathered.statistics(stream, uploads, chains.statistics, chains.bounds),
                 "times": times.take(),
                 "outputs": outputs,
             },

@@ -32,7 +32,6 @@ from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.costs import StepReports
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.carried_rules import inline_limit_bytes
@@ -51,6 +50,7 @@ from siltstone.run.outbox import Give, Outbox
 from siltstone.run.pending import Completed, PendingCheckpoint
 from siltstone.run.protocol_rules import Interval, Region, open_region
 from siltstone.run.references import RunReferences
+from siltstone.run.step_reports import StepReports
 from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
