@@ -1,4 +1,4 @@
-"""Decode the statistics of a checkpoint's manifest without trusting them (`chains.costs`, `run.coordinator`).
+"""Decode the statistics of a checkpoint's manifest without trusting them (`run.step_reports`, `run.coordinator`).
 
 The catalog keeps them as they are, and reports, policies and the page compute with them: every name that these look up
 is there, and every number is one. What no reader knows is left alone.

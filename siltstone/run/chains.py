@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import Policy, add_chains, is_base_only, share_budget
 from siltstone.chains.costs import (
-    StepReports,
     costs_of,
     of_all_subtasks,
     recorded_cost,
@@ -33,6 +32,7 @@ from siltstone.log import get_logger
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.file_indexes import file_indexes, read_handles
 from siltstone.run.manifests import RunManifests
+from siltstone.run.step_reports import StepReports
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
 from siltstone.store.paths import is_files_index, is_materialization_manifest

@@ -14,7 +14,6 @@ from datetime import datetime
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.steps import Step
-from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
@@ -27,6 +26,7 @@ from siltstone.run.chains import NextChains
 from siltstone.run.coordinator import CheckpointTimes
 from siltstone.run.outbox import CheckpointOutputs, Outbox
 from siltstone.run.references import RunReferences
+from siltstone.run.step_reports import StepReports
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath, is_base
 from siltstone.stream import Stream
@@ -220,7 +220,7 @@ class PendingCheckpoint:
         log, gathered = self.interval.log, self.interval.gathered
         uploads = log.persist()
         gathered.last = log.merge(gathered.last)
-        uploads = uploads.merge(uploads_of(gathered))
+        uploads = uploads.merge(gathered.uploads())
         details = replace(
             self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )
@@ -257,7 +257,7 @@ class PendingCheckpoint:
             chains=chains.chains,
             event_time_max=self.event_time_max,
             statistics={
-                **statistics_of(gathered, stream, uploads, chains.statistics, chains.bounds),
+                **gathered.statistics(stream, uploads, chains.statistics, chains.bounds),
                 "times": times.take(),
                 "outputs": outputs,
             },

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.costs import StepReports
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
+from siltstone.run.step_reports import StepReports
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain

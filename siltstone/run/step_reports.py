@@ -1,0 +1,118 @@
+"""What the subtasks of a run have reported since its last checkpoint."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from siltstone.chains.costs import written_whole
+from siltstone.chains.policy_rules import RestoreBound
+from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.model import Kind
+from siltstone.operator import SOURCE
+from siltstone.state.digest import assemble_digests
+from siltstone.stream import Stream
+
+
+@dataclass
+class StepReports:
+    """The subtasks' acknowledgements since the last checkpoint, by operator."""
+
+    last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
+    """those of the newest step"""
+    rows_in: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    restore_s: dict[str, float] = field(default_factory=dict)
+    """seconds of the slowest subtask, if any had to restore from the changelog: those of the others by their rows"""
+    event_times: list[datetime] = field(default_factory=list)
+    """the highest of each subtask and step that saw any"""
+
+    def add(self, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """Add one operator's part of one step."""
+        self.last[operator] = list(received)
+        self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
+        self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
+        most = max((a.state_rows for a in received), default=0)
+        restored = [a.seconds["restore"] * most / max(1, a.state_rows) for a in received if _tells(a, most)]
+        if restored:
+            self.restore_s[operator] = max(restored)
+        self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
+
+    def digests(self, max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
+        """Assemble operator -> table or opaque variable -> uint64[max_parallelism] from the subtasks' digests."""
+        received = ((name, a.key_groups, a.digests) for name, every in self.last.items() for a in every)
+        return assemble_digests(received, max_parallelism)
+
+    def event_time(self, before: datetime | None) -> datetime | None:
+        """Return the highest event time so far, given that of the previous checkpoint."""
+        return max([*self.event_times, *([before] if before else [])], default=None)
+
+    def uploads(self) -> UploadStatistics:
+        """Return the upload statistics of the acknowledgements in `last`, all subtasks together."""
+        return merge_uploads(a for received in self.last.values() for a in received)
+
+    def statistics(
+        self,
+        stream: Stream,
+        uploads: UploadStatistics,
+        tables: Mapping[str, Mapping[str, Mapping[str, Any]]],
+        bounds: Mapping[str, RestoreBound],
+    ) -> dict[str, Any]:
+        """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
+
+        Each operator has bytes, bounds, seconds by phase, its tables with their chains (`recorded_chains`), and what
+        was written of its opaque variables.
+
+        Args:
+            tables: operator -> table -> what `table_statistics` returns of it.
+            bounds: operator -> the sum of its tables' bounds.
+        """
+        sources = [op.name for op in stream.operators if op.reads == SOURCE]
+        opaques, parts = {op.name: op.opaque() for op in stream.operators}, stream.max_parallelism
+        operators = {
+            name: {
+                "rows_in": self.rows_in[name],
+                "state_rows": sum(a.state_rows for a in received),
+                "bytes": sum(a.stored_bytes for a in received),
+                "incremental_bytes": sum(a.bytes_of(Kind.INCREMENTAL) for a in received),
+                "index_bytes": sum(a.bytes_of(Kind.INDEX) for a in received),
+                "tables": tables[name],
+                **({"opaque": opaque} if (opaque := _opaque_statistics(received, opaques[name], parts)) else {}),
+                "restore_bound_bytes": round(bounds[name].bytes),
+                "restore_bound_s": round(bounds[name].seconds, 6),
+                "seconds": {
+                    phase: round(max(a.seconds.get(phase, 0.0) for a in received), 6)
+                    for phase in sorted({p for a in received for p in a.seconds})
+                },
+            }
+            for name, received in self.last.items()
+        }
+        return {
+            # Operators that read the source all see the same rows.
+            "rows_in": max((self.rows_in[name] for name in sources), default=0),
+            "dead_letters": {name: count for name, count in self.dead_letters.items() if count},
+            "state_rows": sum(o["state_rows"] for o in operators.values()),
+            "parallelism": max((len(received) for received in self.last.values()), default=0),
+            "operators": operators,
+            "uploads": uploads.to_json(),
+        }
+
+
+def _tells(a: Acknowledgement, most: int) -> bool:
+    """Whether a subtask's restore tells how long that of the largest takes: if it has at least half of its rows."""
+    return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
+
+
+def _opaque_statistics(
+    received: Sequence[Acknowledgement], variables: Iterable[str], max_parallelism: int
+) -> dict[str, list[float]]:
+    """Return opaque variable -> [bytes written, bytes of what was written whole, the part of its key groups that was
+    written whole]."""
+    found: dict[str, list[float]] = {}
+    for variable in variables:
+        size = sum(h.length for a in received for h in a.handles if h.kind is Kind.OPAQUE and h.variable == variable)
+        found[variable] = [size, *written_whole(received, variable, Kind.OPAQUE, max_parallelism)]
+    return found
