@@ -1,19 +1,23 @@
 """A stream: a source, one or more operators in one consistent region, sinks. Also finds streams by name."""
 
+import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from siltstone.errors import UnknownStream, UsageError
 from siltstone.model import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM, check_name
-from siltstone.modules import load_module
 from siltstone.operator import SOURCE, Operator
 from siltstone.secret import Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 ENTRY_POINTS = "siltstone.streams"
 
@@ -267,7 +271,7 @@ class Stream:
 
 
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
-    """Find every stream defined in `modules` (see `load_module`) and in the entry point group `siltstone.streams`.
+    """Find every stream defined in `stream` (see `load_module`) and in the entry point group `siltstone.streams`.
 
     A module's streams are its attributes of type `Stream`, and those that their autonomous operators are kept as; a
     package's are those that it imports itself.
@@ -307,3 +311,43 @@ def find_stream(name: str, modules: Iterable[str] = ()) -> Stream:
     known = ", ".join(sorted(found)) or "none"
     failed = "".join(f"; module {module} did not import ({why})" for module, why in broken.items())
     raise UnknownStream(f"no stream {name!r} is defined (defined: {known}){failed}")
+
+
+def load_module(name: str) -> ModuleType:
+    """Import `./streams`, `streams/flights.py` or an installed `my_streams.flights`.
+
+    The directory that contains the path goes last on the module search path, where worker processes search too.
+
+    Raises:
+        UsageError: the path is not a module, or another module of its name is found before it.
+        Exception: the module raised it.
+    """
+    if "/" in name or name.endswith(".py"):
+        return _by_path(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here = Path(*name.split("."))
+        beside = next((path for path in (here.with_suffix(".py"), here) if path.exists()), None)
+        if error.name is None or beside is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(f"no module {name} is installed: to use the one here, name its path, ./{beside}") from None
+
+
+def _by_path(name: str) -> ModuleType:
+    path = Path(name).resolve()
+    package = path / "__init__.py"
+    if not (package.is_file() or (path.suffix == ".py" and path.is_file())):
+        raise UsageError(f"{name} is not a module: name a .py file, or a directory with an __init__.py")
+    root, parts = path.parent, [path.stem if path.suffix == ".py" else path.name]
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    if not all(part.isidentifier() for part in parts):
+        raise UsageError(f"{name} cannot be a module's name: use letters, digits and _")
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    module = importlib.import_module(".".join(parts))
+    found = Path(module.__file__ or "").resolve()
+    if found not in (path, package):
+        raise UsageError(f"{name} is hidden by another module of its name, {found}: rename it")
+    return module

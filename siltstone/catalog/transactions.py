@@ -1,20 +1,150 @@
-"""Transactions of the catalog, shared by all its parts: one transaction per method, one clock."""
+"""Transactions of the catalog, shared by all its parts: one transaction per method, one clock.
 
+`Outages`: every public method of the catalog is one call, retried as a whole while the database cannot be reached, for
+example during a failover. That is safe for writes, too: a transaction that failed before its COMMIT did nothing, and if
+a COMMIT got no answer, its outcome is looked up first.
+
+`Receipts` find out whether such a transaction was committed. Each writing transaction first inserts a row with a unique
+id, its receipt, which exists if and only if the rest of the transaction was committed. The check inserts the same row,
+which waits for an open transaction that has it, even if its client is gone. So the answer, once there, stays true. If a
+database lost the transaction in a failover, the receipt is lost with it; the database's own transaction numbers
+(`pg_xact_status`) would be used again there, for another transaction. SQLite needs no receipts: its COMMIT is a call in
+this process, which returns or dies with it.
+"""
+
+import sys
+import threading
+import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, delete, func, insert, select
 from sqlalchemy import exc as sa
 
+from siltstone.catalog import tables as t
 from siltstone.catalog.engine import WRITE, is_passing, redacted_url, translate_errors
-from siltstone.catalog.outages import Outages
-from siltstone.catalog.receipts import Receipts
 from siltstone.errors import Unreachable
+from siltstone.log import get_logger
+from siltstone.store.retry import RetryPolicy
 from siltstone.times import as_utc
+
+_LOG = get_logger(__name__)
+Answer = TypeVar("Answer")
+
+
+class Outages:
+    """The outages of one catalog, shared by the calls of all threads.
+
+    Once a call has waited `timeout_s` in vain, later calls make one attempt each until one of them succeeds: a process
+    that cannot continue ends after one wait, not after one for each call that it still makes.
+
+    Args:
+        label: the catalog's name for people.
+        timeout_s: seconds after which no further attempt of a call begins; 0 means one attempt.
+    """
+
+    def __init__(self, label: str, timeout_s: float) -> None:
+        self._label, self._timeout_s = label, timeout_s
+        self._patient = RetryPolicy(attempts=sys.maxsize, wait_s=0.1, wait_max_s=5.0, total_s=timeout_s)
+        self._impatient = replace(self._patient, kind="none")
+        self._given_up = timeout_s <= 0
+        self._local = threading.local()
+        self._away_since: float | None = None
+        """when the first call of any thread failed since the last success"""
+        self._changing = threading.Lock()
+
+    def call(self, function: Callable[[], Answer]) -> Answer:
+        """Return the result of `function`, retrying while it raises a transient `Unreachable`. A nested call is not
+        retried by itself; the outer one is.
+
+        Raises:
+            Unreachable: the error of the last attempt.
+        """
+        if getattr(self._local, "inside", False):
+            return function()
+        self._local.inside = True
+        try:
+            return self.persist(function)
+        finally:
+            self._local.inside = False
+
+    def persist(self, function: Callable[[], Answer]) -> Answer:
+        """Retry like `call`, also within another call."""
+
+        def attempt() -> Answer:
+            try:
+                return function()
+            except Unreachable as error:
+                if error.transient and not self._given_up:
+                    self._failed(error)
+                raise
+
+        try:
+            answer = (self._impatient if self._given_up else self._patient).call(attempt)
+        except Unreachable as error:
+            self._given_up = self._given_up or error.transient
+            raise
+        self._given_up = self._timeout_s <= 0
+        if self._away_since is not None:
+            self._succeeded()
+        return answer
+
+    def _failed(self, error: Unreachable) -> None:
+        """Log an outage once, by whichever thread sees it first, and not at each attempt."""
+        with self._changing:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                _LOG.warning("catalog is unreachable, trying again", error=str(error), up_to_s=self._timeout_s)
+
+    def _succeeded(self) -> None:
+        with self._changing:
+            if self._away_since is not None:
+                seconds, self._away_since = time.monotonic() - self._away_since, None
+                _LOG.warning("catalog answers again", catalog=self._label, seconds=round(seconds, 1))
+
+
+_KEPT = timedelta(days=1)
+"""how long the receipt of a dead client stays; no client asks for an older one"""
+
+
+class Receipts:
+    """The receipts of one client. Safe for many threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._used: deque[str] = deque()
+
+    def begin(self, connection: Connection) -> str:
+        """Insert the receipt of a transaction that has just begun, and delete receipts that are no longer needed."""
+        receipt = uuid.uuid4().hex
+        used = [self._used.popleft() for _ in range(len(self._used))]
+        r = t.receipt.c
+        old = delete(t.receipt).where(r.id.in_(used) | (r.written_at < func.now() - _KEPT))
+        connection.execute(insert(t.receipt).values(id=receipt, written_at=func.now()).add_cte(old.cte("old")))
+        return receipt
+
+    def end(self, receipt: str) -> None:
+        """Note that the transaction was committed, so that its receipt may be deleted."""
+        self._used.append(receipt)
+
+    def committed(self, receipt: str) -> bool:
+        """Whether the transaction was committed; waits while it is open."""
+        with self._engine.connect() as connection:
+            connection.begin()
+            try:
+                connection.execute(insert(t.receipt).values(id=receipt, written_at=func.now()))
+            except sa.IntegrityError:
+                return True
+            finally:
+                connection.rollback()
+            return False
 
 
 def database_time(connection: Connection) -> datetime:
@@ -30,7 +160,7 @@ class Transactions:
     Args:
         engine: the database.
         now: returns the current time, UTC, in tests; None uses the database's.
-        outage_s: seconds that a call waits for an unreachable database (`outages`).
+        outage_s: seconds that a call waits for an unreachable database (`Outages`).
     """
 
     def __init__(self, engine: Engine, now: Callable[[], datetime] | None, outage_s: float) -> None:
@@ -124,7 +254,7 @@ class Transactions:
 class CatalogPart:
     """The catalog's part for one noun. Safe for many threads.
 
-    Each public method of a subclass is retried, as a whole, while the database is unreachable (`outages`).
+    Each public method of a subclass is retried, as a whole, while the database is unreachable (`Outages`).
     """
 
     def __init__(self, transactions: Transactions) -> None:

@@ -8,6 +8,7 @@ If the object is deleted before the store has begun the second one, an object re
 checkpoint's name, where a sweep finds it.
 """
 
+import queue
 import threading
 import time
 from bisect import bisect_left, insort
@@ -17,7 +18,6 @@ from contextlib import contextmanager
 from fractions import Fraction
 
 from siltstone.changelog.streamed_upload import NotAnswered, StreamedUpload, UploadWriter
-from siltstone.changelog.threads import RequestThreads
 from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.upload_retries import UploadRetries
@@ -292,3 +292,63 @@ class Hedger:
             return retrying.policy.call(lambda: already_stored(retrying.once, name, data)), None
         except BaseException as worse:
             return None, worse
+
+
+_NAME = "siltstone-upload"
+
+
+class RequestThreads:
+    """Daemon threads, made as they are needed. A process may end though some of them hang."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        self._threads = 0
+        self._closed = False
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Have a thread run `task` now, even if there are many: what its caller waits for must not wait for others."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._take_thread()
+        if closed:
+            threading.Thread(target=task, name=_NAME, daemon=True).start()
+        else:
+            self._tasks.put(task)
+
+    def try_run(self, task: Callable[[], None]) -> bool:
+        """Have a thread run `task` now; return False if none is free and no further one may be started."""
+        with self._lock:
+            if self._closed or (not self._free and self._threads >= self._most):
+                return False
+            self._take_thread()
+        self._tasks.put(task)
+        return True
+
+    def close(self) -> None:
+        """End the threads that are free, and the others once they are."""
+        with self._lock:
+            threads = 0 if self._closed else self._threads
+            self._closed = True
+        for _ in range(threads):
+            self._tasks.put(None)
+
+    def _take_thread(self) -> None:
+        if self._free:
+            self._free -= 1
+        else:
+            self._threads += 1
+            threading.Thread(target=self._work, name=_NAME, daemon=True).start()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it holds the object's bytes
+            with self._lock:
+                if self._threads > self._most:
+                    self._threads -= 1
+                    return
+                self._free += 1

@@ -3,9 +3,8 @@
 Nothing is changed: no lease is taken, no run is fenced, no catalog is upgraded, no identity is written. Each check uses
 the engine's own checks; a store or catalog that does not answer is a finding like any other.
 
-    findings           findings, and running a check
-    warehouse_checks   checks that are not about one stream
-    stream_checks      checks of each stream
+    findings   findings, and running a check
+    checks     checks of the warehouse as a whole, then of each stream
 """
 
 from functools import partial
@@ -13,9 +12,9 @@ from functools import partial
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.doctor import warehouse_checks as checks
+from siltstone.doctor import checks
+from siltstone.doctor.checks import CATALOG_CHECKS, STORE_CHECKS, StreamSubject
 from siltstone.doctor.findings import Examination, Finding
-from siltstone.doctor.stream_checks import CATALOG_CHECKS, STORE_CHECKS, StreamSubject
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 

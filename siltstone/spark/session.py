@@ -22,10 +22,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.log import configuration, worker_variables
+from siltstone.log import configuration, relay_line, worker_variables
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explain
-from siltstone.spark.jvm_lines import log_jvm_lines
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
 P = ParamSpec("P")
@@ -286,3 +285,36 @@ def use_session(spark: SparkSession) -> None:
     """Make a session the active one of this thread's thread in the JVM: a sink may use that."""
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+_STANDARD_ERROR = 2
+_OF_NO_USE = "WARNING: Using incubator modules:"
+"""a warning that every JVM of Spark prints at its start"""
+
+
+@contextmanager
+def log_jvm_lines() -> Iterator[None]:
+    """Log the standard error of programs started in this block, for as long as they live.
+
+    Does nothing if Siltstone's logging is not configured in this process.
+    """
+    if configuration() is None:
+        yield
+        return
+    ours, theirs = os.pipe()
+    before = os.dup(_STANDARD_ERROR)
+    os.dup2(theirs, _STANDARD_ERROR)
+    os.close(theirs)
+    threading.Thread(target=_pass_on, args=(ours,), name="siltstone-jvm-lines", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(before, _STANDARD_ERROR)
+        os.close(before)
+
+
+def _pass_on(descriptor: int) -> None:
+    with open(descriptor, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.strip() and not line.startswith(_OF_NO_USE):
+                relay_line(line.rstrip())

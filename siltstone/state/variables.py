@@ -16,11 +16,11 @@ from siltstone.state.access import (
     TAIL,
     ListAccess,
     MapAccess,
+    OpaqueAccess,
     ValueAccess,
     WindowAccess,
 )
 from siltstone.state.backend import SubtaskState
-from siltstone.state.opaque import OpaqueAccess
 from siltstone.state.schema import TableSchema
 
 ColumnTypes: TypeAlias = pa.Schema | Mapping[str, pa.DataType]

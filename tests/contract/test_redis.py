@@ -25,8 +25,9 @@ DATA = os.urandom(10_000)
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
-    """A server with a password, which its tests stop and start."""
-    server = RedisServer("--requirepass", REDIS_PASSWORD)
+    """A server with a password, which its tests stop, kill and start. It is older than WAITAOF: unless it syncs always,
+    what it acknowledged may be in its memory alone, for seconds if the disk is busy."""
+    server = RedisServer("--requirepass", REDIS_PASSWORD, "--appendfsync", "always")
     yield server
     server.remove()
 

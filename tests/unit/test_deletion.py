@@ -10,7 +10,7 @@ import pytest
 
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.doctor.stream_checks import StreamSubject, check_deletions
+from siltstone.doctor.checks import StreamSubject, check_deletions
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.format.manifests import read_manifests
 from siltstone.model import Form

@@ -18,8 +18,8 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.doctor.checks import check_clock
 from siltstone.doctor.examine import examine
-from siltstone.doctor.warehouse_checks import check_clock
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease
 from siltstone.settings import load_settings

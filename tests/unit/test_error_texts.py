@@ -27,7 +27,6 @@ FOR_PEOPLE = (
     "siltstone/cli/",
     "siltstone/settings.py",
     "siltstone/secret.py",
-    "siltstone/modules.py",
     "siltstone/stream.py",
     "siltstone/ui.py",
     "siltstone/store/open.py",

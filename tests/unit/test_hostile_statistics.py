@@ -9,8 +9,7 @@ import pytest
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest, encode_manifest
-from siltstone.format.manifest_decoding import decode_manifest
-from siltstone.format.statistics_decoding import COUNTS, MAY_BE_NULL
+from siltstone.format.manifest_decoding import COUNTS, MAY_BE_NULL, decode_manifest
 from siltstone.model import Form
 from tests.stored import bare_statistics
 

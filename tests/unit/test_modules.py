@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.modules import load_module
+from siltstone.stream import load_module
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import LOCAL_SETS, StateTable
+from siltstone.state.backend import LOCAL_SETS, StateSnapshot, StateTable, TableSnapshot
 from siltstone.state.backends.checks import check_begin, check_opaque
-from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin
+from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin, remove_pin, snapshot_gone_error
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.files import copy_files
 from siltstone.state.backends.rocksdb.header import (
@@ -39,12 +39,53 @@ from siltstone.state.backends.rocksdb.header import (
     render,
 )
 from siltstone.state.backends.rocksdb.packing import from_list
-from siltstone.state.backends.rocksdb.snapshot import RocksDBSnapshot
 from siltstone.state.backends.rocksdb.table import RocksDBCounts
 from siltstone.state.backends.rocksdb.undo import Image
 from siltstone.state.backends.table_records import load_record, record_empty, record_tables
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory
+
+
+class RocksDBSnapshot(StateSnapshot):
+    """Implements `StateSnapshot`. The owner has `lock`; other processes read it by `RocksDBSnapshot(path)`."""
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        """Open a pinned version.
+
+        Raises:
+            StateError: the pin is gone.
+        """
+        self.path = path
+        self._lock = lock
+        if not (path / DATABASE / "CURRENT").exists():  # rocksdict would make the directory
+            raise snapshot_gone_error(path)
+        try:
+            self._database = Database(path / DATABASE, read_only=True)
+            header = json.loads(self._database.get(HEADER) or b"")
+        except (StateError, ValueError):
+            raise snapshot_gone_error(path) from None
+        self.version: int = header["version"]
+        self.groups = KeyGroupRange(*header["groups"])
+        self.opaque = read_opaque(self._database, header["opaque"])
+        schemas = {name: TableSchema.from_json(schema) for name, schema in header["schemas"].items()}
+        tables = open_tables(self._database, schemas, self.groups, header["max_parallelism"], _refuse)
+        for name, table in tables.items():
+            table.reset(*load_record(header, name, RocksDBCounts))
+        self.tables: Mapping[str, TableSnapshot] = tables
+
+    def release(self) -> None:
+        """Let the files of this version go; idempotent. A process that does not own the snapshot only closes it."""
+        self.tables = {}
+        self._database.close()
+        if self._lock is not None:
+            remove_pin(self.path)
+            os.close(self._lock)
+            self._lock = None
+
+
+def _refuse(changes: AtomicWrite, image: Image | None) -> None:
+    raise StateError("a snapshot does not change")
+
 
 FORMAT = 2
 """2: rows have a column family of their own"""
