@@ -119,6 +119,7 @@ def succeeded(page: Page, id: str) -> Run:
     return run
 
 
+@pytest.mark.smoke
 def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, warehouse: Path) -> None:
     run = launch(page, 6)
     succeeded(page, run)
@@ -150,7 +151,6 @@ def test_a_run_that_is_terminated_ends_behind_its_step_and_is_canceled(page: Pag
         assert before < catalog.checkpoints.last_id(NAME) < DAYS
 
 
-@pytest.mark.smoke
 def test_a_run_that_is_killed_is_recovered_and_then_swept(page: Page, warehouse: Path) -> None:
     with OpenWarehouse.existing(str(warehouse)) as place:
         before = place.catalog.checkpoints.list(NAME)[-1].id
