@@ -116,7 +116,7 @@ def _count(console: Console, root: Path) -> None:
         f"{alerts.num_rows:,} alerts in the sink, {distinct:,} of them distinct."
     )
     if source != counted or alerts.num_rows != distinct:
-        raise StateError("flights were lost or doubled", advice="report this, which must never happen")
+        raise StateError("flights were lost or doubled", advice="this must never happen, please report it")
 
 
 def _make_room(root: Path) -> None:

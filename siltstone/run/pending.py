@@ -134,7 +134,7 @@ def store_manifest(
     if mismatch := manifest.find_mismatch():
         raise StateError(
             f"checkpoint {manifest.checkpoint} of {manifest.stream} is not committed: {mismatch}",
-            advice="report this, an error in Siltstone",
+            advice="this is an error in Siltstone, please report it",
         )
     uploader = uploader_of(warehouse.store_url, options)
     stored = uploader.put(name, encode_manifest(manifest))
