@@ -437,7 +437,8 @@ class ConsistentRegion:
         if checkpoint.id != self.completed + 1:  # its manifest tells when the one before it was committed
             raise StateError(
                 f"checkpoint {checkpoint.id} of {self.stream.name} is to be stored before checkpoint "
-                f"{checkpoint.id - 1} is complete: run the stream again"
+                f"{checkpoint.id - 1} is complete",
+                advice="run the stream again",
             )
         self._pending[checkpoint.id].store(
             self.stream,
