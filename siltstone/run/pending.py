@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
-from siltstone.catalog.commits import CheckpointCommit, Committed
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.records.commits import CheckpointCommit, Committed
+from siltstone.catalog.records.steps import Step
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions

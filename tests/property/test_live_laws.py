@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.materialize import find_consolidated, find_replaced
 from siltstone.errors import StateError
