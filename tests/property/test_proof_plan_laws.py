@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from siltstone.catalog import tables as t
+from siltstone.catalog.database import tables as t
 from siltstone.errors import StateError
 from siltstone.model import Form, Handle
 from siltstone.restore.live_rules import replaces, writer_of

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.errors import PySparkException
 
-from siltstone.catalog.runs import Runs
+from siltstone.catalog.records.runs import Runs
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable
 from siltstone.settings import Settings
