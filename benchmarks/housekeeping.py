@@ -17,9 +17,9 @@ from typing import Any, cast
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, new_chain, stream
 from benchmarks.summary import MB
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.manifest import Manifest, encode_manifest
@@ -40,7 +40,7 @@ SWEEP_AT_MOST_S = 60.0
 CHECKPOINTS = 36_000
 TRUNCATED_EVERY = 600
 KEPT = 1_000
-# Bytes by `siltstone.catalog.tables`: a checkpoint with its two objects, a step, a deletion.
+# Bytes by `siltstone.catalog.database.tables`: a checkpoint with its two objects, a step, a deletion.
 CHECKPOINT_BYTES, STEP_BYTES, DELETION_BYTES = 800 + 2 * 250, 250, 300
 DELETIONS_MOST = 100_000
 EMPTY_BYTES = 1 << 20

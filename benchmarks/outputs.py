@@ -22,8 +22,8 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.rounds import in_turn
 from benchmarks.workload import short
 from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.output import read_output

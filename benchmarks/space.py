@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import MAX_PARALLELISM, SUBTASKS, Balances, rows_for
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.base import write_base

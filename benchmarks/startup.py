@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, insert, update
 
 from benchmarks.goals import Goal, Report, table_of
 from siltstone.aggregates.operator import Aggregate, Count
-from siltstone.catalog import tables as t
-from siltstone.catalog.steps import StepKind
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.records.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings

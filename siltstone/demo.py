@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from rich.console import Console
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import open_client
 from siltstone.errors import StateError, UsageError
@@ -116,7 +116,7 @@ def _count(console: Console, root: Path) -> None:
         f"{alerts.num_rows:,} alerts in the sink, {distinct:,} of them distinct."
     )
     if source != counted or alerts.num_rows != distinct:
-        raise StateError("flights were lost or doubled", advice="report this, which must never happen")
+        raise StateError("flights were lost or doubled", advice="this must never happen, please report it")
 
 
 def _make_room(root: Path) -> None:

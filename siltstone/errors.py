@@ -19,10 +19,9 @@
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
-Messages are one line, name the thing at fault, and say what to do. What was asked for wrongly shows how to ask for it
-rightly, so a `UsageError` says both in its message. Damage is told apart from what helps against it: most such classes
-have a general advice, and a raise that knows better gives `advice=`. Command lines and Dagster show
-`SiltstoneError.full_text`.
+Messages are one line, name the thing at fault, and say what to do. A `UsageError` says that in its message: what is
+wrong, and what to give instead. Most other classes have general advice; a raise that knows better gives `advice=`.
+Command lines and Dagster show `SiltstoneError.full_text`, which has both.
 """
 
 import signal
@@ -30,7 +29,7 @@ from typing import Any, ClassVar
 
 
 def summarize(error: BaseException) -> str:
-    """Say on one line what an error is that anything may have raised: `OSError: No space left on device`."""
+    """Describe any error on one line: `OSError: No space left on device`."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
@@ -44,11 +43,12 @@ class SiltstoneError(Exception):
 
     exit_code = 1
     general_advice: ClassVar[str] = "run the same command again, and report it if it fails again (--log-level debug)"
-    """what to do about such an error unless the raise says it; "" if the messages of the class always do"""
+    """what to do about errors that were raised without advice; "" if messages of the class say it themselves"""
 
     def __init__(self, message: str, *, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
-        self.message, self.advice = message, advice
+        self.message: str = message
+        self.advice: str = advice
 
     @property
     def full_text(self) -> str:

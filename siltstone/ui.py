@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from sqlalchemy import make_url
 
-from siltstone.catalog.engine import check_reachable
+from siltstone.catalog.database.engine import check_reachable
 from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from sqlalchemy import Engine, create_engine
 
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.engine import parse_url
+from siltstone.catalog.database.engine import parse_url
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
 from siltstone.chains.due import find_beginnings
 from siltstone.model import Form, StoredObject
 from tests.clock import NOON, Clock

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.sinks.delta import SinkTable
 from siltstone.stream import DEAD_LETTERS

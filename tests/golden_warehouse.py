@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, Max, Sum
-from siltstone.catalog.steps import with_ends
+from siltstone.catalog.records.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from siltstone.catalog.commit_details import CommitDetails
+from siltstone.catalog.records.commit_details import CommitDetails
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.format.manifest import Manifest

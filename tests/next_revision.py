@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog import upgrade, upgrading
-from siltstone.catalog.tables import REVISION
+from siltstone.catalog import upgrading
+from siltstone.catalog.database import upgrade
+from siltstone.catalog.database.tables import REVISION
 
 NEXT = f"{int(REVISION) + 1:04d}"
 _SCRIPT = f"""

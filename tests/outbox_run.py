@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.steps import with_ends
+from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.records.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format.output import read_output

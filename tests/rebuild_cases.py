@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.objects import ObjectRecord
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.objects import ObjectRecord
+from siltstone.catalog.records.steps import BEFORE_FIRST, Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import BEFORE_FIRST, Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from siltstone.catalog import upgrade
+from siltstone.catalog.database import upgrade
 
 READS = ("SELECT", "PRAGMA")
 Statement = tuple[str, Any]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.recover import Recovery

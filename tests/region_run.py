@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure
-from siltstone.catalog.steps import Step, StepKind, with_ends
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
 from siltstone.change.edit import EditOperator

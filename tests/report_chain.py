@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commits import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.model import Form, StoredObject
 from siltstone.report import ReportData, report_data

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Dialect, Engine, create_engine
 
-from siltstone.catalog import engine as catalog_engine
+from siltstone.catalog.database import engine as catalog_engine
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.streams import StreamRecord
+from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 from siltstone.spark.operations import restore, verify

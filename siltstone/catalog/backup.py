@@ -39,12 +39,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from siltstone.catalog.column_types import UtcTime
+from siltstone.catalog.database.column_types import UtcTime
+from siltstone.catalog.database.engine import WRITE, open_engine, parse_url, redacted_url, translate_errors
+from siltstone.catalog.database.tables import REVISION_TABLE
+from siltstone.catalog.database.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.catalog.drafts import SQLITE_FILES, remove_leftovers, whole_file
-from siltstone.catalog.engine import WRITE, open_engine, parse_url, redacted_url, translate_errors
 from siltstone.catalog.open import check_file, no_catalog
-from siltstone.catalog.tables import REVISION_TABLE
-from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
 from siltstone.result import Result
 from siltstone.store.paths import CATALOG_BACKUPS, catalog_backup

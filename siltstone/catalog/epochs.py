@@ -42,7 +42,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.extracts import is_ahead
+from siltstone.catalog.records.extracts import is_ahead
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse

@@ -16,10 +16,10 @@ from typing import Any
 import xxhash
 from sqlalchemy import Boolean, Column, Float, Integer, LargeBinary, String, Table
 
-from siltstone.catalog.column_types import Json, PackedJson, UtcTime
-from siltstone.catalog.commit_details import check_stored, decode_steps, encode_steps, pack_parts, unpack_parts
-from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
-from siltstone.catalog.steps import Step, StepRecord
+from siltstone.catalog.database.column_types import Json, PackedJson, UtcTime
+from siltstone.catalog.records.commit_details import check_stored, decode_steps, encode_steps, pack_parts, unpack_parts
+from siltstone.catalog.records.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
+from siltstone.catalog.records.steps import Step, StepRecord
 from siltstone.decoding import (
     check_flag,
     check_integer,

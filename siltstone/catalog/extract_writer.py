@@ -15,8 +15,8 @@ from dataclasses import replace
 import xxhash
 
 from siltstone.catalog.extract_coding import decode_extract, encode_beginning, encode_extract, encode_steps_part
-from siltstone.catalog.extracts import Extract, StepPart, TakenExtract
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.extracts import Extract, StepPart, TakenExtract
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.log import get_logger

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from siltstone.catalog.engine import open_engine, parse_url, redacted_url, translate_errors
+from siltstone.catalog.database.engine import open_engine, parse_url, redacted_url, translate_errors
+from siltstone.catalog.database.transactions import Transactions
+from siltstone.catalog.database.upgrade import create_tables, revision
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.transactions import Transactions
-from siltstone.catalog.upgrade import create_tables, revision
 from siltstone.errors import Unreachable, UsageError
 from siltstone.model import OUTAGE_S
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, update
 
-from siltstone.catalog import fencing
-from siltstone.catalog import tables as t
-from siltstone.catalog.checkpoints import find_newest
-from siltstone.catalog.commits import CheckpointCommit, Committed, add_checkpoint
-from siltstone.catalog.extracts import TABLES, Extract
-from siltstone.catalog.limits import in_batches
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.database.limits import in_batches
+from siltstone.catalog.database.transactions import CatalogPart
+from siltstone.catalog.records import fencing
+from siltstone.catalog.records.checkpoints import find_newest
+from siltstone.catalog.records.commits import CheckpointCommit, Committed, add_checkpoint
+from siltstone.catalog.records.extracts import TABLES, Extract
+from siltstone.catalog.records.steps import Step, StepRecord, step_values
+from siltstone.catalog.records.streams import StreamRecord, get_stream
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step, StepRecord, step_values
-from siltstone.catalog.streams import StreamRecord, get_stream
-from siltstone.catalog.transactions import CatalogPart
 
 _AFTER = frozenset({t.checkpoint.name, t.savepoint.name, t.materialization.name})
 """tables whose rows refer to checkpoints, or are made again with them"""

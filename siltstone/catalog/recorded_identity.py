@@ -3,9 +3,9 @@
 from sqlalchemy import exc as sa
 from sqlalchemy import insert, select, update
 
-from siltstone.catalog import tables as t
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.identity_rules import CatalogIdentity
-from siltstone.catalog.transactions import CatalogPart
 
 _ROW = 1
 

@@ -4,30 +4,30 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from siltstone.catalog.chains import Chains
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.commits import Commits
-from siltstone.catalog.definitions import Definitions
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.edits import Edits
-from siltstone.catalog.extracts import Extracts
-from siltstone.catalog.forks import Forks
-from siltstone.catalog.imports import Imports
-from siltstone.catalog.input_log import InputLog
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.materializations import Materializations
-from siltstone.catalog.objects import Objects
-from siltstone.catalog.outbox import OutboxRecords
-from siltstone.catalog.passes import Passes
+from siltstone.catalog.database.transactions import Transactions
 from siltstone.catalog.recorded_identity import RecordedIdentity
-from siltstone.catalog.reference_copies import ReferenceCopies
-from siltstone.catalog.references import References
-from siltstone.catalog.rollbacks import Rollbacks
-from siltstone.catalog.runs import Runs
-from siltstone.catalog.savepoints import Savepoints
-from siltstone.catalog.streams import Streams
-from siltstone.catalog.tombstones import Tombstones
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.records.chains import Chains
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.commits import Commits
+from siltstone.catalog.records.definitions import Definitions
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.edits import Edits
+from siltstone.catalog.records.extracts import Extracts
+from siltstone.catalog.records.forks import Forks
+from siltstone.catalog.records.imports import Imports
+from siltstone.catalog.records.input_log import InputLog
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.materializations import Materializations
+from siltstone.catalog.records.objects import Objects
+from siltstone.catalog.records.outbox import OutboxRecords
+from siltstone.catalog.records.passes import Passes
+from siltstone.catalog.records.reference_copies import ReferenceCopies
+from siltstone.catalog.records.references import References
+from siltstone.catalog.records.rollbacks import Rollbacks
+from siltstone.catalog.records.runs import Runs
+from siltstone.catalog.records.savepoints import Savepoints
+from siltstone.catalog.records.streams import Streams
+from siltstone.catalog.records.tombstones import Tombstones
 
 
 class Catalog:

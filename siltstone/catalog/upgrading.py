@@ -21,12 +21,12 @@ from siltstone.catalog.backup import (
     tables_made_by,
     write_backup,
 )
-from siltstone.catalog.engine import WRITE, redacted_url
-from siltstone.catalog.processes import is_known_dead, is_known_gone
-from siltstone.catalog.runs import end_runs, take_over
-from siltstone.catalog.tables import REVISION
-from siltstone.catalog.transactions import database_time
-from siltstone.catalog.upgrade import lock_upgrades, run_migrations
+from siltstone.catalog.database.engine import WRITE, redacted_url
+from siltstone.catalog.database.tables import REVISION
+from siltstone.catalog.database.transactions import database_time
+from siltstone.catalog.database.upgrade import lock_upgrades, run_migrations
+from siltstone.catalog.records.processes import is_known_dead, is_known_gone
+from siltstone.catalog.records.runs import end_runs, take_over
 from siltstone.errors import Unreachable, UsageError
 from siltstone.result import Result
 from siltstone.times import as_utc

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from siltstone.catalog.engine import parse_url, redacted_url
+from siltstone.catalog.database.engine import parse_url, redacted_url
 from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
 from siltstone.catalog.identity_rules import lost_catalog
 from siltstone.catalog.open import NoCatalog, open_catalog

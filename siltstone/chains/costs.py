@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form, Kind

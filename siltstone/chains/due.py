@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.materializations import MaterializationRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.materializations import MaterializationRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains import chain_rules as chain
 from siltstone.chains.costs import first_of, recorded_chains, recorded_cost

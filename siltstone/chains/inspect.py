@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.edits import EditRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.edits import EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states

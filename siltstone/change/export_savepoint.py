@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.imports import Continuation
-from siltstone.catalog.source_entries import NO_ENTRIES, merge
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.imports import Continuation
+from siltstone.catalog.records.source_entries import NO_ENTRIES, merge
+from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.exported import Exported, encode_exported
 from siltstone.change.stand_alone import FIRST, stand_alone

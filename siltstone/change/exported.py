@@ -14,12 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.catalog.commit_details import CommitDetails, check_stored, decode_details, decode_steps, encode_steps
 from siltstone.catalog.extract_coding import seal_values, unseal
-from siltstone.catalog.imports import Continuation
-from siltstone.catalog.source_entries import check_sources
-from siltstone.catalog.steps import BEFORE_FIRST, Step
-from siltstone.catalog.streams import TABLE
+from siltstone.catalog.records.commit_details import (
+    CommitDetails,
+    check_stored,
+    decode_details,
+    decode_steps,
+    encode_steps,
+)
+from siltstone.catalog.records.imports import Continuation
+from siltstone.catalog.records.source_entries import check_sources
+from siltstone.catalog.records.steps import BEFORE_FIRST, Step
+from siltstone.catalog.records.streams import TABLE
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.stand_alone import move
 from siltstone.decoding import check_integer, check_object, check_text, translate_decode_errors

@@ -22,12 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.epochs import begin_epoch, check_new_name
 from siltstone.catalog.extract_writer import read_newest_extract, try_write_extract, write_extract
-from siltstone.catalog.imports import Continuation
-from siltstone.catalog.source_entries import decode_sources
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.records.imports import Continuation
+from siltstone.catalog.records.source_entries import decode_sources
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.export_savepoint import AT_ONCE
 from siltstone.change.exported import Exported, read_exported, read_exported_manifest

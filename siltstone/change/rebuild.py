@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from siltstone.catalog.backup import bring_back
-from siltstone.catalog.engine import parse_url, redacted_url
+from siltstone.catalog.database.engine import parse_url, redacted_url
 from siltstone.catalog.epochs import mark_rebuilt
 from siltstone.catalog.extract_writer import read_newest_extract, write_extract
-from siltstone.catalog.extracts import Extract
 from siltstone.catalog.open import NoCatalog, open_catalog
+from siltstone.catalog.records.extracts import Extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError, WrongWarehouse
 from siltstone.log import get_logger

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from siltstone.catalog.epochs import check_catalog, go_on_from_backup
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
+from siltstone.catalog.records.rollbacks import RollbackLoss
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.rollbacks import RollbackLoss
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recovery_point import (
     RecoveryPoint,

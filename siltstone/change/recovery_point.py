@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from siltstone.catalog.materializations import MaterializationRecord
+from siltstone.catalog.records.materializations import MaterializationRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.errors import NewerFormat, StateError, UnknownCheckpoint, Unreachable, UsageError

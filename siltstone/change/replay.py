@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.steps import InputPosition, StepRecord
+from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import InputPosition, StepRecord
-from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.compare_digests import Digests, list_differing
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError

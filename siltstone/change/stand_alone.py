@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from siltstone.catalog.commit_details import CommitDetails, encode_details
+from siltstone.catalog.records.commit_details import CommitDetails, encode_details
 from siltstone.chains.chain_rules import rebase, restore_s, stored_bytes
 from siltstone.chains.costs import table_statistics
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound

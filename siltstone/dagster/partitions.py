@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.dagster.names import dagster_name
 from siltstone.errors import UnknownCheckpoint, UsageError

@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 from siltstone.catalog import epochs
-from siltstone.catalog.engine import parse_url
+from siltstone.catalog.database.engine import parse_url
+from siltstone.catalog.database.tables import REVISION
 from siltstone.catalog.identity import inspect_identity
-from siltstone.catalog.processes import is_known_dead, is_known_gone
+from siltstone.catalog.records.processes import is_known_dead, is_known_gone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.tables import REVISION
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.change.recovery_point import describe_checkpoints

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.chains.chain_rules import next_base
 from siltstone.chains.costs import recorded_chains
 from siltstone.chains.policy_rules import PolicyState

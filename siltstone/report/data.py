@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.run.coordinator import EVENTS
 
 PHASES = ("drain", "waiting", "storing", "commit", "delivery")

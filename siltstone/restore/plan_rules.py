@@ -94,7 +94,8 @@ def plan_restore(
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
     Args:
-        manifests: checkpoint -> all its handles; those of indexes are left out, since they hold no state.
+        manifests: checkpoint -> all its handles, of which those of indexes are left out, since they hold no state;
+            checkpoints that `checkpoint` does not need may be missing.
         key_groups: those to restore (default: all). They are split evenly over the units; a unit may be empty.
         variables: those to restore, by default those that the checkpoint wrote.
 

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from siltstone.catalog.chains import Chain
+from siltstone.catalog.records.chains import Chain
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifest import Manifest

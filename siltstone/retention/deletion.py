@@ -18,11 +18,11 @@ from datetime import timedelta
 
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.leases import LeaseRecord
-from siltstone.catalog.objects import ObjectRecord
-from siltstone.catalog.passes import Pass
+from siltstone.catalog.records.leases import LeaseRecord
+from siltstone.catalog.records.objects import ObjectRecord
+from siltstone.catalog.records.passes import Pass
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.log import get_logger

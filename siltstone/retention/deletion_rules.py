@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from siltstone.catalog.objects import ObjectRecord
+    from siltstone.catalog.records.objects import ObjectRecord
 
 
 @dataclass(frozen=True, slots=True)

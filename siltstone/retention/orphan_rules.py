@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING
 from siltstone.store.paths import CheckpointPath, epoch_prefix, is_built_here
 
 if TYPE_CHECKING:
-    from siltstone.catalog.references import CatalogView
-    from siltstone.catalog.runs import RunRecord
+    from siltstone.catalog.records.references import CatalogView
+    from siltstone.catalog.records.runs import RunRecord
     from siltstone.store.base import Unfinished
 
 AGE_GUARD = timedelta(days=3)

@@ -39,7 +39,7 @@ from siltstone.errors import UsageError
 from siltstone.times import as_utc
 
 if TYPE_CHECKING:
-    from siltstone.catalog.savepoints import SavepointRecord
+    from siltstone.catalog.records.savepoints import SavepointRecord
 
 _DURATION = re.compile(r"([0-9]+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

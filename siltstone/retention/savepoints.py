@@ -3,8 +3,8 @@
 from datetime import timedelta
 from typing import Any
 
+from siltstone.catalog.records.savepoints import SavepointRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.savepoints import SavepointRecord
 from siltstone.errors import UsageError
 from siltstone.model import LATEST, check_name
 

@@ -21,9 +21,9 @@ from itertools import chain
 
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.passes import Pass
-from siltstone.catalog.references import CatalogView
-from siltstone.catalog.tombstones import Tombstone
+from siltstone.catalog.records.passes import Pass
+from siltstone.catalog.records.references import CatalogView
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.log import get_logger

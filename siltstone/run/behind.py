@@ -36,7 +36,7 @@ class CheckpointsBehind:
     ) -> None:
         self._region, self._turn, self._deliver, self._failed = region, turn, deliver, failed
         self._undelivered = 0
-        """complete checkpoints whose outputs are not delivered"""
+        """complete checkpoints whose outputs are not delivered, and the one that is being committed"""
         self.ended = False
         """whether nothing more begins: it was closed, or has failed"""
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue(), SimpleQueue()]
@@ -73,8 +73,9 @@ class CheckpointsBehind:
         with self._turn:
             if self.ended:
                 return
-            completed = self._region.commit()
+            # Before the commit: if the region cannot go on from it, nobody may take the outputs for delivered.
             self._undelivered += 1
+            completed = self._region.commit()
             self._turn.notify_all()
         self._queues[1].put(partial(copy_context().run, partial(self._give, completed)))
 

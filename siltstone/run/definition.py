@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.streams import StreamRecord
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.secret import FILE, Secret
 from siltstone.state.schema import TableSchema, key_follows

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from siltstone.catalog.outbox import Output, OutputRecord
+from siltstone.catalog.records.outbox import Output, OutputRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement

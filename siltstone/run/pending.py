@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
-from siltstone.catalog.commits import CheckpointCommit, Committed
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.records.commits import CheckpointCommit, Committed
+from siltstone.catalog.records.steps import Step
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
@@ -134,7 +134,7 @@ def store_manifest(
     if mismatch := manifest.find_mismatch():
         raise StateError(
             f"checkpoint {manifest.checkpoint} of {manifest.stream} is not committed: {mismatch}",
-            advice="report this, an error in Siltstone",
+            advice="this is an error in Siltstone, please report it",
         )
     uploader = uploader_of(warehouse.store_url, options)
     stored = uploader.put(name, encode_manifest(manifest))

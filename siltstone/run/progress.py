@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form
 from siltstone.run.pending import Completed

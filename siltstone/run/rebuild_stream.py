@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from siltstone.catalog import tables as t
-from siltstone.catalog.commit_details import CommitDetails, decode_details
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.database import tables as t
 from siltstone.catalog.extract_coding import decode_beginning, decode_steps_part
-from siltstone.catalog.extracts import Extract
 from siltstone.catalog.rebuilding import Rebuilding
+from siltstone.catalog.records.commit_details import CommitDetails, decode_details
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.extracts import Extract
+from siltstone.catalog.records.steps import StepRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, NewerFormat, StateError, UsageError
 from siltstone.format.manifest import Manifest

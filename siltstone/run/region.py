@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint
-from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
+from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -437,7 +437,8 @@ class ConsistentRegion:
         if checkpoint.id != self.completed + 1:  # its manifest tells when the one before it was committed
             raise StateError(
                 f"checkpoint {checkpoint.id} of {self.stream.name} is to be stored before checkpoint "
-                f"{checkpoint.id - 1} is complete: run the stream again"
+                f"{checkpoint.id - 1} is complete",
+                advice="run the stream again",
             )
         self._pending[checkpoint.id].store(
             self.stream,

@@ -183,8 +183,7 @@ def _not_accepted(task: SnapshotTask) -> NoLiveState:
     return NoLiveState(
         f"the live state of {manifest.stream}/{task.operator} subtask {task.subtask} on this machine is not the one "
         f"that checkpoint {manifest.checkpoint} accepted, but another attempt at its last step",
-        advice="take the snapshot on "
-        "the machine whose attempt counted, or run the stream here first, which replaces it",
+        advice="take the snapshot on the machine whose attempt counted, or run the stream here first",
     )
 
 

@@ -28,9 +28,9 @@ import pyarrow as pa
 
 from siltstone.catalog.epochs import Marks, Tenure, begin_epoch, check_marks, find_followed, read_marks
 from siltstone.catalog.extract_writer import read_newest_extract
-from siltstone.catalog.extracts import is_ahead
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.rebuilding import Rebuilding
+from siltstone.catalog.records.extracts import is_ahead
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, Fenced, StateError, UsageError, WrongWarehouse
 from siltstone.format.manifest_decoding import decode_manifest

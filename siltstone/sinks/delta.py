@@ -38,7 +38,7 @@ from siltstone.store.table_place import TablePlace, table_place
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from siltstone.catalog.outbox import OutputRecord
+    from siltstone.catalog.records.outbox import OutputRecord
 
 _LOG = get_logger(__name__)
 ATTEMPTS = 10

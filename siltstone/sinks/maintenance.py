@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from siltstone.catalog.passes import Pass
-from siltstone.catalog.references import CatalogView
-from siltstone.catalog.tombstones import Tombstone
+from siltstone.catalog.records.passes import Pass
+from siltstone.catalog.records.references import CatalogView
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
 from siltstone.result import Result

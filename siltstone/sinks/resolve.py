@@ -11,7 +11,7 @@ An output whose definition names no sink goes to a Delta table. It goes to Parqu
 from dataclasses import replace
 from typing import Any
 
-from siltstone.catalog.streams import TABLE
+from siltstone.catalog.records.streams import TABLE
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.run.dead_letters import LETTERS

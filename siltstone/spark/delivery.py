@@ -16,7 +16,7 @@ from siltstone.store.open import open_store
 if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes without Spark
     from pyspark.sql import DataFrame, SparkSession
 
-    from siltstone.catalog.outbox import OutputRecord
+    from siltstone.catalog.records.outbox import OutputRecord
 
 FEW_BYTES = 1 << 20
 """most bytes of rows that the driver reads itself, which takes less time than a job of Python tasks"""

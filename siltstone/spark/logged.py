@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.steps import Step
 from siltstone.errors import StateError, UsageError
 from siltstone.spark.source_log import SourceLog
 

@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from siltstone.catalog.steps import Step, StepKind, with_ends
+from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger

@@ -32,8 +32,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
-from siltstone.catalog.source_entries import decode_sources, is_file_log, path_of, split
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
+from siltstone.catalog.records.source_entries import decode_sources, is_file_log, path_of, split
+from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
 from siltstone.store.directories import below

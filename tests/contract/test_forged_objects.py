@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name

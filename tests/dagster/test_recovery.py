@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from siltstone.catalog.runs import RunRecord
+from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.failures import report_errors

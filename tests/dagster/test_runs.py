@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.restored_state import RESTORED_EQUALS_CHECKPOINT
 from siltstone.dagster.names import asset_of

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from siltstone.catalog.streams import StreamRecord
+from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.fault.journal import Delivered
 from tests.fault.reference import SinkRows

@@ -16,7 +16,7 @@ from tests.fault.rounds import Round, Rounds
 from tests.fault.sites import catalog_proxy
 from tests.proxy import LOST_ANSWER, Fault, Proxy
 
-CALL = Within("catalog/transactions.py", "Outages.call", 1200)
+CALL = Within("catalog/database/transactions.py", "Outages.call", 1200)
 """each call of an open catalog; one that is away when it is opened is an error at once"""
 SHORTEST_S, LONGEST_S = 0.1, 30.0
 STALL_S = 10.0

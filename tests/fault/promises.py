@@ -11,9 +11,9 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from siltstone.catalog.checkpoints import RetainedCheckpoint
-from siltstone.catalog.steps import InputPosition, StepRecord
-from siltstone.catalog.streams import StreamRecord
+from siltstone.catalog.records.checkpoints import RetainedCheckpoint
+from siltstone.catalog.records.steps import InputPosition, StepRecord
+from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import OUTCOME
 from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge

@@ -2,7 +2,7 @@
 
 import inspect
 
-from siltstone.catalog.input_log import InputLog
+from siltstone.catalog.records.input_log import InputLog
 
 AT_LEAST = 1
 

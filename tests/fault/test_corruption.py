@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone import cli
-from siltstone.catalog.objects import ObjectKind, ObjectRecord
+from siltstone.catalog.records.objects import ObjectKind, ObjectRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone import cli
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.steps import StepKind, with_ends
+from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.records.steps import StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.changelog.acknowledgement import Acknowledgement

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from siltstone.catalog.commit_details import decode_details, encode_details, pack_parts
+from siltstone.catalog.database.packing import unpack
 from siltstone.catalog.extract_coding import decode_extract, seal
-from siltstone.catalog.imports import Continuation
-from siltstone.catalog.packing import unpack
-from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
+from siltstone.catalog.records.commit_details import decode_details, encode_details, pack_parts
+from siltstone.catalog.records.imports import Continuation
+from siltstone.catalog.records.source_entries import count_files, decode_sources, merge, split, without_files
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
 from siltstone.changelog.acknowledgement import Acknowledgement

@@ -18,15 +18,15 @@ import xxhash
 import zstandard
 from sqlalchemy import Column
 
-from siltstone.catalog.column_types import Json, PackedJson
-from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details, unpack_parts
-from siltstone.catalog.edits import Edit
+from siltstone.catalog.database.column_types import Json, PackedJson
+from siltstone.catalog.database.packing import pack
 from siltstone.catalog.extract_coding import encode_extract, text_of
-from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
-from siltstone.catalog.imports import Continuation
-from siltstone.catalog.outbox import Output
-from siltstone.catalog.packing import pack
-from siltstone.catalog.steps import Step, StepRecord
+from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint, encode_details, unpack_parts
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
+from siltstone.catalog.records.imports import Continuation
+from siltstone.catalog.records.outbox import Output
+from siltstone.catalog.records.steps import Step, StepRecord
 from siltstone.change.exported import Exported, encode_exported
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base

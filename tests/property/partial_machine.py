@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.steps import StepKind, with_ends
+from siltstone.catalog.records.steps import StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name

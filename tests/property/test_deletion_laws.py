@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.objects import ObjectKind, ObjectRecord
+from siltstone.catalog.records.objects import ObjectKind, ObjectRecord
 from siltstone.retention.deletion_rules import plan_deletion
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog import epochs
+from siltstone.catalog.database.transactions import Transactions
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject

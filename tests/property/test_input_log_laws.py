@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.spark.source_log import SourceLog
 from tests.catalog_cases import commit_of
 from tests.contract.catalog.test_input_log import files

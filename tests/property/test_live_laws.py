@@ -21,15 +21,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.materialize import find_consolidated, find_replaced
 from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.live_rules import replaces, writer_of
+from siltstone.restore.live_rules import LiveHandles, replaces, writer_of
 from siltstone.restore.plan_rules import plan_restore
 from siltstone.retention.deletion_rules import plan_deletion
 from siltstone.run.manifests import RunManifests
@@ -340,6 +340,39 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
         assert says == tight, "once the run has noticed everything, what the newest needs is exact"
         assert {s.kind for s in history.catalog.objects.list(STREAM)} <= set(ObjectKind)
         check_rebuilt(history)
+
+
+@settings(max_examples=few_examples(100))
+@given(st.data())
+def test_a_materialization_that_comes_late_leads_to_the_same_chains(data) -> None:
+    """A run follows materializations as they come, and a new one begins with what is there, by checkpoint."""
+    with new_history() as history:
+        history.commit(data.draw)
+        for what in data.draw(st.lists(st.sampled_from(["commit", "commit", "late"]), max_size=9)):
+            if what == "commit":
+                history.commit(data.draw)
+            else:
+                at, operator = data.draw(st.integers(1, history.newest)), data.draw(st.sampled_from(["a", "b"]))
+                history.materialize(at, operator, followed=False, whole=data.draw(st.booleans()))
+        came, ordered = LiveHandles(), LiveHandles()
+        for name, manifest in history.manifests.items():
+            came.apply(manifest, name)
+        for name, manifest in sorted(history.manifests.items(), key=lambda each: each[1].checkpoint):
+            ordered.apply(manifest, name)
+        assert came.needed == ordered.needed and came.complete_from == ordered.complete_from
+        assert chains_of(came) == chains_of(ordered)
+
+
+def chains_of(live) -> dict[tuple[tuple[str, str], int], list[tuple[int, Handle]]]:
+    """Variable and key group -> what a restore reads, which is live, and nothing else."""
+    found = {
+        (variable, group): [(each.checkpoint, each.handle) for each in chain.links]
+        for variable in VARIABLES
+        for part, chain in live.chains(variable, KeyGroupRange(0, GROUPS))
+        for group in range(*_ends(part))
+    }
+    assert {(each.checkpoint, each.handle) for each in live.handles} == {e for chain in found.values() for e in chain}
+    return found
 
 
 def test_two_latest_retained() -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.leases import LeaseRecord
-from siltstone.catalog.references import CatalogView
-from siltstone.catalog.rollbacks import RollbackRecord
-from siltstone.catalog.runs import RunRecord
+from siltstone.catalog.records.leases import LeaseRecord
+from siltstone.catalog.records.references import CatalogView
+from siltstone.catalog.records.rollbacks import RollbackRecord
+from siltstone.catalog.records.runs import RunRecord
 from siltstone.format.segment import Section
 from siltstone.retention.orphan_rules import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished

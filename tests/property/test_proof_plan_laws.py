@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from siltstone.catalog import tables as t
-from siltstone.catalog.chains import Chain
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.records.chains import Chain
 from siltstone.errors import StateError
 from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
 from siltstone.restore.live_rules import replaces, writer_of

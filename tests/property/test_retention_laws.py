@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.savepoints import SavepointRecord
+from siltstone.catalog.records.savepoints import SavepointRecord
 from siltstone.errors import UsageError
 from siltstone.retention.retention_rules import RetentionOptions, RetentionPlan, plan_retention
 

@@ -277,7 +277,7 @@ def test_mistakes_are_said_at_once(call: Callable[[Rows], Any], said: str) -> No
 def test_an_overflow_names_all_rows_of_its_key() -> None:
     rows = Rows.of(Keyed(), pa.table({"k": [1, 2, 1, 3], "v": [MOST, 1, 1, 5]}), None, 8)
     for call in (rows.sum, rows.running):
-        with pytest.raises(BadRow, match="operator keyed: the sum of column v leaves int64 for k 1: use") as caught:
+        with pytest.raises(BadRow, match="operator keyed: the sum of column v leaves int64 for k 1; use") as caught:
             call("v")
         assert caught.value.rows.tolist() == [True, False, True, False]
         assert caught.value.reason == "operator keyed: the sum of column v leaves int64"

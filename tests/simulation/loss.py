@@ -4,9 +4,9 @@ simulation goes on with what came back."""
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from siltstone.catalog.database.transactions import Transactions
 from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import Clock, rebuild_streams
 from siltstone.errors import UnknownCheckpoint

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from siltstone.catalog.packing import unpack
+from siltstone.catalog.database.packing import unpack
+from siltstone.catalog.records.steps import Step, StepKind
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step, StepKind
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.restore.export import unit_tasks

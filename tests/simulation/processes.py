@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
-from siltstone.catalog.engine import WRITE
-from siltstone.catalog.transactions import Transactions
-from siltstone.catalog.upgrade import create_tables
+from siltstone.catalog.database.engine import WRITE
+from siltstone.catalog.database.transactions import Transactions
+from siltstone.catalog.database.upgrade import create_tables
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from siltstone.catalog.database.transactions import Transactions
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.adjust_d_rules import AdjustD
 from siltstone.chains.materialize import materialize

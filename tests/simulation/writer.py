@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.steps import Step, StepKind, with_ends
+from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.tables import REVISION_TABLE
+from siltstone.catalog.database.tables import REVISION_TABLE
 from tests.command_line import CONFIGURATION, contents, in_process, siltstone
 from tests.spark_streams import COUNTS
 

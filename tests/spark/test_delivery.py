@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.errors import CorruptObject
 from siltstone.format.output import OutputWriter, read_output
 from siltstone.model import StoredObject

@@ -129,7 +129,9 @@ def sink(warehouse: Path) -> pa.Table:
     return table.sort_by([("checkpoint", "ascending"), ("key", "ascending")])
 
 
-@pytest.mark.parametrize(("again", "reason"), [("fails", "this machine is another"), ("differs", "other rows or an")])
+@pytest.mark.parametrize(
+    ("again", "reason"), [("fails", "this machine is another"), ("differs", "different rows, or a")]
+)
 def test_a_recomputation_that_fails_or_differs_fails_the_step(
     losing: Callable[[int, Path], dict[Path, tuple[int, int]]], tmp_path: Path, again: str, reason: str
 ) -> None:

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.commits import CheckpointCommit, Commits, Committed
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.commits import CheckpointCommit, Commits, Committed
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.run.consistency import DrainResult

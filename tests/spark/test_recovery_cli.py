@@ -7,7 +7,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import CONFIGURATION, Ended, plain, siltstone
 

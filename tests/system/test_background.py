@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.materializations import MaterializationRecord
+from siltstone.catalog.records.materializations import MaterializationRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.catalog_cases import beginnings
 from tests.command_line import plain, siltstone

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.dagster.page import HOST, Page, Run, served
 from tests.examples import is_thorough

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
-from siltstone.catalog.commits import Commits
+from siltstone.catalog.records.commits import Commits
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.operator import Rows, State

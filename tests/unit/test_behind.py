@@ -10,6 +10,7 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
 from siltstone.run.behind import CheckpointsBehind
+from siltstone.run.chains import RunChains
 from siltstone.run.protocol_rules import Phase
 from tests.behind_run import WAIT_S, Gate, Run, expected, hold_stores
 from tests.proofs import failures
@@ -91,6 +92,23 @@ def test_a_store_that_fails_ends_the_run_at_its_newest_complete_checkpoint(
     found = [again.step(rows(n)) for n in range(2, 5)]
     with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
         assert [done.digest for done in found if done] == expected(still, 4)[1:]
+
+
+def test_a_checkpoint_that_nothing_goes_on_from_stays_on_its_way(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outputs are not delivered. Else a run that ends before the error is noted would take all of it for done."""
+
+    def fail(*_: object) -> None:
+        raise Unreachable("the test says so")
+
+    monkeypatch.setattr(RunChains, "advance", fail)
+    with running(place, 1) as run:
+        run.step()
+        with run.turn:
+            assert run.turn.wait_for(lambda: run.errors, WAIT_S)
+        assert place.catalog.checkpoints.last_id(NAME) == 1 and run.delivered == []
+        assert not run.behind.is_empty and not run.behind.has_room
 
 
 @pytest.mark.parametrize("fails", ["store", "sink"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.tables import REVISION
+from siltstone.catalog.database.tables import REVISION
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import WrongWarehouse
 from tests.command_line import plain, siltstone

@@ -9,10 +9,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from sqlalchemy import Connection
 
-from siltstone.catalog.engine import open_engine, parse_url
+from siltstone.catalog.database.engine import open_engine, parse_url
+from siltstone.catalog.database.transactions import CatalogPart, Transactions
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.transactions import CatalogPart, Transactions
 from siltstone.errors import Unreachable
 from tests.catalog_cases import commit_of, stored
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.chains import Chains
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.objects import Objects
+from siltstone.catalog.records.chains import Chains
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.objects import Objects
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name

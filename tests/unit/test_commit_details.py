@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.commit_details import (
+from siltstone.catalog.database.packing import pack
+from siltstone.catalog.records.commit_details import (
     CommitDetails,
     PreviousCheckpoint,
     decode_details,
@@ -16,10 +17,9 @@ from siltstone.catalog.commit_details import (
     pack_parts,
     unpack_parts,
 )
-from siltstone.catalog.edits import Edit
-from siltstone.catalog.outbox import Output
-from siltstone.catalog.packing import pack
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.outbox import Output
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifests import read_manifest

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Sum
-from siltstone.catalog.steps import Step, with_ends
+from siltstone.catalog.records.steps import Step, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import MapState, Operator, Rows, State, WindowState

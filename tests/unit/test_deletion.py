@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.records.commits import CheckpointCommit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.checks import StreamSubject, check_deletions
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError

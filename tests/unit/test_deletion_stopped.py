@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.tombstones import Tombstones
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable
 from siltstone.retention.deletion import delete_checkpoints

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.errors import CorruptObject, Fenced, UsageError

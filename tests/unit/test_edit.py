@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.steps import StepKind
+from siltstone.catalog.records.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.edit import COUNTS, cast_changes, check_columns, find_editable

@@ -48,7 +48,11 @@ FOR_PEOPLE = (
 """where what people type is judged"""
 SAY_IT_THEMSELVES = (errors.Unreachable, errors.WrongWarehouse, errors.Fenced, errors.NewerFormat, errors.LossRefused)
 """classes without general advice, of which every message says what to do"""
-PASS_ON = ("siltstone/catalog/identity.py", "siltstone/catalog/transactions.py", "siltstone/store/s3/client.py")
+PASS_ON = (
+    "siltstone/catalog/identity.py",
+    "siltstone/catalog/database/transactions.py",
+    "siltstone/store/s3/client.py",
+)
 """where a message ends with that of another of our errors, which says it"""
 VERBS = (
     "accept|add|allow|ask|begin|bring|call|cast|change|check|choose|commit|correct|create|declare|define|delete|"

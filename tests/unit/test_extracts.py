@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.catalog.extract_coding import decode_extract, decode_steps_part, encode_extract, seal, text_of
 from siltstone.catalog.extract_writer import read_newest_extract, write_extract
-from siltstone.catalog.steps import BEFORE_FIRST, Step
+from siltstone.catalog.records.steps import BEFORE_FIRST, Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, Unreachable
 from siltstone.store.filesystem import FilesystemStore

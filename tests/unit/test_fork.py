@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog import forks
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.tombstones import Tombstones
+from siltstone.catalog.records import forks
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
+from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.spark.source_log import SourceLog
 from siltstone.store.base import Store

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.savepoints import Savepoints
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.savepoints import Savepoints
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.materialization_rules import MaterializationOptions

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event, insert
 
-from siltstone.catalog import tables as t
-from siltstone.catalog.limits import ID_END
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.database.limits import ID_END
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.steps import Step, StepKind
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step, StepKind
 from tests.catalog_cases import add
 
 FEW, MANY = 30, 3000

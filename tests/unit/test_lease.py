@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.leases import Leases
+from siltstone.catalog.records.leases import Leases
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.format.manifests import read_manifests

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog import tables
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.savepoints import Savepoints
+from siltstone.catalog.database import tables
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.savepoints import Savepoints
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import Ended, siltstone
 from tests.orphans import NAME, filesystem, inject, write

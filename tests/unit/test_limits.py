@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("siltstone", "streams", "jobs", "assets", "resources", "checks", "orchestration")
 FOLDERS += ("benchmarks", "scripts", "tests")
-LANDED = ROOT / "siltstone" / "catalog" / "migrations" / "versions"
+LANDED = ROOT / "siltstone" / "catalog" / "database" / "migrations" / "versions"
 """revisions, which are never edited once they have landed (tests/unit/test_revisions.py)"""
 FILE_LINES = 600
 FUNCTION_LINES = 60

@@ -12,7 +12,7 @@ from contextvars import copy_context
 import pytest
 
 from siltstone import log
-from siltstone.catalog.transactions import Outages
+from siltstone.catalog.database.transactions import Outages
 from siltstone.errors import Unreachable
 from tests.command_line import siltstone
 

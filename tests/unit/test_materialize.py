@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import Materialized, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.outbox import OutboxRecords, OutputRecord
+from siltstone.catalog.records.outbox import OutboxRecords, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError

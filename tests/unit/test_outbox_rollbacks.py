@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.steps import StepKind
+from siltstone.catalog.records.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, StateError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.packing import _DICTIONARY, pack, unpack
+from siltstone.catalog.database.packing import _DICTIONARY, pack, unpack
 from siltstone.errors import StateError
 
 TEXT = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1795168268275,"conf":{"spark.sql.shuffle.partitions":"2"}}'

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.commits import Commits, Committed
-from siltstone.catalog.outbox import OutboxRecords, OutputRecord
+from siltstone.catalog.records.commits import Commits, Committed
+from siltstone.catalog.records.outbox import OutboxRecords, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.commits import Commits
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commits import Commits
+from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
 from siltstone.run.consistency import ConsistencyRequests, DrainResult

@@ -12,8 +12,8 @@ import pytest
 from rich.text import Text
 
 from siltstone import log
-from siltstone.catalog.edits import Edit
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.cli.output import Terminal, table
 from siltstone.errors import CorruptObject, StateError

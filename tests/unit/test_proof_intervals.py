@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from siltstone.catalog import tables as t
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.database import tables as t
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import LossRefused

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.commits import Commits
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.materializations import Materializations
+from siltstone.catalog.records.commits import Commits
+from siltstone.catalog.records.leases import Leases
+from siltstone.catalog.records.materializations import Materializations
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize

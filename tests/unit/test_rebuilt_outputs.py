@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from siltstone.catalog.backup import back_up, bring_back
-from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.run.outbox import damaged_output

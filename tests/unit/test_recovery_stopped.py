@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change import recover as recovery
 from siltstone.change import recovery_point

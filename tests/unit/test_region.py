@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import costs_of, recorded_states
 from siltstone.chains.policies import PolicyOptions, policy_by_name

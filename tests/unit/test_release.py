@@ -52,7 +52,7 @@ def test_a_release_holds_the_engine_and_its_licence_and_nothing_of_this_machine(
     with zipfile.ZipFile(io.BytesIO(wheel)) as opened:
         names = opened.namelist()
         (metadata,) = (opened.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
-    assert "siltstone/catalog/migrations/versions/r0001_first_tables.py" in names
+    assert "siltstone/catalog/database/migrations/versions/r0001_first_tables.py" in names
     assert {"siltstone/demo_streams/flights.py", "siltstone/templates/project/Makefile.jinja"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: Apache-2.0" in metadata

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siltstone.catalog.edits import Edit
+from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.compare_digests import Digests, check_same_digests

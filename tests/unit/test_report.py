@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import insert
 
+from siltstone.catalog.database.tables import materialization
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.tables import materialization
 from siltstone.errors import UnknownCheckpoint, UnknownStream
 from siltstone.report import ReportData, checkpoint_table, report_data, summary_table
 from tests.report_chain import CHAIN, MANIFEST, NOON, add, drawn, record_chain, report_catalog

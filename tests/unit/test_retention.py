@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.records.deletions import Deletions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError

@@ -1,7 +1,7 @@
 """Revisions of the catalog: one line, whose first makes today's tables until a version is released."""
 
-from siltstone.catalog.tables import REVISION
-from siltstone.catalog.upgrade import MIGRATIONS, revisions
+from siltstone.catalog.database.tables import REVISION
+from siltstone.catalog.database.upgrade import MIGRATIONS, revisions
 
 
 def test_there_is_one_line_of_revisions_and_the_code_is_of_its_end() -> None:

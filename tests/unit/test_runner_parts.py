@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.input_log import InputLog
-from siltstone.catalog.steps import StepRecord
+from siltstone.catalog.records.input_log import InputLog
+from siltstone.catalog.records.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import StateError

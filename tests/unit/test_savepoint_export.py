@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.commit_details import pack_parts, unpack_parts
 from siltstone.catalog.extract_coding import seal_values, unseal
 from siltstone.catalog.extract_writer import read_newest_extract
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.outbox import OutboxRecords
-from siltstone.catalog.steps import with_ends
+from siltstone.catalog.records.commit_details import pack_parts, unpack_parts
+from siltstone.catalog.records.outbox import OutboxRecords
+from siltstone.catalog.records.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -142,8 +142,8 @@ def test_nobody_follows_the_manifest_of_an_import_that_was_killed(
     saved: Path, place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     """Seen: a run, or a rebuild of the catalog, went on from it without its beginning, sink ids and savepoint."""
-    from siltstone.catalog.imports import Imports
-    from siltstone.catalog.runs import Runs
+    from siltstone.catalog.records.imports import Imports
+    from siltstone.catalog.records.runs import Runs
 
     add = Imports.add
 
@@ -198,7 +198,7 @@ def test_an_import_succeeds_only_with_its_extract(
 def test_an_import_whose_database_fails_over_does_not_succeed(
     saved: Path, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from siltstone.catalog.imports import Imports
+    from siltstone.catalog.records.imports import Imports
 
     proven, add = prove_export(str(saved / "export")), Imports.add
 
@@ -216,7 +216,7 @@ def test_an_import_that_wakes_up_late_commits_nothing(
     saved: Path, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another import has taken the stream over when the first is about to commit."""
-    from siltstone.catalog.imports import Imports
+    from siltstone.catalog.records.imports import Imports
 
     proven, add = prove_export(str(saved / "export")), Imports.add
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog import engine
+from siltstone.catalog.database import engine
 from siltstone.errors import UsageError
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.secret import Secret, hide

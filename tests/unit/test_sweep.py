@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.records.commits import CheckpointCommit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.commits import Commits
-from siltstone.catalog.references import References
-from siltstone.catalog.tombstones import Tombstones
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.commits import Commits
+from siltstone.catalog.records.references import References
+from siltstone.catalog.records.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
 from siltstone.retention.deletion import delete_checkpoints

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from siltstone.catalog import epochs
-from siltstone.catalog.commits import Commits
 from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.extract_writer import write_extract
-from siltstone.catalog.extracts import Extract
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commits import Commits
+from siltstone.catalog.records.extracts import Extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.change.recover import recover

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.report import ReportData, report_data
 from siltstone.report.timeline import PHASES, Timeline, timeline_of

@@ -8,11 +8,11 @@ from threading import Barrier
 
 import pytest
 
-from siltstone.catalog.checkpoints import Checkpoints
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.objects import Objects
-from siltstone.catalog.savepoints import Savepoints
-from siltstone.catalog.tombstones import Tombstones
+from siltstone.catalog.records.checkpoints import Checkpoints
+from siltstone.catalog.records.deletions import Deletions
+from siltstone.catalog.records.objects import Objects
+from siltstone.catalog.records.savepoints import Savepoints
+from siltstone.catalog.records.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced
 from siltstone.retention.retention_rules import RetentionOptions

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, StateError, Unreachable
 from siltstone.format.manifests import read_manifest, read_manifests

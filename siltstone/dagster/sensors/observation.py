@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import is_dagster_run
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata

@@ -11,7 +11,7 @@ from functools import partial
 
 import dagster as dg
 
-from siltstone.catalog.runs import RunRecord
+from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags

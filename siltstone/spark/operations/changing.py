@@ -11,6 +11,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
+from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explain
@@ -46,29 +47,33 @@ def _check_log(catalog: Catalog, stream: str) -> None:
         )
 
 
-@contextmanager
-def hold_epoch_for_change(
-    settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
-) -> Iterator[StreamRunner]:
-    """Hold a writer epoch for such steps (`writer_epoch`), and say why one failed.
-
-    Whatever it was, a newer writer is the cause, if there is one: it may have deleted what the step reads.
-
-    Raises:
-        SiltstoneError: see `ConsistentRegion.open`; or a step failed, of which nothing is visible.
-    """
-    if isinstance(spark, SparkSession):
-        check_cluster(spark, stream, warehouse)
-    with writer_epoch(settings, stream, warehouse, spark, RunRequest(options=options), EpochListener()) as runner:
-        region = runner.region
+class _ChangeListener(EpochListener):
+    @contextmanager
+    def explained(self, region: ConsistentRegion) -> Iterator[None]:
+        """Whatever failed, a newer writer is the cause, if there is one: it may have deleted what the step reads."""
         try:
-            _check_log(warehouse.catalog, stream.name)
-            yield runner
+            yield
         except (SiltstoneError, PySparkException, Py4JError) as error:
             if not isinstance(error, Fenced):
                 with suppress(Unreachable):
                     region.check_fence()
             if isinstance(error, SiltstoneError):
                 raise
-            message = f"stream {stream.name}: step {region.step} failed, nothing was changed: {explain(error)}"
+            message = f"stream {region.stream.name}: step {region.step} failed, nothing was changed: {explain(error)}"
             raise StateError(message, advice="do it again") from error
+
+
+@contextmanager
+def hold_epoch_for_change(
+    settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
+) -> Iterator[StreamRunner]:
+    """Hold a writer epoch for such steps (`writer_epoch`), and say why one failed.
+
+    Raises:
+        SiltstoneError: see `ConsistentRegion.open`; or a step failed, of which nothing is visible.
+    """
+    if isinstance(spark, SparkSession):
+        check_cluster(spark, stream, warehouse)
+    with writer_epoch(settings, stream, warehouse, spark, RunRequest(options=options), _ChangeListener()) as runner:
+        _check_log(warehouse.catalog, stream.name)
+        yield runner

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from siltstone.catalog.edits import Edit
+from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable
 from siltstone.errors import UsageError

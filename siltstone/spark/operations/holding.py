@@ -70,6 +70,10 @@ class EpochListener:
         """Whether a run goes on under a new epoch after an error that ends this one."""
         return False
 
+    def explained(self, region: ConsistentRegion) -> AbstractContextManager[None]:
+        """Raise in place of an error under the epoch what is behind it, in a context."""
+        return nullcontext()
+
     def work_beside(self, runner: StreamRunner) -> AbstractContextManager[None]:
         """Do what is done beside the steps, in a context."""
         return nullcontext()
@@ -88,6 +92,15 @@ class RunListener(EpochListener):
         if self._background is not None:
             self._background.completed()
         self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
+
+    @contextmanager
+    def explained(self, region: ConsistentRegion) -> Iterator[None]:
+        """A newer writer may have deleted what seems damaged, and a recovery would fence that writer."""
+        try:
+            yield
+        except DAMAGED:
+            region.check_fence()
+            raise
 
     @contextmanager
     def work_beside(self, runner: StreamRunner) -> Iterator[None]:
@@ -151,25 +164,25 @@ def writer_epoch(
     outcome, runner = "failed", None
     with bind_fields(stream=stream.name, epoch=region.epoch):
         try:
-            runner = StreamRunner(
-                spark,
-                region,
-                max_steps=request.batches,
-                on_checkpoint=listener.note_checkpoint,
-                placement=settings.placement,
-                progress=listener.progress,
-                requests=listener.requests,
-            )
-            with listener.work_beside(runner):
-                yield runner
+            with listener.explained(region):
+                runner = StreamRunner(
+                    spark,
+                    region,
+                    max_steps=request.batches,
+                    on_checkpoint=listener.note_checkpoint,
+                    placement=settings.placement,
+                    progress=listener.progress,
+                    requests=listener.requests,
+                )
+                with listener.work_beside(runner):
+                    yield runner
             if runner.failure is None:
                 outcome = "stopped" if runner.stopped else "done"
         except Fenced:
             outcome = "fenced"
             raise
         except DAMAGED:
-            region.check_fence()  # a newer writer may have deleted what is read, and a recovery would fence that writer
-            raise
+            raise  # no reset helps
         except Exception as error:
             outcome = RESET if listener.is_reset(error) else outcome
             raise

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from siltstone.catalog.checkpoints import CheckpointRecord
-from siltstone.catalog.savepoints import SavepointRecord
+from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.savepoints import SavepointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import find_beginnings, materialization_health
 from siltstone.chains.materialize import HeldWhole, Materialized

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.reference_copies import ReferenceCopyRecord
+from siltstone.catalog.records.reference_copies import ReferenceCopyRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.steps import StepKind, StepRecord, with_ends
+from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.errors import SiltstoneError, StateError, UsageError

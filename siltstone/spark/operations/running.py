@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.epochs import Tenure
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import check_backend, policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.extract_writer import try_write_extract
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, UsageError
 from siltstone.format.manifests import read_manifest

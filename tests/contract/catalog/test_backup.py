@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Engine, event
 
 from siltstone.catalog.backup import back_up, bring_back
+from siltstone.catalog.database.tables import REVISION
 from siltstone.catalog.open import NoCatalog, open_catalog
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tables import REVISION
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
 from tests.catalog_cases import commit_of

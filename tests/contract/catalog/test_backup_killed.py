@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import MetaData
 
 from siltstone.catalog.backup import Backup, back_up, bring_back
-from siltstone.catalog.engine import parse_url
+from siltstone.catalog.database.engine import parse_url
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.errors import UsageError
 from tests.catalog_cases import commit_of, engine_of

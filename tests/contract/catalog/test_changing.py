@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.edits import Edit, EditRecord
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.edits import Edit, EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.objects import ObjectKind
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import NOON, Clock, add, commit_of, stored

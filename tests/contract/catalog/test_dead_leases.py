@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog import leases
-from siltstone.catalog.processes import is_known_dead, this_process_identity
+from siltstone.catalog.records import leases
+from siltstone.catalog.records.processes import is_known_dead, this_process_identity
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UsageError
 from tests.catalog_cases import add

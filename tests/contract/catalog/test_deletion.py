@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
 from siltstone.errors import Fenced, UnknownCheckpoint, UsageError
 from tests.catalog_cases import NOON, Clock, commit_of, names, stored
 
@@ -116,7 +116,7 @@ def test_many_are_marked_and_forgotten_in_one_transaction(
     flights: Catalog, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than a statement names."""
-    monkeypatch.setattr("siltstone.catalog.limits._AT_ONCE", at_once)
+    monkeypatch.setattr("siltstone.catalog.database.limits._AT_ONCE", at_once)
     last = at_once * 6 // 5 + 3
     for id in range(1, last + 1):
         flights.commits.add("flights", 1, commit_of(id))

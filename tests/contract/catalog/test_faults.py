@@ -15,13 +15,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from siltstone.catalog import upgrade
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.database import upgrade
+from siltstone.catalog.database.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.errors import UsageError
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import commit_one

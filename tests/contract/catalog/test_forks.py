@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.edits import Edit
+from siltstone.catalog.database.tables import OPEN
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.steps import Step
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tables import OPEN
-from siltstone.catalog.tombstones import Tombstone
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import Clock

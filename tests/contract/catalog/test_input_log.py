@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from siltstone.catalog.records.source_entries import NO_ENTRIES, count_files, merge
+from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge
-from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import Fenced
 from tests.catalog_cases import Clock, commit_of
 

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import URL, create_engine, text
 
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, Unreachable, UsageError
 from siltstone.store.open import Warehouse

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog import passes, runs
-from siltstone.catalog.passes import RUNS, Pass, PassRecord
+from siltstone.catalog.records import passes, runs
+from siltstone.catalog.records.passes import RUNS, Pass, PassRecord
+from siltstone.catalog.records.steps import Step
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tombstones import Tombstone
 from tests.catalog_cases import NOON, Clock, commit_of
 
 

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import URL, create_engine, text
 
-from siltstone.catalog.engine import is_passing
+from siltstone.catalog.database.engine import is_passing
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.server

@@ -8,8 +8,8 @@ from time import sleep
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.commits import Committed
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commits import Committed
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UsageError
 from tests.catalog_cases import add, commit_of

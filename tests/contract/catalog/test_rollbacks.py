@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event, insert
 
-from siltstone.catalog import tables as t
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.database import tables as t
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 

@@ -1,4 +1,4 @@
-"""The catalog stays within the bounds that `siltstone.catalog.tables` states, over every database it can be in."""
+"""The catalog stays within the bounds that `database.tables` states, over every database it can be in."""
 
 import json
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from siltstone.catalog import tombstones
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.input_log import PRUNE_AT_LEAST
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records import tombstones
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.input_log import PRUNE_AT_LEAST
+from siltstone.catalog.records.source_entries import count_files, merge
+from siltstone.catalog.records.steps import Step
+from siltstone.catalog.records.tombstones import Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.source_entries import count_files, merge
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form, StoredObject
 from siltstone.retention.retention_rules import RetentionOptions

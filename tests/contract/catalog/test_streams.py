@@ -6,8 +6,8 @@ from threading import Barrier
 
 import pytest
 
-from siltstone.catalog import runs
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records import runs
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SchemaConflict, UnknownStream, Unreachable, UsageError
 from siltstone.retention.orphan_rules import incomplete_prefixes

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.references import CatalogView
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.references import CatalogView
+from siltstone.catalog.records.tombstones import RECORDS_KEPT, Tombstone
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.tombstones import RECORDS_KEPT, Tombstone
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import NOON, Clock

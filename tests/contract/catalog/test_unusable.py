@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, make_url, text
 
-from siltstone.catalog.commit_details import CommitDetails
-from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.steps import Step
+from siltstone.catalog.records.commit_details import CommitDetails
+from siltstone.catalog.records.commits import CheckpointCommit
+from siltstone.catalog.records.steps import Step
 from siltstone.errors import Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import commit_one

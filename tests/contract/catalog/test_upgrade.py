@@ -9,12 +9,12 @@ from sqlalchemy import Connection, Engine, event, text
 
 from siltstone.catalog import upgrading
 from siltstone.catalog.backup import tables_made_by
-from siltstone.catalog.engine import WRITE, parse_url
+from siltstone.catalog.database.engine import WRITE, parse_url
+from siltstone.catalog.database.tables import REVISION, REVISION_TABLE
+from siltstone.catalog.database.upgrade import revision
 from siltstone.catalog.open import NoCatalog, open_catalog
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.steps import Step
-from siltstone.catalog.tables import REVISION, REVISION_TABLE
-from siltstone.catalog.upgrade import revision
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Fenced, Unreachable, UsageError
 from siltstone.retention.leases import this_process

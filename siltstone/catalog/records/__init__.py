@@ -1,0 +1,1 @@
+"""What the catalog records: one class per noun, a module for each."""
