@@ -2,7 +2,8 @@
 
 Names become parts of object names and paths; numbers become sizes of arrays and byte ranges. Users of a manifest may
 rely on this: definitions, digests, versions and forms name the same operators and variables, each handle's variable is
-among them, key groups are within `max_parallelism`, and each digest has one number per key group.
+among them, key groups are within `max_parallelism`, each digest has one number per key group, and a materialization has
+one base for each key group of every variable that it has.
 """
 
 import base64
@@ -163,9 +164,28 @@ def _manifest(
     )
     if mismatch := found.find_mismatch():
         raise ValueError(mismatch)
-    if found.materialization and (found.versions or found.commit):
-        raise ValueError("a materialization has versions or details of a commit")
+    if found.materialization:
+        if found.versions or found.commit:
+            raise ValueError("a materialization has versions or details of a commit")
+        _check_bases(found.handles, max_parallelism)
     return found
+
+
+def _check_bases(handles: Iterable[Handle], max_parallelism: int) -> None:
+    """Check that a materialization leaves nothing of its variables to what it replaces.
+
+    A restore takes its handles instead of all of the checkpoint's own of these variables (`Manifest.with_bases`), and
+    a proof takes them where they are (`LiveHandles`).
+    """
+    upto: dict[str, int] = {}
+    for handle in sorted(handles, key=lambda h: (h.variable, h.key_groups)):
+        if handle.form is not Form.BASE or handle.kind is Kind.INDEX:
+            raise ValueError(f"a materialization has a {handle.form} of {handle.kind} {handle.variable}")
+        if handle.key_groups.start != upto.setdefault(handle.variable, 0):
+            raise ValueError(f"the bases of {handle.variable} do not hold each key group once")
+        upto[handle.variable] = handle.key_groups.end
+    for variable in (variable for variable, end in upto.items() if end != max_parallelism):
+        raise ValueError(f"the bases of {variable} end before key group {max_parallelism}")
 
 
 def _by_operator(about: Mapping[str, Any], what: str) -> Mapping[str, Any]:

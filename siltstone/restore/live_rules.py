@@ -254,6 +254,8 @@ class LiveHandles:
             return
         for part in _inside(parts, groups):
             inside = part.intersect(groups)
+            if inside == part:
+                continue  # copying its chain at every later checkpoint would be quadratic
             chain = parts.pop(part)
             pieces = [KeyGroupRange(part.start, inside.start), inside, KeyGroupRange(inside.end, part.end)]
             pieces = [piece for piece in pieces if piece]
@@ -300,4 +302,7 @@ class LiveHandles:
 
 
 def _inside(parts: Mapping[KeyGroupRange, LiveChain], groups: KeyGroupRange) -> list[KeyGroupRange]:
-    return [groups] if groups in parts else [part for part in parts if part.intersect(groups)]
+    if groups in parts:
+        return [groups]
+    # After a change of parallelism this is done for every handle, and ranges cost much to make.
+    return [part for part in parts if part.start < groups.end and groups.start < part.end] if groups else []

@@ -112,7 +112,8 @@ def _plan_together(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) ->
     """Plan the proof of checkpoints over all that is listed for any of them.
 
     Raises:
-        StateError: one of them would read what is not listed for it, or its chain has a gap.
+        StateError: one of them would read what is not listed for it, its chain has a gap, or its manifests have
+            different key groups.
     """
     if not chains:
         return ProofPlan([], [])
@@ -121,8 +122,13 @@ def _plan_together(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) ->
         if not any(m.checkpoint == c and not m.materialization for m in own):
             raise _unlisted(c, "its manifest")
     listed = {stored.name: read[stored.name] for chain in chains.values() for stored in chain.manifests}
+    known = {manifest.max_parallelism: manifest.checkpoint for manifest in listed.values()}
+    if len(known) > 1:
+        what = " and ".join(f"{key_groups} at checkpoint {at}" for key_groups, at in sorted(known.items()))
+        raise StateError(f"its manifests do not have the same key groups: {what}", advice="restore another checkpoint")
     manifests = dict(sorted(with_materializations(list(listed.values())).items()))
-    planned = plan_proof(_walk(chains, listed), manifests[max(manifests)].max_parallelism, chains)
+    [max_parallelism] = known
+    planned = plan_proof(_walk(chains, listed), max_parallelism, chains)
     part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
     tasks = [
         ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps}) for chain in planned

@@ -8,18 +8,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
 from siltstone.catalog.database import tables as t
+from siltstone.catalog.records.chains import Chain
 from siltstone.errors import StateError
-from siltstone.model import Form, Handle
+from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
 from siltstone.restore.live_rules import replaces, writer_of
 from siltstone.restore.plan_rules import Read, VerifyChain, plan_restore
 from siltstone.restore.proof import plan_chains
+from siltstone.store.paths import CheckpointPath
 from tests.examples import few_examples
-from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, merged, new_history
+from tests.property.test_live_laws import GROUPS, STREAM, VARIABLES, History, manifest_of, merged, new_history
 
 Reads = dict[tuple[str, str, int], set[tuple[int, Handle]]]
 """operator, variable and key group -> what is read for it, and of which checkpoint"""
@@ -131,3 +134,21 @@ def test_where_the_catalog_is_right_nothing_is_read_twice(data) -> None:
         plan = plan_chains(history.catalog.chains.list_many(STREAM, range(1, history.newest + 1)), history.manifests)
         read = [(s.checkpoint, h) for task in plan.tasks for s in task.chain.steps for h in s.handles]
         assert not plan.failures and len(read) == len(set(read))
+
+
+@pytest.mark.parametrize("first", [GROUPS // 2, 2 * GROUPS])
+def test_manifests_of_other_key_groups_prove_nothing(first) -> None:
+    """The key groups that only one of them has would be in no walk, so that nobody compares their digests."""
+    name = [CheckpointPath(STREAM, 1, checkpoint).manifest() for checkpoint in (1, 2)]
+
+    def handles(checkpoint: int, form: Form, part: KeyGroupRange) -> list[Handle]:
+        path = CheckpointPath(STREAM, 1, checkpoint).segment("packed")
+        previous = checkpoint - 1
+        return [Handle(*v, kind, form, path, 0, 1, "", part, 1, previous, 1) for v, kind in VARIABLES.items()]
+
+    base = manifest_of(1, 1, handles(1, Form.BASE, KeyGroupRange(0, first)))
+    delta = manifest_of(1, 2, handles(2, Form.DELTA, KeyGroupRange(0, GROUPS)))
+    read = {name[0]: replace(base, max_parallelism=first), name[1]: delta}
+    objects = frozenset([*name, *(stored.name for manifest in read.values() for stored in manifest.objects)])
+    plan = plan_chains({2: Chain([StoredObject(each, 1, "") for each in name], objects)}, read)
+    assert [failure.checkpoint for failure in plan.failures] == [2] and not plan.tasks

@@ -256,6 +256,16 @@ def test_chains_are_cut_where_everything_is_a_base_and_split_where_no_object_str
     assert shapes == [(halves[0], (1, 2)), (halves[1], (1, 2)), (WHOLE, (3, 4))]
 
 
+def test_a_chain_is_copied_only_where_a_handle_cuts_it():
+    """Copied at each checkpoint after a change of parallelism, it would take a time that is quadratic in its length."""
+    live = LiveHandles()
+    for checkpoint, parts in enumerate([2, 3, 3], 1):
+        before = [chain for _, chain in live.chains(TABLES[0], WHOLE)] if checkpoint == 3 else []
+        live.advance(checkpoint, [handle(*TABLES[0], g, checkpoint, checkpoint - 1) for g in WHOLE.split(parts)], WHOLE)
+    after = [chain for _, chain in live.chains(TABLES[0], WHOLE)]
+    assert len(before) == len(after) == 4 and all(a is b for a, b in zip(before, after, strict=True))
+
+
 def test_plans_are_values():
     history = {1: [handle("flights", "totals", WHOLE, 1, 0)]}
     assert isinstance(plan_restore(history, 1, GROUPS, 2), RestorePlan)

@@ -96,6 +96,12 @@ def _handle(**changed: Any) -> Manifest:
     return _manifest(handles=[replace(_manifest().handles[0], **changed)])
 
 
+def _materialization(parts: list[KeyGroupRange], commit: tuple[bytes, ...] = (), **changed: Any) -> Manifest:
+    base = replace(_manifest().handles[0], **{"form": Form.BASE, "previous": 0, **changed})
+    handles = [replace(base, key_groups=part) for part in parts]
+    return _manifest(materialization="x", versions={}, commit=commit, handles=handles)
+
+
 def _renamed(name: str) -> list[Manifest]:
     """Manifests with a bad name in each place that has one."""
     plain = _manifest()
@@ -118,8 +124,9 @@ def _renamed(name: str) -> list[Manifest]:
     ]
 
 
-def test_the_plain_manifest_of_these_tests_is_read() -> None:
-    assert decode_manifest(encode_manifest(_manifest())).handles == _manifest().handles
+def test_the_plain_manifests_of_these_tests_are_read() -> None:
+    for plain in _manifest(), _materialization([GROUPS]), _materialization([KeyGroupRange(1, 2), KeyGroupRange(0, 1)]):
+        assert decode_manifest(encode_manifest(plain)).handles == plain.handles
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -148,7 +155,12 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _manifest(operators={}),
         _manifest(materialization="x", operators={}, handles=[]),
         _manifest(materialization="x"),
-        _manifest(materialization="x", versions={}, commit=(b"x",)),
+        _materialization([GROUPS], commit=(b"x",)),
+        _materialization([GROUPS], form=Form.DELTA),
+        _materialization([GROUPS], kind=Kind.INDEX),
+        _materialization([KeyGroupRange(0, 1)]),
+        _materialization([KeyGroupRange(1, 2)]),
+        _materialization([GROUPS, KeyGroupRange(1, 2)]),
         _manifest(versions={}),
         _handle(offset=-1),
         _handle(length=(1 << 63) - 1, offset=1),
