@@ -1,6 +1,5 @@
 """The catalog records what exists and who refers to it: tables, one class per noun, fencing.
 
-    repository   an open catalog; beside it what concerns all of it: identity, epochs, backup, extracts, upgrades
-    records      what is recorded: one class per noun
-    database     tables, migrations, engine and transactions
+`repository` is an open catalog; beside it is what concerns all of it: identity, epochs, backup, extracts, upgrades.
+`records` has what is recorded, one class per noun, and `database` tables, migrations, engine and transactions.
 """
