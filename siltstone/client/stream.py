@@ -496,7 +496,7 @@ class StreamClient(StreamView):
             to: an empty place: a path, or an s3://, redis://, cassandra:// or rocksdb:// URL.
 
         Raises:
-            UsageError: there is no such savepoint, or it is not full, or the place holds something else.
+            UsageError: no savepoint has this name, it is not a full one, or where it is to go there is something else.
             CorruptObject: an object is damaged.
         """
         from siltstone.change.export_savepoint import export_savepoint

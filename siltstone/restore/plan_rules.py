@@ -10,6 +10,7 @@ needed on both sides: in time, where all chains of an operator begin anew, and b
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from siltstone.errors import UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
@@ -115,14 +116,13 @@ def plan_restore(
             held = (h for h in manifests[at] if (h.operator, h.variable) in variables)
             live.advance(at, [h for h in held if h.key_groups.intersect(wanted)], whole)
     units = []
-    for operator in sorted({operator for operator, _ in variables}):
+    for operator, of_operator in groupby(sorted(variables.items()), key=lambda each: each[0][0]):
+        own = [(variable, kind) for (_, variable), kind in of_operator]
         for part in wanted.split(parallelism):
             tables: dict[str, TableReads] = {}
             opaque: dict[str, tuple[Read, ...]] = {}
-            for (of, variable), kind in sorted(variables.items()):
-                if of != operator:
-                    continue
-                reads = _list_reads(live, (of, variable), part)
+            for variable, kind in own:
+                reads = _list_reads(live, (operator, variable), part)
                 if kind is Kind.OPAQUE:
                     opaque[variable] = reads
                 else:

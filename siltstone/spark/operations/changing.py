@@ -49,7 +49,7 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 
 class _ChangeListener(EpochListener):
     @contextmanager
-    def explained(self, region: ConsistentRegion) -> Iterator[None]:
+    def explain_errors(self, region: ConsistentRegion) -> Iterator[None]:
         """Whatever failed, a newer writer is the cause, if there is one: it may have deleted what the step reads."""
         try:
             yield

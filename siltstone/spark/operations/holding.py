@@ -70,7 +70,7 @@ class EpochListener:
         """Whether a run goes on under a new epoch after an error that ends this one."""
         return False
 
-    def explained(self, region: ConsistentRegion) -> AbstractContextManager[None]:
+    def explain_errors(self, region: ConsistentRegion) -> AbstractContextManager[None]:
         """Raise in place of an error under the epoch what is behind it, in a context."""
         return nullcontext()
 
@@ -94,7 +94,7 @@ class RunListener(EpochListener):
         self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
 
     @contextmanager
-    def explained(self, region: ConsistentRegion) -> Iterator[None]:
+    def explain_errors(self, region: ConsistentRegion) -> Iterator[None]:
         """A newer writer may have deleted what seems damaged, and a recovery would fence that writer."""
         try:
             yield
@@ -164,7 +164,7 @@ def writer_epoch(
     outcome, runner = "failed", None
     with bind_fields(stream=stream.name, epoch=region.epoch):
         try:
-            with listener.explained(region):
+            with listener.explain_errors(region):
                 runner = StreamRunner(
                     spark,
                     region,

@@ -22,6 +22,17 @@ def check_begin(step: int, running: int | None, version: int) -> None:
         raise StateError(f"step {step} is not after version {version}", advice="roll back first")
 
 
+def check_commit(running: int | None) -> int:
+    """Return the step that is open, which is to be committed.
+
+    Raises:
+        StateError: none is.
+    """
+    if running is None:
+        raise StateError("there is no open step to commit", advice="call begin first")
+    return running
+
+
 def check_opaque(variable: str, changed: Collection[int], known: Collection[str], groups: KeyGroupRange) -> None:
     """Check that an opaque variable is known, and that the key groups to change are of this subtask.
 

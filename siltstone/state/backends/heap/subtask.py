@@ -21,7 +21,7 @@ from typing import Any
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
-from siltstone.state.backends.checks import check_begin, check_opaque
+from siltstone.state.backends.checks import check_begin, check_commit, check_opaque
 from siltstone.state.backends.heap.header import DISTRUST, parse, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
@@ -138,12 +138,11 @@ class HeapState:
 
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""
-        if self._step is None:
-            raise StateError("there is no open step to commit", advice="call begin first")
+        step = check_commit(self._step)
         for variable in self._changed:
-            self._save_opaque(variable, self._step)
-        self._write_header(self._step)
-        self.version = self._step
+            self._save_opaque(variable, step)
+        self._write_header(step)
+        self.version = step
         self._end_step()
 
     def rollback(self) -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import LOCAL_SETS, StateSnapshot, StateTable, TableSnapshot
-from siltstone.state.backends.checks import check_begin, check_opaque
+from siltstone.state.backends.checks import check_begin, check_commit, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin, remove_pin, snapshot_gone_error
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.files import copy_files
@@ -204,13 +204,12 @@ class RocksDBState:
 
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""
-        if self._step is None:
-            raise StateError("there is no open step to commit", advice="call begin first")
-        header = self._shape | {"version": self._step, "tables": record_tables(self._tables, self.groups)}
+        step = check_commit(self._step)
+        header = self._shape | {"version": step, "tables": record_tables(self._tables, self.groups)}
         changes = self._database.changes()
         changes.put([HEADER], [render(header)])
         self._database.write(changes)
-        self._header, self.version = header, self._step
+        self._header, self.version = header, step
         self._end_step()
 
     def rollback(self) -> None:
