@@ -83,7 +83,7 @@ def resume(approach: str, warehouse: str, inputs: str, result: str) -> None:
     files = sorted(Path(inputs).iterdir())
     nothing = pq.read_schema(files[0]).empty_table()
     policy = policy_by_name(DEFAULT_POLICY)
-    with OpenWarehouse.writable(warehouse) as place:
+    with OpenWarehouse.open_writable(warehouse) as place:
         began = time.perf_counter()
         run = RegionRun(place, stream(), policy, SUBTASKS, checkpoint_steps=_NEVER)
         if approach == "replay":
@@ -178,7 +178,7 @@ def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
     sizes = QUICK if quick else Sizes()
     found: dict[str, list[Resumed]] = {approach: [] for approach in APPROACHES}
     stored: list[dict[str, int]] = []
-    with OpenWarehouse.writable(str(scratch / "warehouse")) as place:
+    with OpenWarehouse.open_writable(str(scratch / "warehouse")) as place:
         running = Running(place, scratch / "inputs", sizes)
         for length in sizes.lengths:
             running.upto(length)

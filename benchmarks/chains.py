@@ -111,7 +111,7 @@ def rewrite(paths: tuple[Path, Path]) -> None:
 
 def manifests_of(place: OpenWarehouse) -> dict[int, Manifest]:
     """Read the manifests of the newest checkpoint's chain."""
-    newest = place.catalog.checkpoints.latest(stream().name).id
+    newest = place.catalog.checkpoints.get_latest(stream().name).id
     return read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(stream().name, newest))
 
 
@@ -239,7 +239,7 @@ def _read_snapshot(state: SubtaskState, task: Load) -> None:
 
 def loads(place: OpenWarehouse, scratch: Path, parallelism: int) -> list[Load]:
     """Make one task per subtask, of the newest checkpoint."""
-    newest = place.catalog.checkpoints.latest(stream().name)
+    newest = place.catalog.checkpoints.get_latest(stream().name)
     stored = tuple(place.catalog.chains.list_manifests(stream().name, newest.id))
     step = read_manifest(place.warehouse.store, newest.manifest).step
     ranges = KeyGroupRange(0, MAX_PARALLELISM).split(parallelism)

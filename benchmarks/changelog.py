@@ -94,12 +94,12 @@ def store_segments(store: Store, parts: list[Segment], options: UploadOptions, e
     with Uploader(store, options) as uploader:
         writers = [f"{i}" for i in range(len(parts))]
         for writer in writers:
-            uploader.opened(writer)
+            uploader.open_writer(writer)
         began = time.perf_counter()
         futures = []
         for writer, part in zip(writers, parts, strict=True):
             futures.append(uploader.submit(path, part))
-            uploader.done(writer)
+            uploader.close_writer(writer)
         objects = {stored.name for future in futures for stored in future.result().objects}
         took = time.perf_counter() - began
         said = uploader.metrics.take()
@@ -201,8 +201,8 @@ class _CountingValues:
         return getattr(self._driver, name)
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        with self._driver.reading(entry, key) as get:
+    def open_entry(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        with self._driver.open_entry(entry, key) as get:
             yield _CountingGet(get, self._counting)
 
 
@@ -226,7 +226,7 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
     """Write a base and deltas of all ten variables and restore one; return its own bytes and the bytes read."""
     stream = Stream("bench", source=lambda spark, options: spark.sql(""), operators=[Ten()], max_parallelism=128)
     random_numbers = np.random.default_rng(1)
-    with OpenWarehouse.writable(url, f"sqlite:///{catalog}") as warehouse:
+    with OpenWarehouse.open_writable(url, f"sqlite:///{catalog}") as warehouse:
         region = RegionRun(
             warehouse, stream, policy_by_name("adjust-d", PolicyOptions(d0=deltas, d_max=deltas)), parallelism=2
         )

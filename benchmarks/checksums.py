@@ -60,7 +60,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int, policy: 
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in algorithms:
-            warehouse = stack.enter_context(OpenWarehouse.writable(f"{scratch / name}?{OPTION}={name}"))
+            warehouse = stack.enter_context(OpenWarehouse.open_writable(f"{scratch / name}?{OPTION}={name}"))
             sides[name] = Steps(warehouse, sink=False, policy=policy)
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)

@@ -177,7 +177,7 @@ def run_deaths(machines: Machines, workload: Workload, kills: int) -> list[Death
         checkpoints = checkpoints_of(process)
         seen = [next(checkpoints) for _ in range(workload.first_measured + _STEPS_BETWEEN + 1)]
         step_s = median(np.diff([each["completed_s"] for each in seen[workload.first_measured :]]).tolist())
-        with OpenWarehouse.existing(settings["warehouse"], settings["catalog"]) as place:
+        with OpenWarehouse.open_existing(settings["warehouse"], settings["catalog"]) as place:
             for number in range(kills):
                 lost, part = cluster.workers[0], _KILL_AT[number % len(_KILL_AT)]
                 time.sleep(part * step_s)

@@ -61,7 +61,7 @@ def measure(scratch: Path, rows: int, changed: int, checkpoints: int) -> Mapping
         RuntimeError: they came to other digests.
     """
     sides = {policy: Side() for policy in POLICIES}
-    places = {policy: OpenWarehouse.writable(str(scratch / policy)) for policy in POLICIES}
+    places = {policy: OpenWarehouse.open_writable(str(scratch / policy)) for policy in POLICIES}
     tenures = {policy: Tenure() for policy in POLICIES}
     runs = {policy: _run(place, policy, tenures[policy]) for policy, place in places.items()}
     for number in range(checkpoints + 2):

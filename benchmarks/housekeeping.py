@@ -84,7 +84,7 @@ def _write(root: Path, names: list[str]) -> None:
 
 def measure_sweep(scratch: Path, objects: int) -> Report:
     """Measure a sweep of checkpoints that each have orphans, left by an attempt that was not accepted."""
-    with OpenWarehouse.writable(str(scratch / "swept")) as warehouse:
+    with OpenWarehouse.open_writable(str(scratch / "swept")) as warehouse:
         name, catalog = stream().name, warehouse.catalog
         catalog.streams.register(name, stream().max_parallelism, stream().definition())
         epoch, root = catalog.runs.begin(name, "benchmark"), warehouse.warehouse.local.objects
@@ -153,7 +153,7 @@ def measure_metadata(scratch: Path, checkpoints: int) -> Report:
     manifest = _real_manifest(scratch)
     largest = catalog_bytes = 0
     rules = RetentionOptions(keep_last=KEPT)
-    with OpenWarehouse.writable(str(scratch / "hour")) as warehouse:
+    with OpenWarehouse.open_writable(str(scratch / "hour")) as warehouse:
         name, catalog = stream().name, warehouse.catalog
         catalog.streams.register(name, stream().max_parallelism, stream().definition())
         epoch = catalog.runs.begin(name, "benchmark")

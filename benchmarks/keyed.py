@@ -88,7 +88,7 @@ def measure(scratch: Path, keys: int, step_rows: int, rows_per_key: int, steps: 
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name, operator in OPERATORS.items():
-            place = stack.enter_context(OpenWarehouse.writable(str(scratch / name)))
+            place = stack.enter_context(OpenWarehouse.open_writable(str(scratch / name)))
             sides[name] = Steps(place, sink=False, operator=operator())
         for turn in range(1 + WARM_UP + steps):
             rows = _rows(draw, keys, step_rows, rows_per_key, every_key=not turn)

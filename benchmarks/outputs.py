@@ -103,7 +103,9 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mappi
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in ("with", "without"):
-            warehouse = stack.enter_context(OpenWarehouse.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
+            warehouse = stack.enter_context(
+                OpenWarehouse.open_writable(str(scratch / f"{state_rows}-{step_rows}-{name}"))
+            )
             sides[name] = Steps(warehouse, sink=name == "with")
         found: dict[str, list[float]] = {"with": [], "without": [], "delivery": []}
         for turn in range(1 + WARM_UP + steps):

@@ -93,7 +93,7 @@ def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_
         url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
         settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending)
         loads = settings.model_copy(update={"checkpoint_steps": work.load_steps})
-        with OpenWarehouse.writable(settings.warehouse, settings.catalog) as warehouse:
+        with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as warehouse:
             # One checkpoint: policies would expect that later deltas are as large as those of a load.
             _run(spark, loads, warehouse, inputs, work.load_steps, None)
             _run(spark, settings, warehouse, inputs, work.warm_up, None)

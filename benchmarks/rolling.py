@@ -69,7 +69,7 @@ def measure(scratch: Path, rows: int, changed: int, turns: int, *, same: bool, l
     """
     scratch.mkdir(exist_ok=True)
     draw, found = np.random.default_rng(1), []
-    with OpenWarehouse.writable(str(scratch / "warehouse")) as place:
+    with OpenWarehouse.open_writable(str(scratch / "warehouse")) as place:
         steps = RegionRun(
             place,
             stream(),

@@ -100,7 +100,7 @@ def run_stream(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
 def steps_done(warehouse: str) -> int:
     """Return the newest committed step; 0 before the first."""
     try:
-        with OpenWarehouse.existing(warehouse) as place:
+        with OpenWarehouse.open_existing(warehouse) as place:
             last = place.catalog.checkpoints.last_id(FEED.name)
             steps = place.catalog.input_log.list(FEED.name, last, last - 1) if last else []
     except SiltstoneError:  # there is no warehouse yet

@@ -127,7 +127,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     }
     heads = ("workload", "checkpoints", "median", "most", "most, with manifests")
     report = Report([table_of("space amplification: stored over live bytes, one checkpoint retained", *heads)])
-    with OpenWarehouse.writable(str(scratch / "space")) as warehouse:
+    with OpenWarehouse.open_writable(str(scratch / "space")) as warehouse:
         for name, (operator, rows) in workloads.items():
             found = amplification(warehouse, operator, rows, steps)
             cells = [f"{value:.2f}" for value in (median(found.own), max(found.own), max(found.all))]

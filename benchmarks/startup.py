@@ -79,7 +79,7 @@ def _seed(settings: Settings, steps: int) -> None:
     from siltstone.spark.runner import StreamRunner
     from siltstone.spark.session import spark_session
 
-    with OpenWarehouse.existing(settings.warehouse) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse) as warehouse:
         region = open_region(settings, STREAM, warehouse, {}, 1)
         last = region.input_position().newest[-1]
         begins = warehouse.catalog.input_log.get_position(STREAM.name, 0).beginning
@@ -122,7 +122,7 @@ def _seed(settings: Settings, steps: int) -> None:
 
 def _read(settings: Settings) -> None:
     """Read the part of the input log that a start reads."""
-    with OpenWarehouse.existing(settings.warehouse) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse) as warehouse:
         position = warehouse.catalog.input_log.get_position(STREAM.name, _FAR)
         assert len(position.newest) == 2 and warehouse.catalog.input_log.list_logged(STREAM.name) == []
 

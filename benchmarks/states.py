@@ -97,5 +97,5 @@ class Chain:
 @contextmanager
 def new_chain(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
     """Make a new warehouse with a loaded stream."""
-    with OpenWarehouse.writable(url) as warehouse:
+    with OpenWarehouse.open_writable(url) as warehouse:
         yield Chain(warehouse, rows, options)

@@ -115,7 +115,7 @@ def run_stream(
         given: fields of the settings.
     """
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, **given)
-    with OpenWarehouse.writable(settings.warehouse) as warehouse:
+    with OpenWarehouse.open_writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
         runner = StreamRunner(spark, region, on_checkpoint=lambda each: completed.append((each, time.time())))

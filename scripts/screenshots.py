@@ -55,7 +55,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     _expect(page, run, "SUCCESS")
     backfill = page.backfill(f"{STREAM}/restored_state", DAYS)
     assert page.backfilled(backfill)["status"] == "COMPLETED_SUCCESS"
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         before = place.catalog.checkpoints.list(STREAM)[-1].id
         killed = _launch(page, 20)
         process = page.process(killed)
@@ -69,7 +69,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     sweep = page.wait(lambda: next(iter(page.runs({"siltstone/follows": recovery})), None), "the sweep").id
     _expect(page, sweep, "SUCCESS")
     _expect(page, _launch(page, 5), "SUCCESS")
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         # A materialization that was killed with its run blocks its operator until its lease has expired.
         page.wait(lambda: not place.catalog.leases.list_live(STREAM) or None, "the leases of what was killed to expire")
     made = [f"{STREAM}/materialization", f"{STREAM}/full_snapshot"]

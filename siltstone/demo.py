@@ -86,7 +86,7 @@ def _prove(settings: Settings, console: Console, root: Path) -> None:
     console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare with the last restore row by row.")
     proof = operations.verify(settings, STREAM, every=True, deep=True)
     restored = operations.restore(settings, STREAM, to=root / "restored")
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as opened:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as opened:
         data = report_data(opened.catalog, STREAM)
     console.print(checkpoint_table(data))
     _count(console, root)
@@ -186,7 +186,7 @@ def _print_checkpoints(
 def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
     """Return the checkpoints newer than `after`; none before the stream has begun."""
     try:
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as opened:
+        with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as opened:
             new = opened.catalog.checkpoints.last_id(STREAM) - after
             return opened.catalog.checkpoints.list(STREAM, limit=new) if new > 0 else []
     except UsageError:

@@ -41,7 +41,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
-from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, comparable
+from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, to_comparable
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
 
@@ -81,7 +81,7 @@ class KeyedProcessor(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Call `handle_input` for each key."""
-        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.declared().items()}
+        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.declared_variables().items()}
         order = np.argsort(rows.key_index, kind="stable")
         records = _read_records(rows.table, order)
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
@@ -94,7 +94,7 @@ class KeyedProcessor(Operator):
                 made += self.handle_input(key, records[start:end], own) or ()
             except BadRow as error:
                 if error.keys is None:  # else it marks entries of a state table by their keys
-                    error.rows = _marked(error, order[start:end], len(rows))
+                    error.rows = _mark_rows(error, order[start:end], len(rows))
                 raise
         for view in views.values():
             view.flush()
@@ -136,7 +136,7 @@ def _find_unreadable(table: pa.Table) -> np.ndarray:
     return bad
 
 
-def _marked(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
+def _mark_rows(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
     """Return bool[count]: the rows of the call that an error of one key is about.
 
     Args:
@@ -179,7 +179,7 @@ class _View:
     def flush(self) -> None:
         """Write what changed."""
 
-    def checked(self, values: Record) -> dict[str, Any]:
+    def cast_row_of(self, values: Record) -> dict[str, Any]:
         """Return `values` as a row of the value columns, as Arrow gives it back."""
         return cast_row(values, self.value, self.name)
 
@@ -221,7 +221,7 @@ class _Value(_View):
         return None if found is None else self.copied(found)
 
     def put(self, values: Record) -> None:
-        self._changed[self.ordinal] = self.checked(values)
+        self._changed[self.ordinal] = self.cast_row_of(values)
 
     def remove(self) -> None:
         self._changed[self.ordinal] = None
@@ -257,7 +257,7 @@ class _Map(_View):
 
     def put(self, entry: Record, values: Record) -> None:
         address, subkey = self._address(entry)
-        self._known[address], self._changed[address] = self.checked(values), subkey
+        self._known[address], self._changed[address] = self.cast_row_of(values), subkey
 
     def remove(self, entry: Record) -> None:
         address, subkey = self._address(entry)
@@ -279,8 +279,8 @@ class _Map(_View):
         subkey = cast_row(entry, self._subkey, self.name)
         for field in self._subkey:
             if subkey[field.name] is None and not field.nullable:
-                raise _null(f"{self.name}: map key {field.name}")
-        return (self.ordinal, *map(comparable, subkey.values())), subkey
+                raise _null_error(f"{self.name}: map key {field.name}")
+        return (self.ordinal, *map(to_comparable, subkey.values())), subkey
 
     def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
         owners = self.keys.columns.take(pa.array([ordinal for ordinal, _ in entries]))
@@ -305,7 +305,7 @@ class _Map(_View):
         values = self.read(lookup.values, ordinals)
         found = zip(ordinals.tolist(), subkeys, values, lookup.found, strict=True)
         for ordinal, subkey, values, there in found:
-            self._known.setdefault((ordinal, *map(comparable, subkey)), values if there else None)
+            self._known.setdefault((ordinal, *map(to_comparable, subkey)), values if there else None)
 
 
 class _List(_View):
@@ -318,10 +318,10 @@ class _List(_View):
         self._removed: set[int] = set()
 
     def get(self) -> list[dict[str, Any]]:
-        return [self.copied(row) for row in [*self.stored(), *self._added.get(self.ordinal, ())]]
+        return [self.copied(row) for row in [*self.stored_rows(), *self._added.get(self.ordinal, ())]]
 
     def append(self, values: Record) -> None:
-        self._added.setdefault(self.ordinal, []).append(self.checked(values))
+        self._added.setdefault(self.ordinal, []).append(self.cast_row_of(values))
 
     def remove(self) -> None:
         self._removed.add(self.ordinal)
@@ -338,7 +338,7 @@ class _List(_View):
         """Write the added rows."""
         self.access.append(self.keys, at, rows)
 
-    def stored(self) -> list[dict[str, Any]]:
+    def stored_rows(self) -> list[dict[str, Any]]:
         """Return the key's rows in state, unless they were removed."""
         if self.ordinal in self._removed:
             return []
@@ -362,15 +362,15 @@ class _Window(_List):
         return sorted(super().get(), key=lambda row: _rank(row[self._order]))
 
     def insert(self, values: Record) -> None:
-        row = self.checked(values)
+        row = self.cast_row_of(values)
         if row[self._order] is None:
-            raise _null(f"{self.name}: column {self._order} orders the window and")
+            raise _null_error(f"{self.name}: column {self._order} orders the window and")
         self._added.setdefault(self.ordinal, []).append(row)
 
     def evict(self, before: Any) -> None:
         """Remove the rows whose order column is less than `before`; null and NaN are less than nothing."""
         before = cast_value(before, self.value.field(self._order), self.name)
-        if before is None or comparable(before) == NAN:
+        if before is None or to_comparable(before) == NAN:
             return
         known = self._limits.get(self.ordinal)
         self._limits[self.ordinal] = before if known is None else max(known, before, key=_rank)
@@ -381,9 +381,9 @@ class _Window(_List):
         super().remove()
         self._limits.pop(self.ordinal, None)
 
-    def stored(self) -> list[dict[str, Any]]:
+    def stored_rows(self) -> list[dict[str, Any]]:
         limit = self._limits.get(self.ordinal)
-        return [row for row in super().stored() if limit is None or self._stays(row, limit)]
+        return [row for row in super().stored_rows() if limit is None or self._stays(row, limit)]
 
     def _stays(self, row: Record, limit: Any) -> bool:
         return _rank(row[self._order]) >= _rank(limit)
@@ -427,10 +427,10 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
         raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None
 
 
-def _null(what: str) -> BadRow:
+def _null_error(what: str) -> BadRow:
     return BadRow(f"{what} is null", advice="drop the row")
 
 
 def _rank(value: Any) -> Any:
     """Return a value's sort key in the order of a window, in which NaN is last."""
-    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, comparable(value))
+    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, to_comparable(value))

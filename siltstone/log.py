@@ -98,17 +98,17 @@ def _without_user(found: re.Match[str]) -> str:
 def _redact(_: Any, __: str, fields: Fields) -> Fields:
     for name, value in fields.items():
         if not name.startswith("_"):  # the formatter's own
-            fields[name] = _redacted(value)
+            fields[name] = _redact_value(value)
     return fields
 
 
-def _redacted(value: Any) -> Any:
+def _redact_value(value: Any) -> Any:
     if isinstance(value, bool | int | float | None):
         return value
     if isinstance(value, Mapping):
-        return {str(name): _redacted(each) for name, each in value.items()}
+        return {str(name): _redact_value(each) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_redacted(each) for each in value]
+        return [_redact_value(each) for each in value]
     return redact(str(value))
 
 
@@ -119,11 +119,11 @@ def _as_record(logger: Any, name: str, fields: Fields) -> tuple[tuple[Event], di
 
 def _text(fields: Mapping[str, Any]) -> str:
     """Format fields as `event key=value key="a value"`, always on one line."""
-    named = {name: _listed(fields[name]) for name in (*_FIRST, *fields) if name in fields and name != "event"}
+    named = {name: _text_of(fields[name]) for name in (*_FIRST, *fields) if name in fields and name != "event"}
     return " ".join(filter(None, (escape_unprintable(str(fields.get("event", ""))), _FIELDS(None, "", named))))
 
 
-def _listed(value: Any) -> Any:
+def _text_of(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ",".join(escape_unprintable(str(each)) for each in value)
     return value if isinstance(value, bool | int | float | None) else escape_unprintable(str(value))

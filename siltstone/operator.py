@@ -68,7 +68,7 @@ class State:
         self._operator = operator.name
         self._opaque = []
         self._requested = False
-        for name, variable in operator.declared().items():
+        for name, variable in operator.declared_variables().items():
             bound = variable.bind(name, state)
             setattr(self, name, bound)
             if variable.kind is Kind.OPAQUE:
@@ -294,7 +294,7 @@ class Operator(StateHandler):
             found.setdefault(PREPARED, _PREPARED)
         return found
 
-    def declared(self) -> dict[str, Variable]:
+    def declared_variables(self) -> dict[str, Variable]:
         """Return name -> variable that `process` may use: all but what the operator prepares."""
         return {name: variable for name, variable in self.variables().items() if variable is not _PREPARED}
 
@@ -310,7 +310,7 @@ class Operator(StateHandler):
             for table, schema in variable.tables(name, self.key).items()
         }
 
-    def opaque(self) -> tuple[str, ...]:
+    def opaque_variables(self) -> tuple[str, ...]:
         """Return the names of the opaque variables."""
         return tuple(name for name, variable in self.variables().items() if variable.kind is Kind.OPAQUE)
 
@@ -349,7 +349,7 @@ class Operator(StateHandler):
                 raise UsageError(f"{what} has combined columns, so it needs a method combine")
         if not self.variables():
             raise UsageError(f"{what} declares no variable, so it keeps no state")
-        for name in self.declared():
+        for name in self.declared_variables():
             check_name("variable", name)
             if hasattr(State, name) or hasattr(Operator, name) or name == PREPARED:
                 raise UsageError(f"{what}: {name!r} cannot be the name of a variable")

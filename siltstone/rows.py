@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import Keys
-from siltstone.state.columns import misfits, null_mask, one_array
-from siltstone.state.hashing import distinct, key_groups, normalise_keys, xxhash64
+from siltstone.state.columns import find_misfits, null_mask, one_array
+from siltstone.state.hashing import find_distinct, key_groups, normalise_keys, xxhash64
 from siltstone.state.reduction import choose_by, ends_by, extreme_by, running_by, sum_by, sum_type, take_or_null
 
 __all__ = ["Keys", "Rows"]
@@ -103,7 +103,7 @@ class Rows:
             index = index[~null_mask(self._column(column))]
         counts = np.bincount(index, minlength=len(self.keys))
         if initial is not None:
-            counts = counts + self._initial(initial, pa.int64()).fill_null(0).to_numpy()
+            counts = counts + self._check_initial(initial, pa.int64()).fill_null(0).to_numpy()
         return pa.array(counts, pa.int64())
 
     def sum(self, column: Values, *, initial: Values = None) -> pa.Array:
@@ -116,21 +116,21 @@ class Rows:
         Raises:
             BadRow: a sum does not fit its type. It names all rows of such keys.
         """
-        array = self._summable(column)
+        array = self._cast_summable(column)
         array, index = self._with_initial(array, initial)
         sums, overflow = sum_by(array, index, len(self.keys))
         if overflow is not None:
-            raise self._overflow(column, array.type, overflow)
+            raise self._overflow_error(column, array.type, overflow)
         return sums
 
     def min(self, column: Values, *, initial: Values = None) -> pa.Array:
         """Return the least of each key's values."""
-        array, index = self._with_initial(_folded(self._column(column)), initial)
+        array, index = self._with_initial(_fold_floats(self._column(column)), initial)
         return extreme_by(array, index, len(self.keys))
 
     def max(self, column: Values, *, initial: Values = None) -> pa.Array:
         """Return the greatest of each key's values."""
-        array, index = self._with_initial(_folded(self._column(column)), initial)
+        array, index = self._with_initial(_fold_floats(self._column(column)), initial)
         return extreme_by(array, index, len(self.keys), largest=True)
 
     def first(self, column: Values, by: Values = None, *, initial: Values = None) -> pa.Array:
@@ -178,7 +178,7 @@ class Rows:
         Raises:
             BadRow: a sum does not fit its type. It names all rows of such keys.
         """
-        array = pa.array(np.ones(len(self), np.int64)) if column is None else self._summable(column)
+        array = pa.array(np.ones(len(self), np.int64)) if column is None else self._cast_summable(column)
         again = np.zeros(len(self), np.bool_)
         if restart is not None:
             again = self._flags(restart).fill_null(False).to_numpy(zero_copy_only=False)
@@ -191,7 +191,7 @@ class Rows:
         if overflow is not None:
             keys = np.zeros(len(self.keys), np.bool_)
             keys[index[order[overflow]]] = True
-            raise self._overflow(column, array.type, keys)
+            raise self._overflow_error(column, array.type, keys)
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return sums.take(pa.array(back[ahead:]))
@@ -208,15 +208,15 @@ class Rows:
             UsageError: the rows have no such column.
         """
         hashes = xxhash64([self._column(name) for name in columns], self.hashes) if columns else self.hashes
-        return self._derived(self.table, hashes, self.key_groups, self._owners, [*self._key_names, *columns])
+        return self._derive(self.table, hashes, self.key_groups, self._owners, [*self._key_names, *columns])
 
     def filter(self, mask: Values) -> "Rows":
         """Return the rows for which `mask` (booleans) is true; its `keys` are only theirs."""
         kept = np.flatnonzero(self._flags(mask).fill_null(False).to_numpy(zero_copy_only=False))
         owners, table = self._owners[kept], self.table.take(pa.array(kept))
-        return self._derived(table, self.hashes[kept], self.key_groups[kept], owners, self._key_names)
+        return self._derive(table, self.hashes[kept], self.key_groups[kept], owners, self._key_names)
 
-    def _derived(
+    def _derive(
         self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, owners: np.ndarray, names: Sequence[str]
     ) -> "Rows":
         whole = self._whole and table is self.table
@@ -225,7 +225,7 @@ class Rows:
     @cached_property
     def _distinct(self) -> tuple[Keys, np.ndarray]:
         columns = normalise_keys(self.table.select(self._key_names))
-        first, index = distinct(self.hashes, columns.columns)
+        first, index = find_distinct(self.hashes, columns.columns)
         if self._owners is not self.hashes:
             # Entries of one operator key are kept together in state, so that they compress better once stored.
             order = np.argsort(self._owners[first], kind="stable")
@@ -251,21 +251,21 @@ class Rows:
             raise UsageError(f"{self._what}: {_label(column)} is of type {array.type}: booleans are needed here")
         return array
 
-    def _summable(self, column: Values) -> pa.Array:
+    def _cast_summable(self, column: Values) -> pa.Array:
         array = self._column(column)
         if pa.types.is_boolean(array.type):
             return array.cast(pa.int64())
         kind = sum_type(array.type, f"{self._what}: sum of {_label(column)}")
-        if (bad := misfits(array, kind)).any():
-            raise self._bad_row(f"{self._what}: {_label(column)} does not fit {kind}", bad)
-        return _folded(array.cast(kind))
+        if (bad := find_misfits(array, kind)).any():
+            raise self._bad_row_error(f"{self._what}: {_label(column)} does not fit {kind}", bad)
+        return _fold_floats(array.cast(kind))
 
-    def _initial(self, initial: Values, kind: pa.DataType) -> pa.Array:
+    def _check_initial(self, initial: Values, kind: pa.DataType) -> pa.Array:
         array = _array(initial)
         if len(array) != len(self.keys):
             raise UsageError(f"{self._what}: initial has {len(array)} values for {len(self.keys)} keys")
         try:
-            return _folded(array if array.type == kind else array.cast(kind))
+            return _fold_floats(array if array.type == kind else array.cast(kind))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise UsageError(f"{self._what}: initial is not {kind}: {str(error).splitlines()[0]}") from None
 
@@ -274,7 +274,7 @@ class Rows:
         if initial is None:
             return array, self.key_index
         index = np.concatenate([np.arange(len(self.keys)), self.key_index])
-        return pa.concat_arrays([self._initial(initial, array.type), array]), index
+        return pa.concat_arrays([self._check_initial(initial, array.type), array]), index
 
     def _end(self, column: Values, by: Values, initial: Values, *, last: bool) -> pa.Array:
         array = self._column(column)
@@ -285,16 +285,16 @@ class Rows:
             raise UsageError(
                 f"{self._what}: first and last take either by or initial: initial has no value of by to compare with"
             )
-        array = _folded(array)
+        array = _fold_floats(array)
         orders = [self._column(each) for each in (by if isinstance(by, tuple) else (by,))]
         return take_or_null(array, *choose_by([*orders, array], self.key_index, len(self.keys), largest=last))
 
-    def _overflow(self, column: Values, kind: pa.DataType, keys: np.ndarray) -> BadRow:
+    def _overflow_error(self, column: Values, kind: pa.DataType, keys: np.ndarray) -> BadRow:
         what = f"{self._what}: the sum of {_label(column)} leaves {kind}"
         whose = f" for {self.keys.describe(keys)}"
-        return self._bad_row(what, keys[self.key_index], whose, advice="use a type with more room")
+        return self._bad_row_error(what, keys[self.key_index], whose, advice="use a type with more room")
 
-    def _bad_row(self, reason: str, rows: np.ndarray, whose: str = "", *, advice: str = "") -> BadRow:
+    def _bad_row_error(self, reason: str, rows: np.ndarray, whose: str = "", *, advice: str = "") -> BadRow:
         """Make the error that names some rows, or, if these are not all rows of the call, their operator keys."""
         keys = None if self._whole else self._owners
         return BadRow(f"{reason}{whose}", advice=advice, rows=rows, reason=reason, keys=keys)
@@ -316,7 +316,7 @@ def _label(column: Values) -> str:
     return f"column {column}" if isinstance(column, str) else "the values given"
 
 
-def _folded(array: pa.Array) -> pa.Array:
+def _fold_floats(array: pa.Array) -> pa.Array:
     """Return floats with -0.0 as 0.0 and one NaN; other values unchanged."""
     if not pa.types.is_floating(array.type):
         return array

@@ -171,7 +171,7 @@ class Stream:
                 f"stream {self.name} has an event time, so one operator must read the source and not combine rows "
                 "before the shuffle: leave out combined (of an Aggregate: map_side)"
             )
-        self.topological()
+        self.sort_operators()
         self._check_autonomous()
 
     def _check_autonomous(self) -> None:
@@ -243,7 +243,7 @@ class Stream:
         having = [op for op in readers if not op.inputs or self.event_time in (*op.inputs, *op.key.names)]
         return next((op.name for op in [*having, *readers]), None)
 
-    def topological(self) -> list[Operator]:
+    def sort_operators(self) -> list[Operator]:
         """Return the operators, each after the one it reads."""
         return [operator for level in self.levels() for operator in level]
 

@@ -73,7 +73,7 @@ def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
     files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         streams = place.catalog.streams.list()
         return files, [(s, place.catalog.runs.list(s.name), place.catalog.checkpoints.list(s.name)) for s in streams]
 

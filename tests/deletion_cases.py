@@ -26,7 +26,7 @@ rows = partial(sums.rows, keys=200, changed=20)
 
 def write_checkpoints(root: Path) -> Path:
     """A warehouse with 12 checkpoints; operator `new` begins at the third, so that bases fall at different ones."""
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run = RegionRun(place, stream("old"), POLICY)
         for n in (1, 2):
             run.step(rows(n))

@@ -72,7 +72,7 @@ def steps(run: RegionRun, first: int, last: int) -> list[str]:
 
 @cache
 def known(count: int = 14) -> tuple[str, ...]:
-    with tempfile.TemporaryDirectory() as root, OpenWarehouse.writable(root) as place:
+    with tempfile.TemporaryDirectory() as root, OpenWarehouse.open_writable(root) as place:
         run = run_of(place, backend="heap", policy=policy_by_name("marginal-cost"))
         found = steps(run, 1, count)
         run.region.close("stopped")

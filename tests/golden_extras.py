@@ -200,7 +200,7 @@ def write_archive(path: Path, kind: str) -> None:
     """Write an archive of a warehouse in a store of this kind: "", or "rocksdb://"."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        with OpenWarehouse.writable(f"{kind}{root / 'warehouse'}") as place:
+        with OpenWarehouse.open_writable(f"{kind}{root / 'warehouse'}") as place:
             write(place, root / "export")
             expected = contents(place, STREAMS)
         for log in root.glob("warehouse/objects/_sinks/*/*/_delta_log/*.json"):

@@ -30,7 +30,7 @@ def write_archive(path: Path) -> None:
     """Write an archive."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        with OpenWarehouse.writable(str(root / "warehouse")) as place:
+        with OpenWarehouse.open_writable(str(root / "warehouse")) as place:
             write(place)
             expected = contents(place, (NAME, FORK))
         pack(path, root, expected, ("warehouse",))

@@ -116,7 +116,7 @@ def write(place: OpenWarehouse) -> None:
     run.step(batch(13))
     run.step_without_rows()
     run.region.close("done")
-    newest = place.catalog.checkpoints.latest(NAME)
+    newest = place.catalog.checkpoints.get_latest(NAME)
     manifest = read_manifest(place.warehouse.store, newest.manifest)
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "golden")]
     objects = [stored for part in parts for stored in part.objects]
@@ -189,7 +189,7 @@ def write_archive(path: Path, *, ranged: bool) -> None:
     """Write an archive with one object for all sections of a segment, or one for each."""
     with tempfile.TemporaryDirectory() as directory, patch.object(FilesystemStore, "ranged", ranged):
         root = Path(directory)
-        with OpenWarehouse.writable(str(root / "warehouse")) as place:
+        with OpenWarehouse.open_writable(str(root / "warehouse")) as place:
             write(place)
             expected = {"ranged": ranged, **contents(place)}
         pack(path, root, expected, ("warehouse/objects", "warehouse/catalog.db"))

@@ -67,7 +67,7 @@ def run(warehouse: str, limit_bytes: int, backend: str, rows: int | None = None)
     def note(phase: str) -> None:
         peaks[phase] = max(peaks.get(phase, 0), anonymous_bytes() - baseline)
 
-    with OpenWarehouse.writable(warehouse) as place:
+    with OpenWarehouse.open_writable(warehouse) as place:
         first = RegionRun(place, STREAM, LONG, checkpoint_steps=rows // STEP_ROWS, backend=backend)
         for at in range(0, rows, STEP_ROWS):
             first.step(pa.table({"k": np.arange(at, at + STEP_ROWS), "n": np.arange(at, at + STEP_ROWS)}))

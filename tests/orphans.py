@@ -21,23 +21,23 @@ def new_run(place: OpenWarehouse) -> RegionRun:
 
 
 def filesystem(tmp_path: Path) -> OpenWarehouse:
-    return OpenWarehouse.writable(str(tmp_path / "w"))
+    return OpenWarehouse.open_writable(str(tmp_path / "w"))
 
 
 def rocksdb(tmp_path: Path) -> OpenWarehouse:
-    return OpenWarehouse.writable(f"rocksdb://{tmp_path}/w")
+    return OpenWarehouse.open_writable(f"rocksdb://{tmp_path}/w")
 
 
 def redis(tmp_path: Path) -> OpenWarehouse:
     url = shared_server().url(f"prefix={uuid.uuid4().hex}&local={tmp_path}/w")
-    return OpenWarehouse.writable(url, f"sqlite:///{tmp_path}/catalog.db")
+    return OpenWarehouse.open_writable(url, f"sqlite:///{tmp_path}/catalog.db")
 
 
 def s3(tmp_path: Path) -> OpenWarehouse:
     server = moto()
     _, bucket = fresh_bucket(server)
     url = f"s3://{bucket}/warehouse?endpoint={server.endpoint}&region=us-east-1&local={tmp_path}/w"
-    return OpenWarehouse.writable(url, f"sqlite:///{tmp_path}/catalog.db")
+    return OpenWarehouse.open_writable(url, f"sqlite:///{tmp_path}/catalog.db")
 
 
 PLACES: dict[str, Callable[[Path], OpenWarehouse]] = {
@@ -101,7 +101,7 @@ def inject(place: OpenWarehouse) -> Injected:
             path(2, 5).segment("hedged", "NON"),
             path(2, 5).snapshot("by_key", "totals", 1, "s9-ab"),
             path(2, 2).segment("early"),
-            path(2, 4).materialized("by_key", "totals", 0, "m1"),
+            path(2, 4).materialized_base("by_key", "totals", 0, "m1"),
             path(2, 4).materialization("by_key", "m1"),
         ],
         writing=[path(2, 6).segment("now"), path(2, 6).base("by_key", "window.bounds", 0, "now")],

@@ -13,7 +13,7 @@ from siltstone.store.open import Warehouse
 def place_at(root: Path, now: Callable[[], datetime] | None = None) -> OpenWarehouse:
     """The warehouse in this directory, made where missing, with a catalog that takes its time from `now`."""
     if now is None:
-        return OpenWarehouse.writable(str(root))
+        return OpenWarehouse.open_writable(str(root))
     warehouse = Warehouse.at(str(root))
     warehouse.prepare()
     catalog = open_catalog(warehouse.catalog_url, now=now)

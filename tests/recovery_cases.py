@@ -25,7 +25,7 @@ def new_run(place: OpenWarehouse, parallelism: int = 2) -> RegionRun:
 def write_checkpoints(root: Path) -> Path:
     """A warehouse with nine checkpoints, by two runs."""
     rows = purchases()
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         first = new_run(place)
         for n in range(4):
             first.step(rows[n])

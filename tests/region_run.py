@@ -52,7 +52,7 @@ class RegionSteps:
         """A step of every operator, after those whose output it reads."""
         region, self.outputs = self.region, outputs
         tasks = region.begin_step(step, ends=ends)
-        for operator in region.stream.topological():
+        for operator in region.stream.sort_operators():
             task, rows = replace(tasks[operator.name], hands_on=True), outputs.get(operator.reads)
             there = {} if rows is None else shuffled(task, rows)
             outputs[operator.name], received = self.attempt(task, there)
@@ -92,7 +92,7 @@ class RegionSteps:
     def edit(self, operator: str, variable: str, changes: pa.Table) -> Completed:
         """A change by hand of one variable's table, with a checkpoint of its own; no other is pending."""
         tasks = self.region.begin_step(Step.without_rows(self.region.step + 1, StepKind.CHANGE), ends=True)
-        for own in self.region.stream.topological():
+        for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:
                 task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True)

@@ -18,7 +18,7 @@ def at(path: Path, **options: object) -> Settings:
 
 def digests(settings: Settings, stream: str) -> dict[int, str]:
     """Step of every checkpoint -> digest."""
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         steps = {
             s.checkpoint: s.step
             for s in place.catalog.input_log.list(stream, place.catalog.checkpoints.last_id(stream))
@@ -28,7 +28,7 @@ def digests(settings: Settings, stream: str) -> dict[int, str]:
 
 def recorded(settings: Settings, stream: str) -> tuple[StreamRecord, int, int]:
     """All that a run that is refused must leave alone."""
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         catalog = place.catalog
         return catalog.streams.get(stream), len(catalog.runs.list(stream)), catalog.checkpoints.last_id(stream)
 

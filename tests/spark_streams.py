@@ -138,7 +138,7 @@ class Noticing(Counts):
 
     def region_checkpointed(self, checkpoint: int) -> None:
         """Look the checkpoint up."""
-        with OpenWarehouse.existing(load_settings().warehouse) as place:
+        with OpenWarehouse.open_existing(load_settings().warehouse) as place:
             self.seen.append((checkpoint, place.catalog.checkpoints.last_id("noticing")))
 
 
@@ -148,7 +148,7 @@ class Overtaken(Counts):
     def region_checkpointed(self, checkpoint: int) -> None:
         """Be that other writer."""
         if checkpoint == 2:
-            with OpenWarehouse.existing(load_settings().warehouse) as place:
+            with OpenWarehouse.open_existing(load_settings().warehouse) as place:
                 place.catalog.runs.begin("overtaken", "another")
 
 

@@ -66,7 +66,7 @@ def changed(table: StateTable) -> dict[tuple[str, ...], tuple[str, ...] | None]:
     changes, groups = table.changes()
     assert changes.schema.equals(table.schema.changes)
     assert np.all(np.diff(groups.astype(np.int64)) >= 0)
-    counts = table.changed()
+    counts = table.count_changed()
     assert counts.tolist() == np.bincount(groups, minlength=len(counts)).tolist()
     parts = [table.changes(part)[0] for part in KeyGroupRange(0, len(counts)).split(3)]
     assert texts(pa.concat_tables(parts).columns) == texts(changes.columns)

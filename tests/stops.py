@@ -37,7 +37,7 @@ def one_by_one(self, names):
         delete(self, [name])
 
 FilesystemStore.delete = one_by_one
-with OpenWarehouse.existing(root) as place:
+with OpenWarehouse.open_existing(root) as place:
     {what}
 """
 """a program that kills itself once it has deleted so many objects, besides extracts"""

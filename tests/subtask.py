@@ -49,7 +49,7 @@ def subtask(operator: Operator, max_parallelism: int = 8) -> Iterator[Subtask]:
     with TemporaryDirectory() as directory:
         groups = KeyGroupRange(0, max_parallelism)
         state = HeapBackend().open(
-            Path(directory) / "state", operator.tables(), operator.opaque(), groups, max_parallelism
+            Path(directory) / "state", operator.tables(), operator.opaque_variables(), groups, max_parallelism
         )
         try:
             yield Subtask(operator, state)

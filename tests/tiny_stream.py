@@ -83,7 +83,7 @@ class Stored:
 @contextmanager
 def written(url: str) -> Iterator[Stored]:
     """The stream's four checkpoints at a warehouse's URL."""
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         policy = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
         run = RegionRun(place, STREAM, policy)
         for checkpoint in range(1, LAST + 1):

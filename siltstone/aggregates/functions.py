@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.state.columns import fixed_values, null_mask
-from siltstone.state.exact import means, to_decimal, wide
+from siltstone.state.exact import means, to_decimal, to_words
 from siltstone.state.reduction import choose_by, count_by, extreme_by, sum_by, sum_type, take_or_null
 
 _EVENT_TIME = pa.timestamp("us", "UTC")
@@ -180,7 +180,7 @@ class Average(_ColumnFunction):
         absent = null_mask(columns[0])
         values = columns[0]
         if pa.types.is_integer(values.type):
-            values = to_decimal(wide(fixed_values(values)), _WHOLE, absent if values.null_count else None)
+            values = to_decimal(to_words(fixed_values(values)), _WHOLE, absent if values.null_count else None)
         return [values, pa.array((~absent).astype(np.int64))]
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:

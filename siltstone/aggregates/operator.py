@@ -23,8 +23,8 @@ from siltstone.aggregates.functions import Average, Count, First, Function, Last
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
-from siltstone.state.columns import fixed_values, misfits, one_array
-from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.columns import find_misfits, fixed_values, one_array
+from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.state.types import is_nested
 from siltstone.state.variables import ColumnTypes, schema_of
 
@@ -104,7 +104,7 @@ class Aggregate(Operator):
             UsageError: a column is missing or does not fit.
         """
         keys = normalise_keys(conform(table, self.key, table.num_rows, f"operator {self.name}"))
-        first, group = distinct(xxhash64(keys.columns), keys.columns)
+        first, group = find_distinct(xxhash64(keys.columns), keys.columns)
         lifted = self._lift(table)
         try:
             reduced = self._reduce(lifted, group, len(first))
@@ -133,7 +133,7 @@ class Aggregate(Operator):
         try:
             reduced = self._reduce(lifted, group, len(keys))
         except Overflow as overflow:
-            raise self._bad_row(overflow, rows) from None
+            raise self._bad_row_error(overflow, rows) from None
         state.totals.put(keys, pa.table(reduced, schema=self._state_schema))
         if self.output is None:
             return None
@@ -182,7 +182,7 @@ class Aggregate(Operator):
         except UsageError as error:
             for field in wanted:
                 if field.name in table.column_names:
-                    bad = misfits(table.column(field.name), field.type)
+                    bad = find_misfits(table.column(field.name), field.type)
                     if bad.any():
                         reason = f"{what}: column {field.name} does not fit {field.type}"
                         raise BadRow(str(error), rows=bad, reason=reason) from None
@@ -196,7 +196,7 @@ class Aggregate(Operator):
             one_array(c) for c in conform(given, self._state_schema, table.num_rows, f"operator {self.name}").columns
         ]
 
-    def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
+    def _bad_row_error(self, overflow: Overflow, rows: Rows) -> BadRow:
         """Make the error of an overflow, with the column and the first of the keys.
 
         All rows of such a key are bad, because which of them are too many depends on their order.

@@ -70,7 +70,7 @@ def remove_leftovers(directory: Path, pattern: str) -> None:
     """
     try:
         for lock in directory.glob(pattern + _LOCK):
-            with _held_lock(lock) as held:
+            with _hold_lock(lock) as held:
                 if held:
                     _remove(lock.with_suffix(""))
     except OSError as error:
@@ -83,7 +83,7 @@ def _own_draft(path: Path) -> Iterator[Path]:
     draft, lock = path.with_name(f"{path.name}.part"), path.with_name(path.name + _LOCK)
     if os.path.lexists(draft) and not os.path.lexists(lock):
         raise UsageError(f"{draft} exists and was not left by a backup: move it away, or name another file")
-    with _held_lock(lock) as held:
+    with _hold_lock(lock) as held:
         if not held:
             raise UsageError(f"another process writes {path}: wait until it has ended, or name another file")
         _remove(draft)  # never written to: a killed process may have given it its name already
@@ -99,7 +99,7 @@ def _remove(draft: Path) -> None:
 
 
 @contextmanager
-def _held_lock(path: Path) -> Iterator[bool]:
+def _hold_lock(path: Path) -> Iterator[bool]:
     """Hold the lock `path`, made if needed, and remove it at the end; yield False if another process holds it."""
     descriptor = _lock(path)
     try:

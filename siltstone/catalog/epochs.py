@@ -143,7 +143,7 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
         Unreachable: the store or the catalog failed.
     """
     store = warehouse.warehouse.store
-    there = any(_first(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
+    there = any(_first_name(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
     if there and all(record.name != stream for record in warehouse.catalog.streams.list()):
         raise WrongWarehouse(
             f"the store at {warehouse.warehouse.label} holds a stream {stream} that the catalog "
@@ -291,7 +291,7 @@ def check_marks(warehouse: OpenWarehouse, marks: Marks, known: int) -> None:
         _refuse_implausible(warehouse, name, epoch - known)
 
 
-def _first(store: Store, prefix: str) -> str | None:
+def _first_name(store: Store, prefix: str) -> str | None:
     return next((name for name, _ in store.list(prefix)), None)
 
 
@@ -332,7 +332,7 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
     try:
         store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
     except ObjectExists as error:
-        raise _other_catalog(warehouse, stream, epoch) from error
+        raise _other_catalog_error(warehouse, stream, epoch) from error
     try:
         try:
             store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
@@ -341,14 +341,14 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
         newest = max(_marked_epochs(store, stream), default=0)
         if newest > epoch:
             catalog.runs.check_epoch(stream, epoch)
-            raise _other_catalog(warehouse, stream, newest)
+            raise _other_catalog_error(warehouse, stream, newest)
     except BaseException:
         with suppress(Unreachable):
             catalog.runs.end(stream, epoch, "failed")
         raise
 
 
-def _other_catalog(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWarehouse:
+def _other_catalog_error(warehouse: OpenWarehouse, stream: str, epoch: int) -> WrongWarehouse:
     return WrongWarehouse(
         f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog than "
         f"{warehouse.catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse (if "
@@ -389,9 +389,9 @@ def _is_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> bool:
             # The next checkpoint of an epoch that is fenced is taken over, or else would count as an orphan.
             path = CheckpointPath(stream, epoch, newest + 2)
             manifest = (path if followed in (None, epoch) else CheckpointPath(stream, followed, newest + 1)).manifest()
-            newer = _first(store, manifest) == manifest
+            newer = _first_name(store, manifest) == manifest
         else:  # it has never run, so any object under its name belongs to another stream
-            newer = _first(store, stream_prefix(stream)) is not None
+            newer = _first_name(store, stream_prefix(stream)) is not None
         if not newer:
             return False
         if (catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)) == (epoch, newest):
@@ -404,8 +404,8 @@ def _refuse_unknown(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None
     _refuse_forks(warehouse, stream, marks)
     ahead = is_ahead(marks.extract, record.epoch, record.extracts)
     # If it has never run, any object under its name belongs to another stream.
-    if ahead or (record.epoch == 0 and _first(warehouse.warehouse.store, stream_prefix(stream)) is not None):
-        raise _older(warehouse, stream, _newer_epochs(warehouse.catalog, stream))
+    if ahead or (record.epoch == 0 and _first_name(warehouse.warehouse.store, stream_prefix(stream)) is not None):
+        raise _older_catalog_error(warehouse, stream, _newer_epochs(warehouse.catalog, stream))
 
 
 def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
@@ -415,13 +415,13 @@ def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
     _refuse_forks(warehouse, stream, marks)
     if _is_older(warehouse, stream, marks):
         why = _newer_epochs(warehouse.catalog, stream)
-        raise _older(warehouse, stream, why, "run the stream, which brings the catalog up to the store, ")
+        raise _older_catalog_error(warehouse, stream, why, "run the stream, which brings the catalog up to the store, ")
 
 
 def _refuse_forks(warehouse: OpenWarehouse, stream: str, marks: Marks) -> None:
     if forks := _unknown_forks(warehouse.catalog, stream, marks):
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
-        raise _older(warehouse, stream, why)
+        raise _older_catalog_error(warehouse, stream, why)
 
 
 def _newer_epochs(catalog: Catalog, stream: str) -> str:
@@ -432,7 +432,7 @@ def _newer_epochs(catalog: Catalog, stream: str) -> str:
     )
 
 
-def _older(warehouse: OpenWarehouse, stream: str, why: str, first: str = "") -> WrongWarehouse:
+def _older_catalog_error(warehouse: OpenWarehouse, stream: str, why: str, first: str = "") -> WrongWarehouse:
     ways = f"{first}name the newer one with --catalog, rebuild one at a new place with `siltstone rebuild-catalog`, or "
     ways += f"give up what it does not know with `siltstone recover {stream} --accept-loss`"
     return WrongWarehouse(

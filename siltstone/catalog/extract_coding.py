@@ -17,7 +17,14 @@ import xxhash
 from sqlalchemy import Boolean, Column, Float, Integer, LargeBinary, String, Table
 
 from siltstone.catalog.database.column_types import Json, PackedJson, UtcTime
-from siltstone.catalog.records.commit_details import check_stored, decode_steps, encode_steps, pack_parts, unpack_parts
+from siltstone.catalog.records.commit_details import (
+    check_stored,
+    decode_steps,
+    encode_steps,
+    pack_parts,
+    stored_to_json,
+    unpack_parts,
+)
 from siltstone.catalog.records.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
 from siltstone.catalog.records.steps import Step, StepRecord
 from siltstone.decoding import (
@@ -30,7 +37,7 @@ from siltstone.decoding import (
     translate_decode_errors,
 )
 from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.model import MAX_EPOCH, MAX_ID, StoredObject, check_name
+from siltstone.model import MAX_EPOCH, MAX_ID, check_name
 
 FORMAT = 1
 _SEAL_BYTES = 8
@@ -49,13 +56,13 @@ def encode_extract(extract: Extract) -> bytes:
             "rows": {name: [_row_to_json(TABLES[name], row) for row in rows] for name, rows in extract.rows.items()},
             "retained": [[*astuple(each)[:-1], each.committed_at.isoformat()] for each in extract.retained],
             "copies": [
-                [c.checkpoint, c.rows, c.taken_at.isoformat(), c.epoch, [_stored_to_json(o) for o in c.objects]]
+                [c.checkpoint, c.rows, c.taken_at.isoformat(), c.epoch, [stored_to_json(o) for o in c.objects]]
                 for c in extract.copies
             ],
             "oldest_step": extract.oldest_step,
             "logged": _records_to_json(extract.logged),
-            "beginning": None if beginning is None else _stored_to_json(beginning),
-            "parts": [[_stored_to_json(p.stored), p.steps, [list(r) for r in p.ranges]] for p in extract.parts],
+            "beginning": None if beginning is None else stored_to_json(beginning),
+            "parts": [[stored_to_json(p.stored), p.steps, [list(r) for r in p.ranges]] for p in extract.parts],
         }
     )
 
@@ -84,12 +91,12 @@ def decode_extract(data: bytes, name: str) -> Extract:
             epoch=check_integer(values["epoch"], 0, MAX_EPOCH, "epoch"),
             number=check_integer(values["number"], 1, _MAX, "number"),
             rows=rows,
-            retained=_retained(values["retained"]),
-            copies=tuple(_copy(*each) for each in values["copies"]),
+            retained=_decode_retained(values["retained"]),
+            copies=tuple(_decode_copy(*each) for each in values["copies"]),
             oldest_step=check_integer(values["oldest_step"], 0, MAX_ID, "oldest_step"),
             logged=_records_from_json(values["logged"]),
             beginning=None if beginning is None else check_stored(*beginning),
-            parts=tuple(_part(*each) for each in values["parts"]),
+            parts=tuple(_decode_part(*each) for each in values["parts"]),
         )
 
 
@@ -206,7 +213,7 @@ def _value_from_json(column: Column[Any], value: Any) -> Any:
     return text
 
 
-def _retained(values: Sequence[Sequence[Any]]) -> tuple[Retained, ...]:
+def _decode_retained(values: Sequence[Sequence[Any]]) -> tuple[Retained, ...]:
     found: list[Retained] = []
     for first, last, owner, epoch, marked, committed_at in values:
         check_integer(first, found[-1].last + 1 if found else 1, MAX_ID, "a checkpoint")
@@ -217,7 +224,7 @@ def _retained(values: Sequence[Sequence[Any]]) -> tuple[Retained, ...]:
     return tuple(found)
 
 
-def _copy(
+def _decode_copy(
     checkpoint: object, rows: object, taken_at: object, epoch: object, objects: Sequence[Sequence[object]]
 ) -> ReferenceCopy:
     return ReferenceCopy(
@@ -229,7 +236,7 @@ def _copy(
     )
 
 
-def _part(stored: Sequence[object], steps: object, ranges: Sequence[Sequence[object]]) -> StepPart:
+def _decode_part(stored: Sequence[object], steps: object, ranges: Sequence[Sequence[object]]) -> StepPart:
     read = tuple(
         (check_integer(first, 1, MAX_ID, "a checkpoint"), check_integer(last, 1, MAX_ID, "a checkpoint"))
         for first, last in ranges
@@ -251,7 +258,3 @@ def _records_from_json(values: Mapping[str, Any]) -> tuple[StepRecord, ...]:
         )
         for s, checkpoint in zip(steps, values["checkpoints"], strict=True)
     )
-
-
-def _stored_to_json(stored: StoredObject) -> list[Any]:
-    return [stored.name, stored.bytes, stored.checksum]

@@ -125,15 +125,15 @@ def _store_beginning(store: Store, stream: str, beginning: Step, there: Iterable
 
 def _store_parts(warehouse: OpenWarehouse, taken: TakenExtract, before: Extract | None) -> tuple[StepPart, ...]:
     """Store the steps that no manifest and no earlier part holds; return all parts."""
-    extract, unheld = taken.extract, set(taken.unheld)
+    extract, catalog_only = taken.extract, set(taken.catalog_only)
     # A rollback may have changed what a part holds.
     parts = list(before.parts) if before and before.rollbacks == extract.rollbacks else []
-    parts = [part for part in parts if unheld & _ids(part)]
-    new = unheld - {id for part in parts for id in _ids(part)}
+    parts = [part for part in parts if catalog_only & _ids(part)]
+    new = catalog_only - {id for part in parts for id in _ids(part)}
     if not new:
         return tuple(parts)
     while parts and parts[-1].steps <= 2 * len(new):
-        new |= unheld & _ids(parts.pop())
+        new |= catalog_only & _ids(parts.pop())
     ranges = _ranges(new)
     steps = warehouse.catalog.extracts.list_steps(extract.stream, ranges)
     name = steps_part_name(extract.stream, extract.epoch, extract.number)

@@ -100,7 +100,7 @@ def identity_mismatch_error(found: FoundIdentities) -> WrongWarehouse:
             "the right one, `siltstone reidentify` writes an identity into both)"
         )
     if recorded is None:
-        return lost_catalog(found.store, found.stored, found.streams, f"{catalog} is not its own")
+        return lost_catalog_error(found.store, found.stored, found.streams, f"{catalog} is not its own")
     return WrongWarehouse(
         f"the store at {found.store} does not hold this catalog's warehouse: it has identity {found.stored}, {catalog} "
         f"has identity {recorded}; check --warehouse and --catalog (a copied warehouse gets its own identity by "
@@ -108,7 +108,7 @@ def identity_mismatch_error(found: FoundIdentities) -> WrongWarehouse:
     )
 
 
-def lost_catalog(store: str, identity: str, streams: Sequence[str], found: str) -> WrongWarehouse:
+def lost_catalog_error(store: str, identity: str, streams: Sequence[str], found: str) -> WrongWarehouse:
     """Make the error for a store that holds a warehouse whose catalog was not found.
 
     Args:

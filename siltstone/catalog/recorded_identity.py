@@ -16,7 +16,7 @@ class RecordedIdentity(CatalogPart):
     def read(self) -> CatalogIdentity:
         """Return the record."""
         w = t.warehouse.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).first()
             return CatalogIdentity() if found is None else CatalogIdentity(found.identity, found.next)
 
@@ -29,7 +29,7 @@ class RecordedIdentity(CatalogPart):
             The record after that; its `next` is the identity to write.
         """
         w = t.warehouse.c
-        with self._transactions.writing("the identity of the warehouse") as connection:
+        with self._transactions.begin_write("the identity of the warehouse") as connection:
             try:
                 with connection.begin_nested():
                     connection.execute(
@@ -49,7 +49,7 @@ class RecordedIdentity(CatalogPart):
     def settle(self, identity: str) -> CatalogIdentity:
         """Record that the store has the proposed identity, unless another process did; return the record."""
         w = t.warehouse.c
-        with self._transactions.writing("the identity of the warehouse") as connection:
+        with self._transactions.begin_write("the identity of the warehouse") as connection:
             proposed = (w.id == _ROW) & (w.next == identity)
             settled = {"identity": identity, "next": None, "changed_at": self._transactions.time(connection)}
             connection.execute(update(t.warehouse).where(proposed).values(settled))

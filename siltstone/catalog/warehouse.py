@@ -6,7 +6,7 @@ from typing import Self
 
 from siltstone.catalog.database.engine import parse_url, redacted_url
 from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
-from siltstone.catalog.identity_rules import lost_catalog
+from siltstone.catalog.identity_rules import lost_catalog_error
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.log import get_logger
@@ -25,7 +25,7 @@ class OpenWarehouse:
     catalog: Catalog
 
     @classmethod
-    def existing(cls, warehouse_url: str, catalog_url: str | None = None) -> Self:
+    def open_existing(cls, warehouse_url: str, catalog_url: str | None = None) -> Self:
         """Open an existing warehouse and catalog for reading; create nothing.
 
         Raises:
@@ -36,10 +36,10 @@ class OpenWarehouse:
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.check_readable()
-        return cls(warehouse, _open_own(warehouse, catalog_url or warehouse.catalog_url)).checked(create=False)
+        return cls(warehouse, _open_own(warehouse, catalog_url or warehouse.catalog_url)).with_identity(create=False)
 
     @classmethod
-    def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
+    def open_writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
         """Open for a run, and create what is missing; see `open_catalog` for `outage_s`.
 
         Raises:
@@ -59,7 +59,7 @@ class OpenWarehouse:
         url = catalog_url or warehouse.catalog_url
         # A store with an identity already has a catalog, so none is made.
         catalog = _open_own(warehouse, url, create=read_identity(warehouse.store) is None, outage_s=outage_s)
-        return cls(warehouse, catalog).checked(create=True)
+        return cls(warehouse, catalog).with_identity(create=True)
 
     @classmethod
     def reidentify(cls, warehouse_url: str, catalog_url: str | None = None) -> Reidentified:
@@ -73,7 +73,7 @@ class OpenWarehouse:
         """Check that the store shows the identity of the warehouse (`catalog.identity.confirm_store`)."""
         confirm_store(self.warehouse, self.catalog)
 
-    def checked(self, *, create: bool) -> Self:
+    def with_identity(self, *, create: bool) -> Self:
         """Return this warehouse, with its identity, if it and its catalog belong together; close it if they do not."""
         try:
             identity = check_identity(self.warehouse, self.catalog, create=create)
@@ -106,4 +106,4 @@ def _open_own(warehouse: Warehouse, url: str, *, create: bool = False, outage_s:
         if identity is None:
             raise
         missing = f"there is no catalog at {redacted_url(parse_url(url))}"
-        raise lost_catalog(warehouse.label, identity, list_streams(warehouse.store), missing) from error
+        raise lost_catalog_error(warehouse.label, identity, list_streams(warehouse.store), missing) from error

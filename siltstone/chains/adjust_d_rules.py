@@ -56,9 +56,9 @@ class AdjustD(chain.Policy):
         probed = saw_delta and state.d == 0
         if not ends_chain and not probed:
             return after
-        return replace(after, d=self._adjusted(after))
+        return replace(after, d=self._adjust_d(after))
 
-    def _adjusted(self, state: PolicyState) -> int:
+    def _adjust_d(self, state: PolicyState) -> int:
         options = self.options
         d = state.d
         if self._pays(state):
@@ -85,7 +85,7 @@ class AdjustD(chain.Policy):
         after = chain.rebase(state, base, deltas)
         if after.deltas >= state.deltas or not state.d:
             return after
-        return replace(after, d=self._adjusted(after))
+        return replace(after, d=self._adjust_d(after))
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
         """Return the most a restore may read and take before the next base, after D deltas."""

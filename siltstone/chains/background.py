@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import chain_facts
-from siltstone.chains.materialization_rules import RETRY_S, ChainFacts, MaterializationOptions, Trigger, due
+from siltstone.chains.materialization_rules import RETRY_S, ChainFacts, MaterializationOptions, Trigger, decide_trigger
 from siltstone.chains.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
 from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -45,7 +45,7 @@ class BackgroundOptions:
 
 
 class Background:
-    """One run's thread. `start` it, report each checkpoint (`completed`), and end it with `finish` or `stop`.
+    """One run's thread. `start` it, report each checkpoint (`note_checkpoint`), and end it with `finish` or `stop`.
 
     Args:
         epoch: the run's writer epoch.
@@ -84,7 +84,7 @@ class Background:
         """Start the thread."""
         self._thread.start()
 
-    def completed(self) -> None:
+    def note_checkpoint(self) -> None:
         """Note that the run has completed a checkpoint."""
         self._completed += 1
         self._woken.set()
@@ -127,7 +127,7 @@ class Background:
             return tidied
         try:
             tried: dict[str, bool] = {}
-            while found := next((each for each in self._due() if each[0].operator not in tried), None):
+            while found := next((each for each in self._find_due() if each[0].operator not in tried), None):
                 tried[found[0].operator] = self._materialize(*found)
             return tidied and all(tried.values())
         except Exception as error:  # the stream goes on, whatever fails here
@@ -151,13 +151,15 @@ class Background:
         self._said = ""
         return True
 
-    def _due(self) -> Iterator[tuple[ChainFacts, Trigger]]:
+    def _find_due(self) -> Iterator[tuple[ChainFacts, Trigger]]:
         options = self._options
         if self._abandoned.is_set():
             return
         for facts in chain_facts(self._warehouse.catalog, self._stream):
             postponed = self._postponed(facts.operator, facts.base)
-            trigger = due(facts, self._warehouse.catalog.now(), options.materialization, options.policy, postponed)
+            trigger = decide_trigger(
+                facts, self._warehouse.catalog.now(), options.materialization, options.policy, postponed
+            )
             if trigger is not None:
                 yield facts, trigger
 

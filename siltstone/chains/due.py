@@ -14,7 +14,14 @@ from siltstone.catalog.records.materializations import MaterializationRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains import chain_rules as chain
 from siltstone.chains.costs import first_of, recorded_chains, recorded_cost
-from siltstone.chains.materialization_rules import ChainFacts, Health, MaterializationOptions, Trigger, due, health
+from siltstone.chains.materialization_rules import (
+    ChainFacts,
+    Health,
+    MaterializationOptions,
+    Trigger,
+    decide_trigger,
+    health,
+)
 from siltstone.chains.policy_rules import CheckpointCost, PolicyOptions, PolicyState
 from siltstone.model import Form
 from siltstone.store.paths import is_materialization_manifest, materialization_of, materialized_variable
@@ -189,7 +196,7 @@ def materialization_health(
     now, running = catalog.now(), catalog.runs.is_open(stream)
     return {
         facts.operator: OperatorHealth(
-            facts, health(facts, now, options, running), due(facts, now, options, policy_options), now
+            facts, health(facts, now, options, running), decide_trigger(facts, now, options, policy_options), now
         )
         for facts in chain_facts(catalog, stream)
     }

@@ -119,9 +119,9 @@ class MarginalCost(chain.Policy):
         base, _ = chain.next_base(state)
         if base <= 0:
             return 0.0
-        return (self._grown(state) + self.options.restore_weight) * state.last_bytes / base - 1
+        return (self._growth(state) + self.options.restore_weight) * state.last_bytes / base - 1
 
-    def _grown(self, state: PolicyState) -> float:
+    def _growth(self, state: PolicyState) -> float:
         return 1 + chain.logging_ratio(state, self.options)
 
     def _outlook(self, state: PolicyState) -> _Outlook:
@@ -134,7 +134,7 @@ class MarginalCost(chain.Policy):
             base=chain.next_base(state)[0],
             delta=delta,
             typical=delta,
-            grown=self._grown(state),
+            grown=self._growth(state),
             chain_base=state.base_bytes,
             chain_deltas=state.deltas_bytes,
         )

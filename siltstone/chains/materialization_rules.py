@@ -107,7 +107,7 @@ class Health(StrEnum):
     """no success and no base for `stalled_intervals` intervals"""
 
 
-def due(
+def decide_trigger(
     facts: ChainFacts,
     now: datetime,
     options: MaterializationOptions,

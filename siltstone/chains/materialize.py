@@ -149,7 +149,7 @@ def materialize_unit(store: Store, task: MaterializeTask, scratch: Path | None =
     part, uploader = MaterializedPart([], [], 0), uploader_of(store.url, task.upload)
     rows = 0
     reads, others = split_reads(unit.reads)
-    opaque = MemoryState.empty({}, unit.key_groups, manifest.max_parallelism)
+    opaque = MemoryState.make_empty({}, unit.key_groups, manifest.max_parallelism)
     apply_reads(opaque, others, reader)
     for name in unit.opaque:
         values = opaque.opaque.get(name, {})
@@ -161,7 +161,7 @@ def materialize_unit(store: Store, task: MaterializeTask, scratch: Path | None =
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
         found = np.zeros(manifest.max_parallelism, np.uint64)
-        with create_ranged(uploader, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+        with create_ranged(uploader, task.path.materialized_base(unit.operator, name, task.part, task.id)) as out:
             count = write_base(out, schemas[name], add_digests(batches, found))
             # Before the base is stored: a base whose proof fails never appears in the store.
             _compare(task, name, found[unit.key_groups.start : unit.key_groups.end])

@@ -38,7 +38,7 @@ def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operato
     if found is None:
         known = ", ".join(op.name for op in stream.operators)
         raise UsageError(f"stream {stream.name} has no operator {operator!r}: it has {known}")
-    variables = found.declared()
+    variables = found.declared_variables()
     if variable not in variables:
         raise UsageError(f"operator {operator} has no variable {variable!r}: it has {', '.join(variables)}")
     if variables[variable].kind is Kind.OPAQUE:

@@ -84,7 +84,7 @@ def export_savepoint(warehouse: OpenWarehouse, stream: str, name: str, url: str)
             put_same(target, stored.name, data)
             put_same(target, EXPORT, encode_exported(exported))
         except ObjectExists as error:
-            raise _taken(target, f"{error}") from error
+            raise _not_empty_error(target, f"{error}") from error
     size = sum(each.bytes for each in objects.values())
     seconds = round(time.perf_counter() - start, 3)
     return SavepointExport(stream, name, checkpoint, manifest.digest, target.label, len(objects), size, copied, seconds)
@@ -130,7 +130,7 @@ def _gather(
     # The newest two with a batch, which Spark needs, and those after the first of them: numbers have no gaps.
     first = position.newest[0] if position.newest else None
     steps = catalog.input_log.list(stream, checkpoint, after=first.checkpoint - 1) if first else []
-    kept = [_bare(step) for step in steps if first and step.step >= first.step]
+    kept = [_to_step(step) for step in steps if first and step.step >= first.step]
     details = CommitDetails(steps=kept, definition=definition)
     chain = [
         (each.name, read_manifest(store, each, stream)) for each in catalog.chains.list_manifests(stream, checkpoint)
@@ -139,10 +139,10 @@ def _gather(
     record = catalog.streams.get(stream)
     # The next checkpoint has the id after `FIRST` there, and sinks shall know it by the same id as here.
     offset = record.sink_offset + checkpoint - FIRST
-    return manifest, objects, Continuation(_beginning(position), offset, record.default_sink)
+    return manifest, objects, Continuation(_find_beginning(position), offset, record.default_sink)
 
 
-def _beginning(position: InputPosition) -> Step | None:
+def _find_beginning(position: InputPosition) -> Step | None:
     """Return where the sources begin, with the files of all steps before the newest two, as if those were pruned."""
     newest = {step.step for step in position.newest}
     known = NO_ENTRIES if position.beginning is None else position.beginning.sources
@@ -153,7 +153,7 @@ def _beginning(position: InputPosition) -> Step | None:
     return Step(0, position.beginning.batch_id, position.beginning.offsets, sources)
 
 
-def _bare(step: Step) -> Step:
+def _to_step(step: Step) -> Step:
     return Step(step.step, step.batch_id, step.offsets, step.sources, step.kind)
 
 
@@ -161,7 +161,7 @@ def _copy(source: Store, target: Store, objects: Mapping[str, StoredObject], oth
     """Copy objects to a place that holds nothing but them and `others`; return how many were not there yet."""
     there = {name for name, _ in target.list("")}
     if foreign := sorted(there - objects.keys() - others):
-        raise _taken(target, f"it holds {foreign[0]}")
+        raise _not_empty_error(target, f"it holds {foreign[0]}")
 
     def copy(name: str) -> bool:
         if name in there:
@@ -174,5 +174,5 @@ def _copy(source: Store, target: Store, objects: Mapping[str, StoredObject], oth
         return sum(pool.map(copy, objects))
 
 
-def _taken(target: Store, why: str) -> UsageError:
+def _not_empty_error(target: Store, why: str) -> UsageError:
     return UsageError(f"{target.label} holds something else than this savepoint: {why}; name an empty place")

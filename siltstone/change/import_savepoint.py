@@ -185,13 +185,13 @@ def _add(warehouse: OpenWarehouse, proven: ProvenExport, path: CheckpointPath) -
     """Copy the objects and commit the checkpoint; return its bytes."""
     catalog, store, exported = warehouse.catalog, warehouse.warehouse.store, proven.exported
 
-    def local(step: Step) -> Step:
+    def localize(step: Step) -> Step:
         return replace(step, sources=_sources_below(step.sources, exported.origin, path.stream))
 
     # It follows a checkpoint of another warehouse, so nobody takes it over from its manifest alone, which does not say
     # how input and sinks go on: if this commit is lost, or without an extract, the import is repeated.
     previous = PreviousCheckpoint(exported.manifest, catalog.now())
-    details = replace(proven.details, steps=[local(step) for step in proven.details.steps], previous=previous)
+    details = replace(proven.details, steps=[localize(step) for step in proven.details.steps], previous=previous)
     manifest = replace(move(proven.manifest, path), commit=encode_details(details))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pairs = zip(proven.manifest.objects, manifest.objects, strict=True)
@@ -200,7 +200,7 @@ def _add(warehouse: OpenWarehouse, proven: ProvenExport, path: CheckpointPath) -
     commit = replace(commit_of(manifest, stored, details), oldest_needed=FIRST)
     beginning = exported.continuation.beginning
     continuation: Continuation = replace(
-        exported.continuation, beginning=None if beginning is None else local(beginning)
+        exported.continuation, beginning=None if beginning is None else localize(beginning)
     )
     catalog.imports.add(path.stream, path.epoch, commit, continuation, exported.savepoint)
     return commit.bytes

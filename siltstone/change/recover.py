@@ -215,7 +215,7 @@ def check_recoverable(catalog: Catalog, stream: str) -> None:
         UnknownStream, UnknownCheckpoint: as `recover`.
     """
     if not catalog.input_log.list_logged(stream) and not catalog.rollbacks.list(stream):
-        catalog.checkpoints.latest(stream)
+        catalog.checkpoints.get_latest(stream)
 
 
 def _explain_refusal(point: RecoveryPoint, lost: RollbackLoss) -> str | None:

@@ -139,7 +139,7 @@ class Acknowledgement:
         with translate_decode_errors("a subtask's answer", "an acknowledgement", StateError):
             plain = parse_json(data)
             del plain["receipt"]
-            return cls(**(plain | _typed(plain)))
+            return cls(**(plain | _decode_fields(plain)))
 
 
 def merge_uploads(received: Iterable[Acknowledgement]) -> UploadStatistics:
@@ -147,30 +147,30 @@ def merge_uploads(received: Iterable[Acknowledgement]) -> UploadStatistics:
     return reduce(UploadStatistics.merge, (UploadStatistics.from_json(a.uploads) for a in received), UploadStatistics())
 
 
-def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_fields(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The parts that JSON has no types for."""
     time, error = plain["event_time_max"], plain["error"]
     return {
         "key_groups": KeyGroupRange(**plain["key_groups"]),
-        "handles": [_handle(handle) for handle in plain["handles"]],
-        "objects": [_object(stored) for stored in plain["objects"]],
+        "handles": [_decode_handle(handle) for handle in plain["handles"]],
+        "objects": [_decode_object(stored) for stored in plain["objects"]],
         "inline": [base64.b64decode(segment, validate=True) for segment in plain["inline"]],
         "prepared": tuple(base64.b64decode(part, validate=True) for part in plain.get("prepared", ())),
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
-        "outputs": {name: _staged(staged) for name, staged in plain.get("outputs", {}).items()},
+        "outputs": {name: _decode_staged(staged) for name, staged in plain.get("outputs", {}).items()},
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),
     }
 
 
-def _staged(plain: Mapping[str, Any]) -> Staged:
+def _decode_staged(plain: Mapping[str, Any]) -> Staged:
     objects = tuple((SinkFile if "statistics" in each else StoredObject)(**each) for each in plain["objects"])
     return Staged(plain["rows"], objects, base64.b64decode(plain["inline"], validate=True))
 
 
-def _handle(plain: Mapping[str, Any]) -> Handle:
+def _decode_handle(plain: Mapping[str, Any]) -> Handle:
     typed = {
         "kind": Kind(plain["kind"]),
         "form": Form(plain["form"]),
@@ -179,7 +179,7 @@ def _handle(plain: Mapping[str, Any]) -> Handle:
     return Handle(**{**plain, **typed})
 
 
-def _object(plain: Mapping[str, Any]) -> StoredObject:
+def _decode_object(plain: Mapping[str, Any]) -> StoredObject:
     ranges = plain["ranges"]
     return StoredObject(**{**plain, "ranges": None if ranges is None else RangeChecksums(**ranges)})
 

@@ -24,7 +24,7 @@ from siltstone.changelog.upload_retries import UploadRetries
 from siltstone.errors import ObjectExists
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
-from siltstone.store.retry import Data, Retrying, already_stored
+from siltstone.store.retry import Data, Retrying, find_stored
 
 WINDOW = 1000
 """number of recent requests per size class from which the quantile is computed"""
@@ -188,7 +188,7 @@ class Hedger:
             delay_s = self._rule.begin(size_bytes) if self._hedging else None
         began_s = self._clock()
         try:
-            stored = self._twins(name, data, delay_s)
+            stored = self._put_hedged(name, data, delay_s)
         except BaseException:
             self._metrics.count("failures")
             raise
@@ -232,7 +232,7 @@ class Hedger:
         self._threads.close()
 
     def _note_stored(self, size_bytes: int, seconds: float) -> None:
-        self._metrics.stored(size_bytes, seconds)
+        self._metrics.count_stored(size_bytes, seconds)
         self._retries.note_success()
 
     def _begin_stream(self, name: str) -> tuple[StreamedUpload, float]:
@@ -242,7 +242,7 @@ class Hedger:
         self._threads.run(lambda: upload.run(retrying, name))
         return upload, limit_s
 
-    def _twins(self, name: str, data: Data, delay_s: float | None) -> StoredObject:
+    def _put_hedged(self, name: str, data: Data, delay_s: float | None) -> StoredObject:
         twins, (retrying, limit_s) = _Twins(), self._retries.begin()
         self._threads.run(lambda: self._send(twins, retrying, name, data))
         waited_s = 0.0
@@ -289,7 +289,7 @@ class Hedger:
         if twins.stored is not None:
             return twins.stored, None
         try:
-            return retrying.policy.call(lambda: already_stored(retrying.once, name, data)), None
+            return retrying.policy.call(lambda: find_stored(retrying.once, name, data)), None
         except BaseException as worse:
             return None, worse
 

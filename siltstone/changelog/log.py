@@ -113,7 +113,7 @@ class LoggedInterval:
 
     def list_steps(self, operator: str) -> list[LoggedStep]:
         """Return the steps in which an operator's changes were logged, ascending."""
-        return [_packed(step) for step in self.steps.get(operator, {}).values() if step.logged]
+        return [_pack_step(step) for step in self.steps.get(operator, {}).values() if step.logged]
 
     @property
     def is_full(self) -> bool:
@@ -157,7 +157,7 @@ class LoggedInterval:
         restore needs. Until the interval is durable, handles of small segments name no object."""
         return {
             operator: [
-                _merged(a, [_with_handles(s.received[a.subtask], s.number) for s in self.steps[operator].values()])
+                _merge_steps(a, [_with_handles(s.received[a.subtask], s.number) for s in self.steps[operator].values()])
                 for a in of
             ]
             for operator, of in last.items()
@@ -185,14 +185,14 @@ class LoggedInterval:
         """Wait until what was sent is stored; if some of it failed, all of it stays here."""
         placed = [[future.result() for future in sent.futures] for sent in self._sent]
         for sent, of in zip(self._sent, placed, strict=True):
-            sent.step.received[sent.at] = _placed(sent.step.received[sent.at], sent.step.number, of)
+            sent.step.received[sent.at] = _with_placed(sent.step.received[sent.at], sent.step.number, of)
             sent.step.packed = None
         if self._sent:
             self._uploads = self._uploads.merge(uploader_of(self.store_url, self.options).metrics.take())
         self._sent = []
 
 
-def _packed(step: _Step) -> LoggedStep:
+def _pack_step(step: _Step) -> LoggedStep:
     packed = step.packed  # read once: the thread that makes the interval durable may forget it
     if packed is None:
         plain = (replace(a, uploads={}, seconds={}) for a in step.received)
@@ -204,7 +204,7 @@ def _packed(step: _Step) -> LoggedStep:
 
 def _handle_bytes(step: _Step) -> int:
     if step.packed is None and step.logged:
-        _packed(step)
+        _pack_step(step)
     return step.handle_bytes
 
 
@@ -240,10 +240,10 @@ def _with_handles(a: Acknowledgement, step: int) -> Acknowledgement:
     if not a.inline:
         return a
     waiting = [Placed((), tuple(s.handles(s.places(NOWHERE))), ((), Sharers(1))) for s in map(Segment.unpack, a.inline)]
-    return _placed(a, step, waiting)
+    return _with_placed(a, step, waiting)
 
 
-def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowledgement:
+def _with_placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowledgement:
     return replace(
         a,
         inline=(),
@@ -252,7 +252,7 @@ def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowle
     )
 
 
-def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
+def _merge_steps(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
     """The acknowledgement of a subtask's newest step with the changes of all `steps`, of which it is the last.
 
     Bases and files are whole: what was logged of the same variable before them is not needed.
@@ -266,7 +266,7 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
             # of this checkpoint.
             as_phase = phase if phase == "track" or not whole.issuperset(_table_bytes(a)) else "log"
             seconds[as_phase] = seconds.get(as_phase, 0.0) + a.seconds.get(phase, 0.0)
-    handles = [h for a in earlier for h in _needed(a.handles, whole)] + [*newest.handles]
+    handles = [h for a in earlier for h in _select_needed(a.handles, whole)] + [*newest.handles]
     named = {handle.object for handle in handles}
     objects = {o.name: o for a in steps for o in a.objects if o.name in named}
     logged = sum((_table_bytes(a) for a in earlier), Counter[str]()) if last.tracked_bytes else Counter[str]()
@@ -281,7 +281,7 @@ def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowle
     )
 
 
-def _needed(handles: Sequence[Handle], whole: Collection[str]) -> list[Handle]:
+def _select_needed(handles: Sequence[Handle], whole: Collection[str]) -> list[Handle]:
     """The changes of variables that are not written whole later, and the indexes if there are any of tables."""
     kept = [h for h in handles if h.variable not in whole]
     tables = any(h.kind is Kind.INCREMENTAL for h in kept)

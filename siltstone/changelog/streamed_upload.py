@@ -54,7 +54,7 @@ class StreamedUpload:
         stored, failed = None, None
         try:
             with store.create(name) as out:
-                while (piece := self._next()) is not None:
+                while (piece := self._take_piece()) is not None:
                     out.write(piece)
             stored = out.stored
         except BaseException as error:
@@ -105,16 +105,16 @@ class StreamedUpload:
     def _wait_for_room(self, limit_s: float) -> None:
         with self._changed:
 
-            def ready() -> bool:
+            def has_room() -> bool:
                 return self._ended or len(self._pieces) < _QUEUED
 
-            if self._aborted or not self._changed.wait_for(ready, limit_s):
+            if self._aborted or not self._changed.wait_for(has_room, limit_s):
                 self._aborted = True
                 raise NotAnswered(limit_s)
             if self._error is not None:
                 raise self._error
 
-    def _next(self) -> memoryview | None:
+    def _take_piece(self) -> memoryview | None:
         """Return the next piece, waiting for it; None after the last."""
         with self._changed:
             self._changed.wait_for(lambda: self._aborted or self._pieces or self._complete)

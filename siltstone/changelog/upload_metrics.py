@@ -53,10 +53,10 @@ class Histogram:
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen >= rank:
-                return _middle(bucket)
+                return _bucket_middle(bucket)
         return 0.0
 
-    def below(self, bound: float) -> int:
+    def count_below(self, bound: float) -> int:
         """Count the values up to `bound`, including those less than 2 % above it that share its bucket."""
         last = bucket_of(bound)
         return sum(count for bucket, count in self.counts.items() if bucket <= last)
@@ -67,7 +67,7 @@ def bucket_of(value: float) -> int:
     return math.ceil(math.log(max(value, _LEAST)) / _LOG_GAMMA)
 
 
-def _middle(bucket: int) -> float:
+def _bucket_middle(bucket: int) -> float:
     return 2 * math.exp(bucket * _LOG_GAMMA) / (1 + math.exp(_LOG_GAMMA))
 
 
@@ -191,7 +191,7 @@ class UploadMetrics:
         with self._lock:
             self._counts[name] += amount
 
-    def stored(self, size_bytes: int, seconds: float) -> None:
+    def count_stored(self, size_bytes: int, seconds: float) -> None:
         """Count a request that succeeded."""
         with self._lock:
             self._counts["objects"] += 1
@@ -199,19 +199,19 @@ class UploadMetrics:
             self._observe("latency_s", seconds)
             self._observe("object_bytes", size_bytes)
 
-    def batch(self, segments: int) -> None:
+    def count_batch(self, segments: int) -> None:
         """Count a batch of this number of segments."""
         with self._lock:
             self._observe("batch_segments", segments)
 
-    def level(self, queue: int, in_flight_bytes: int) -> None:
+    def note_level(self, queue: int, in_flight_bytes: int) -> None:
         """Record how much waits or is being sent now."""
         with self._lock:
             high = self._high
             high["queue_high_water"] = max(queue, high["queue_high_water"])
             high["in_flight_high_water_bytes"] = max(in_flight_bytes, high["in_flight_high_water_bytes"])
 
-    def waited(self, seconds: float) -> None:
+    def count_wait(self, seconds: float) -> None:
         """Count the seconds that a writer waited for room."""
         with self._lock:
             self._seconds += seconds
@@ -275,7 +275,7 @@ def upload_families(statistics: UploadStatistics, labels: Mapping[str, str]) -> 
         yield gauge
     for name, (metric, text, unit, bounds) in _DISTRIBUTIONS.items():
         histogram: Histogram = getattr(statistics, name)
-        buckets = [(str(float(bound)), float(histogram.below(bound))) for bound in bounds]
+        buckets = [(str(float(bound)), float(histogram.count_below(bound))) for bound in bounds]
         family = HistogramMetricFamily(metric, text, labels=names, unit=unit)
         family.add_metric(values, [*buckets, ("+Inf", float(histogram.count))], sum_value=histogram.sum)
         yield family

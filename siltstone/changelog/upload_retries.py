@@ -32,7 +32,7 @@ class UploadRetries:
     def __init__(self, store: Store, timeout_s: float, metrics: UploadMetrics) -> None:
         retrying = store if isinstance(store, Retrying) else Retrying(store, RetryPolicy())
         policy = replace(retrying.policy, watcher=self)
-        self._patient = retrying.with_policy(policy.until(timeout_s, OPTION))
+        self._patient = retrying.with_policy(policy.with_timeout(timeout_s, OPTION))
         self._ordinary = retrying.with_policy(policy)
         self._label, self._timeout_s, self._metrics = store.label, timeout_s, metrics
         self._now_s = policy.now_s

@@ -85,8 +85,8 @@ class _RequestBatch:
 class Uploader:
     """Stores segments in batches, on `upload_threads` threads of its own; thread-safe.
 
-    A batch is sent as soon as all writers that called `opened` have called `done`, so a single writer never waits.
-    `log` is the unique prefix of its objects' names.
+    A batch is sent as soon as all writers that called `open_writer` have called `close_writer`, so a single writer
+    never waits. `log` is the unique prefix of its objects' names.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Uploader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def opened(self, writer: str) -> None:
+    def open_writer(self, writer: str) -> None:
         """Record that a writer will submit segments: batches wait for it."""
         with self._lock:
             self._awaited.add(writer)
 
-    def done(self, writer: str) -> None:
+    def close_writer(self, writer: str) -> None:
         """Record that a writer has submitted all its segments for now; ignored for a writer that is not open."""
         with self._lock:
             self._awaited.discard(writer)
@@ -163,7 +163,7 @@ class Uploader:
                 if batch.size_bytes >= self.options.size_threshold_bytes:
                     self._ready.append(self._waiting.pop(path))
                 queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
-                self.metrics.level(queued, self._in_flight_bytes)
+                self.metrics.note_level(queued, self._in_flight_bytes)
                 self._work.notify()
         return [request.future for request in requests]
 
@@ -210,7 +210,7 @@ class Uploader:
         self._work.notify()
         self._room.wait_for(lambda: self._closed or room())
         self._blocked -= 1
-        self.metrics.waited(self._clock() - began)
+        self.metrics.count_wait(self._clock() - began)
 
     def _start_threads(self) -> None:
         """Start one more thread, up to `upload_threads`: an uploader of few segments needs few."""
@@ -220,15 +220,15 @@ class Uploader:
             thread.start()
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
+        while (batch := self._take_batch()) is not None:
             self._send(batch)
             del batch  # it holds the segments' bytes
 
-    def _next(self) -> _RequestBatch | None:
+    def _take_batch(self) -> _RequestBatch | None:
         """Wait for the next batch to send; None once the uploader is closed and nothing is left."""
         with self._lock:
             while True:
-                for path in [path for path, batch in self._waiting.items() if self._ripe(batch)]:
+                for path in [path for path, batch in self._waiting.items() if self._is_due(batch)]:
                     self._ready.append(self._waiting.pop(path))
                 if self._ready:
                     batch = self._ready.popleft()
@@ -239,12 +239,12 @@ class Uploader:
                 soonest = min((batch.deadline for batch in self._waiting.values()), default=None)
                 self._work.wait(None if soonest is None else max(0.0, soonest - self._clock()))
 
-    def _ripe(self, batch: _RequestBatch) -> bool:
+    def _is_due(self, batch: _RequestBatch) -> bool:
         return self._closed or self._blocked > 0 or self._clock() >= batch.deadline
 
     def _send(self, batch: _RequestBatch) -> None:
         """Store a batch and answer its requests, and only these."""
-        self.metrics.batch(len(batch.requests))
+        self.metrics.count_batch(len(batch.requests))
         segments = [request.segment for request in batch.requests]
         answers: list[Placed] = []
         error: BaseException | None = None
@@ -345,7 +345,11 @@ class InliningUploader:
 
     def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
         self.options, self.checksums = uploader.options, uploader.checksums
-        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
+        self.open_writer, self.close_writer, self.discard = (
+            uploader.open_writer,
+            uploader.close_writer,
+            uploader.discard,
+        )
         self.inline: list[bytes] = []
         self._uploader = uploader
         # Only a writer's last segment may be kept: the driver appends those after stored ones, and a table has the same

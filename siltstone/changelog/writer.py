@@ -29,8 +29,8 @@ class Uploads(Protocol):
     options: UploadOptions
     checksums: str
     """algorithm of the checksums in handles"""
-    opened: Callable[[str], None]
-    done: Callable[[str], None]
+    open_writer: Callable[[str], None]
+    close_writer: Callable[[str], None]
     discard: Callable[[Placed], None]
 
     def submit(self, path: StepPath, segment: Segment) -> "Future[Placed]":
@@ -70,7 +70,7 @@ class ChangelogWriter:
         """changes that are not sent"""
         self._sent: list[Future[Placed]] = []
         self._closed = False
-        uploader.opened(self.log_id)
+        uploader.open_writer(self.log_id)
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +118,7 @@ class ChangelogWriter:
         done: Future[Changeset] = Future()
         lock, left = threading.Lock(), len(self._sent)
 
-        def ended(_: "Future[Placed] | None") -> None:
+        def finish_one(_: "Future[Placed] | None") -> None:
             nonlocal left
             with lock:
                 left -= 1
@@ -132,9 +132,9 @@ class ChangelogWriter:
                 done.set_exception(error)
 
         for future in self._sent:
-            future.add_done_callback(ended)
+            future.add_done_callback(finish_one)
         if not self._sent:
-            ended(None)
+            finish_one(None)
         return done
 
     def _changeset(self, placed: "list[Placed]") -> Changeset:
@@ -148,7 +148,7 @@ class ChangelogWriter:
 
     def _close(self) -> None:
         self._closed = True
-        self._uploader.done(self.log_id)
+        self._uploader.close_writer(self.log_id)
 
     def _discard(self, future: "Future[Placed]") -> None:
         if not future.cancelled() and future.exception() is None:

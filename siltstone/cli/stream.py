@@ -64,7 +64,7 @@ def run(
         max_pending=max_pending,
         openmetrics=openmetrics,
         metrics_port=metrics_port,
-        materialization=None if materialize_every is None else _every(materialize_every),
+        materialization=None if materialize_every is None else _parse_every(materialize_every),
     )
     with progress(f"running {stream}") as tell:
         result = client.run(
@@ -85,7 +85,7 @@ def _run_line(result: "RunResult") -> str:
     )
 
 
-def _every(text: str) -> dict[str, object]:
+def _parse_every(text: str) -> dict[str, object]:
     """Convert the value of `--materialize-every` to options of [materialization]."""
     from siltstone.retention.retention_rules import parse_duration
 

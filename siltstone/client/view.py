@@ -194,4 +194,4 @@ class StreamView:
         """Open the warehouse and its catalog, for one call."""
         from siltstone.catalog.warehouse import OpenWarehouse
 
-        return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
+        return OpenWarehouse.open_existing(self.settings.warehouse, self.settings.catalog)

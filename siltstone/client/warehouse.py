@@ -49,7 +49,7 @@ class Client:
         """
         from siltstone.catalog.warehouse import OpenWarehouse
 
-        with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
+        with OpenWarehouse.open_existing(self.settings.warehouse, self.settings.catalog) as place:
             catalog = place.catalog
             recorded = catalog.streams.list()
             newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}
@@ -192,7 +192,7 @@ class Client:
         if stream is not None:
             check_name("stream", stream)
         proven = prove_export(url)
-        with OpenWarehouse.writable(self.settings.warehouse, self.settings.catalog) as warehouse:
+        with OpenWarehouse.open_writable(self.settings.warehouse, self.settings.catalog) as warehouse:
             return import_savepoint(warehouse, proven, stream)
 
     def _catalog(self) -> tuple[str, Path]:

@@ -59,9 +59,9 @@ def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
         "checkpoint": last["id"],
         "digest": last["digest"],
         "state_rows": last["rows"],
-        "forms": _each(last["forms"]),
-        "D": _each(last["D"]),
-        "amplification": _each(last["amplification"]),
+        "forms": _format_each(last["forms"]),
+        "D": _format_each(last["D"]),
+        "amplification": _format_each(last["amplification"]),
         "chain": _ranges(chain),
         "chain_length": len(chain),
         "committed_at": last["committed_at"],
@@ -119,7 +119,7 @@ def sink_metadata(checkpoints: Sequence[int], sink: object) -> Metadata:
         }
     if not isinstance(sink, ParquetSink):
         return metadata
-    files = [file for id in checkpoints for file in sink.published(id).glob("*.parquet")]
+    files = [file for id in checkpoints for file in sink.published_path(id).glob("*.parquet")]
     return metadata | {
         "dagster/row_count": sum(pq.read_metadata(file).num_rows for file in files),
         "bytes": sum(file.stat().st_size for file in files),
@@ -158,7 +158,7 @@ def _handle(handle: Handle) -> Metadata:
     }
 
 
-def _each(values: Mapping[str, Any]) -> str:
+def _format_each(values: Mapping[str, Any]) -> str:
     """Format the value of each operator."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 

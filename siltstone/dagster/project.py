@@ -30,7 +30,7 @@ class Project:
 
     def broken_assets(self) -> list[dg.AssetSpec]:
         """Make an asset for each module that did not load, so that the graph shows what is missing and why."""
-        return [_broken(what, why) for what, why in self.not_loaded.items()]
+        return [_broken_asset(what, why) for what, why in self.not_loaded.items()]
 
 
 def load_project() -> Project:
@@ -56,7 +56,7 @@ def project_of(streams: Mapping[str, Stream], broken: Mapping[str, str], setting
         UsageError: see `load_project`.
     """
     settings = settings or load_settings()
-    distinct, clashing = _distinct(streams.values())
+    distinct, clashing = _select_distinct(streams.values())
     project = Project(settings, distinct, {**broken, **clashing})
     for what, why in project.not_loaded.items():
         dg.get_dagster_logger().warning(f"{what} did not load: {why}")
@@ -65,7 +65,7 @@ def project_of(streams: Mapping[str, Stream], broken: Mapping[str, str], setting
     return project
 
 
-def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
+def _select_distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
     """Select the streams with distinct names in Dagster; return them, and stream -> why it is left out."""
     by_name: dict[str, Stream] = {}
     clashing: dict[str, str] = {}
@@ -76,7 +76,7 @@ def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
     return list(by_name.values()), clashing
 
 
-def _broken(what: str, why: str) -> dg.AssetSpec:
+def _broken_asset(what: str, why: str) -> dg.AssetSpec:
     return dg.AssetSpec(
         dg.AssetKey([BROKEN, *re.findall(r"[\w-]+", what)]),
         group_name=BROKEN,

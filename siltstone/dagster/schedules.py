@@ -107,7 +107,7 @@ def find_unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str
 def _skip_reason(settings: Settings, stream: str, operation: str) -> str | None:
     """Say why no run is needed; None if one is, or if the catalog cannot be read, which the run then reports."""
     try:
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
             if not any(record.name == stream for record in catalog.streams.list()) or not catalog.checkpoints.list(
                 stream, 1

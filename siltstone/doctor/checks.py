@@ -115,16 +115,16 @@ def check_permissions(warehouse: Warehouse, catalog_url: str) -> list[Finding]:
 
     A catalog's file in a private directory is private whatever its own permissions are.
     """
-    url, found = parse_url(catalog_url), [_exposed(warehouse.local.root)]
+    url, found = parse_url(catalog_url), [_check_exposure(warehouse.local.root)]
     path = Path(str(url.database))
-    if url.drivername == "sqlite" and _exposed(path.parent):
-        found.append(_exposed(path))
+    if url.drivername == "sqlite" and _check_exposure(path.parent):
+        found.append(_check_exposure(path))
     exposed = [each for each in found if each is not None]
     said = f"none on this machine are wider than umask {own_umask():03o} allows"
     return exposed or [Finding("permissions", "ok", said)]
 
 
-def _exposed(path: Path) -> Finding | None:
+def _check_exposure(path: Path) -> Finding | None:
     """Return a warning if more users may use the path than `SILTSTONE_UMASK` allows; None if not, or if absent."""
     try:
         mode = path.stat().st_mode & 0o777

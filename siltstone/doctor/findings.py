@@ -58,7 +58,7 @@ class Examination:
         if self._silent.intersection(uses):
             return False
         try:
-            found = self._bounded(check, function)
+            found = self._run_bounded(check, function)
         except UnknownStream:
             raise
         except SiltstoneError as error:
@@ -75,7 +75,7 @@ class Examination:
         self.findings += found
         return all(each.state != "problem" for each in found)
 
-    def _bounded(self, check: str, function: Callable[[], Sequence[Finding]]) -> Sequence[Finding] | None:
+    def _run_bounded(self, check: str, function: Callable[[], Sequence[Finding]]) -> Sequence[Finding] | None:
         """Return the check's findings; None if it does not end in time, and its thread ends with the process."""
         answers: queue.SimpleQueue[Sequence[Finding] | BaseException] = queue.SimpleQueue()
 

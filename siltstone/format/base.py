@@ -158,11 +158,11 @@ def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[i
         for batch in (b for i in range(file.metadata.num_row_groups) for b in file.batches(i, READ_ROWS)):
             batch.validate(full=True)
             _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values in order of arrival
-            values.update(zip(*map(_shared, batch.columns), strict=True))
+            values.update(zip(*map(_share_values, batch.columns), strict=True))
         return values
 
 
-def _shared(column: pa.Array) -> list[Any]:
+def _share_values(column: pa.Array) -> list[Any]:
     """Return a column's values; repeated values share memory."""
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()

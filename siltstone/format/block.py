@@ -99,14 +99,14 @@ class OpenBlock:
             read = self._read = Decoder(unseal(data, MAGIC, name), name)
             count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
             if rows is not None and count != rows:
-                raise read.fail(f"it has {count} changes, but {rows} are recorded")
+                raise read.damage_error(f"it has {count} changes, but {rows} are recorded")
             if first + spread > KEY_GROUPS_MAX:
-                raise read.fail(f"it has key groups up to {first + spread}")
+                raise read.damage_error(f"it has key groups up to {first + spread}")
             read.claim(8 * count)
             fields = _fields(bytes(read.blob()))
             counts = read.integers(spread)
             if counts.sum() != count or (spread and counts.max() > count):
-                raise read.fail("its key groups do not add up")
+                raise read.damage_error("its key groups do not add up")
             self.fields = pa.schema(fields)
             self.key_groups = np.repeat(np.arange(first, first + spread, dtype=np.uint16), counts.astype(np.int64))
             self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32) if ordered else None
@@ -132,7 +132,7 @@ class OpenBlock:
             table = pa.Table.from_arrays(columns, schema=pa.schema([field for _, field in fields]))
             table.validate(full=True)
             if fields and len(table) != count:
-                raise read.fail(f"its columns have {len(table)} values instead of {count}")
+                raise read.damage_error(f"its columns have {len(table)} values instead of {count}")
             return table
 
     def _translate(self) -> AbstractContextManager[None]:
@@ -176,7 +176,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _least(numbers: np.ndarray, kind: pa.DataType) -> np.uint64:
+def _least_word(numbers: np.ndarray, kind: pa.DataType) -> np.uint64:
     """Return the least of uint64 words that represent values of `kind`, in the order of `kind`."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind):
         return numbers.min()
@@ -222,11 +222,11 @@ def _encode_column(out: Encoder, column: pa.Array, valid: np.ndarray | None, sta
             continue
         if valid is not None:
             some = numbers[valid.astype(bool)]
-            least = _least(some, kind) if len(some) else np.uint64(0)
+            least = _least_word(some, kind) if len(some) else np.uint64(0)
             numbers = np.where(valid, numbers, least)
             if starts is not None:
                 numbers = numbers[np.maximum.accumulate(np.where(valid, np.arange(len(numbers)), 0))]
-        least = _least(numbers, kind)
+        least = _least_word(numbers, kind)
         shifted = numbers - least
         if starts is not None:
             heads = starts[:-1][np.diff(starts) > 0]
@@ -253,7 +253,7 @@ def _decode_column(read: Decoder, kind: pa.DataType, valid: np.ndarray, starts: 
         lengths = read.integers(rows)
         data = pa.py_buffer(read.blob())
         if data.size > _STRING_BYTES_MAX or (rows and lengths.max() > data.size) or int(lengths.sum()) != data.size:
-            raise read.fail("its strings do not add up")
+            raise read.damage_error("its strings do not add up")
         ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(ends), data])
     words = []

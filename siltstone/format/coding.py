@@ -57,7 +57,7 @@ def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
     view = memoryview(data).cast("B")
     head = bytes(view[: len(magic)])
     if head[:-1] == magic[:-1] and head[-1:].isdigit() and head > magic:
-        raise newer_format(name, head[-1:].decode())
+        raise newer_format_error(name, head[-1:].decode())
     if head != magic:
         raise CorruptObject(f"{name} does not have the expected format: it does not begin with {magic!r}")
     if len(view) < len(magic) + _SEAL_BYTES:
@@ -68,7 +68,7 @@ def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
     return payload
 
 
-def newer_format(name: str, version: object) -> NewerFormat:
+def newer_format_error(name: str, version: object) -> NewerFormat:
     """Make the error for an object that a newer Siltstone wrote; its handle's checksum was verified before."""
     return NewerFormat(f"{name} has format {version}, which a newer Siltstone wrote: upgrade siltstone")
 
@@ -121,7 +121,7 @@ class Encoder:
         """Append bytes with their length, compressed if that is smaller."""
         self.claim(len(data))
         self.varint(len(data))
-        self._compressed(data)
+        self._compress(data)
 
     def integers(self, values: np.ndarray) -> None:
         """Append uint64 numbers: the least, the bytes that the differences to it need, and as many compressed planes.
@@ -137,10 +137,10 @@ class Encoder:
         self.claim(8 * len(values))
         width = (int(values.max()).bit_length() + 7) // 8 if len(values) else 0
         self.varints(np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)])))
-        narrow = _narrowest(width)
+        narrow = _narrowest_type(width)
         octets = values.astype(narrow, copy=False).view(np.uint8).reshape(len(values), narrow.itemsize)
         for i in range(width):
-            self._compressed(np.ascontiguousarray(octets[:, i]).data)
+            self._compress(np.ascontiguousarray(octets[:, i]).data)
 
     def constant(self, value: int, count: int) -> None:
         """Append like `integers`, for `count` equal numbers."""
@@ -154,7 +154,7 @@ class Encoder:
         self.runs(np.array([len(value) for value in coded], dtype=np.uint64))
         self.blob(b"".join(coded))
 
-    def _compressed(self, data: Bytes) -> None:
+    def _compress(self, data: Bytes) -> None:
         """Append the stored length, then the bytes: zstd if that is smaller, else unchanged."""
         packed = self._compressor.compress(data) if len(data) > self._worth_bytes else data
         if len(packed) >= len(data):
@@ -178,7 +178,7 @@ class Decoder:
         """Whether everything has been read."""
         return self.position >= len(self._view)
 
-    def fail(self, why: str) -> CorruptObject:
+    def damage_error(self, why: str) -> CorruptObject:
         """Make the error to raise."""
         return CorruptObject(f"{self._name} cannot be read: {why}")
 
@@ -190,12 +190,12 @@ class Decoder:
         """
         self._room_bytes -= size
         if self._room_bytes < 0:
-            raise self.fail(f"it would take far more memory than its {len(self._view)} bytes allow")
+            raise self.damage_error(f"it would take far more memory than its {len(self._view)} bytes allow")
 
     def raw(self, count: int) -> memoryview:
         """Return `count` bytes, not copied."""
         if not 0 <= count <= len(self._view) - self.position:
-            raise self.fail(f"{count} bytes wanted at {self.position}, {len(self._view)} in all")
+            raise self.damage_error(f"{count} bytes wanted at {self.position}, {len(self._view)} in all")
         self.position += count
         return self._view[self.position - count : self.position]
 
@@ -204,13 +204,13 @@ class Decoder:
         octets = np.frombuffer(self._view[self.position : self.position + 10 * count], dtype=np.uint8)
         ends = np.flatnonzero(octets < 0x80)[:count] + 1
         if len(ends) < count:
-            raise self.fail("it ends within its numbers")
+            raise self.damage_error("it ends within its numbers")
         if count == 0:
             return np.zeros(0, dtype=np.uint64)
         starts = np.concatenate(([0], ends[:-1]))
         places = np.arange(ends[-1]) - np.repeat(starts, ends - starts)
         if places.max() > 9:
-            raise self.fail("a number is too long")
+            raise self.damage_error("a number is too long")
         self.position += int(ends[-1])
         bits = (octets[: ends[-1]] & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
         return np.add.reduceat(bits, starts)
@@ -220,19 +220,19 @@ class Decoder:
         value = 0
         for place in range(_VARINT_BYTES_MAX):
             if self.position >= len(self._view):
-                raise self.fail("it ends within its numbers")
+                raise self.damage_error("it ends within its numbers")
             octet = self._view[self.position]
             self.position += 1
             value |= (octet & 0x7F) << (7 * place)
             if octet < 0x80:
                 return value & _WORD
-        raise self.fail("a number is too long")
+        raise self.damage_error("a number is too long")
 
     def count(self) -> int:
         """Read one number that counts what follows."""
         count = self.varint()
         if count > MAX_COUNT:
-            raise self.fail(f"it claims {count} values")
+            raise self.damage_error(f"it claims {count} values")
         return count
 
     def runs(self, count: int) -> np.ndarray:
@@ -246,14 +246,14 @@ class Decoder:
             lengths.append(length)
             got += length
             if got > count:
-                raise self.fail(f"a run of {length} is longer than the {count} values there are")
+                raise self.damage_error(f"a run of {length} is longer than the {count} values there are")
         return np.repeat(np.array(values, dtype=np.uint64), lengths)
 
     def blob(self) -> memoryview:
         """Read bytes that `Encoder.blob` wrote."""
         size = self.count()
         self.claim(size)
-        return self._decompressed(size)
+        return self._decompress(size)
 
     def integers(self, count: int) -> np.ndarray:
         """Read what `Encoder.integers` wrote: uint64[count]."""
@@ -264,10 +264,10 @@ class Decoder:
         """Read what `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
         self.claim(8 * count)
         least, width = self._planes_head()
-        narrow = _narrowest(width)
+        narrow = _narrowest_type(width)
         octets = np.zeros((count, narrow.itemsize), dtype=np.uint8)
         for i in range(width):
-            octets[:, i] = np.frombuffer(self._decompressed(count), dtype=np.uint8)
+            octets[:, i] = np.frombuffer(self._decompress(count), dtype=np.uint8)
         return octets.view(narrow).reshape(count).astype(np.uint64, copy=False), least
 
     def skip_integers(self) -> None:
@@ -288,33 +288,33 @@ class Decoder:
         data = bytes(self.blob())
         # Each length is also checked by itself, since the sum of large numbers overflows.
         if count and (lengths.max() > len(data) or int(lengths.sum()) != len(data)):
-            raise self.fail("its strings do not add up")
+            raise self.damage_error("its strings do not add up")
         ends = np.cumsum(lengths).tolist()
         try:
             return [data[a:b].decode() for a, b in zip([0, *ends], ends, strict=False)]
         except UnicodeDecodeError:
-            raise self.fail("a string is not UTF-8") from None
+            raise self.damage_error("a string is not UTF-8") from None
 
     def _planes_head(self) -> tuple[int, int]:
         """Read what planes begin with: the least number, and the number of planes."""
         folded, width = self.varint(), self.varint()
         if width > 8:
-            raise self.fail(f"a number of {width} bytes")
+            raise self.damage_error(f"a number of {width} bytes")
         return ((folded >> 1) ^ -(folded & 1)) & _WORD, width
 
-    def _decompressed(self, size: int) -> memoryview:
+    def _decompress(self, size: int) -> memoryview:
         stored = self.raw(self.count())
         if len(stored) == size:
             return stored
         try:
             if zstandard.frame_content_size(stored) != size:
-                raise self.fail(f"a buffer does not hold {size} bytes")
+                raise self.damage_error(f"a buffer does not hold {size} bytes")
             return memoryview(self._decompressor.decompress(stored))
         except zstandard.ZstdError as error:
-            raise self.fail(f"a buffer does not decompress ({error})") from None
+            raise self.damage_error(f"a buffer does not decompress ({error})") from None
 
 
-def _narrowest(width: int) -> np.dtype:
+def _narrowest_type(width: int) -> np.dtype:
     """Return the smallest unsigned little-endian type of at least `width` bytes."""
     return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if size >= width))
 

@@ -76,22 +76,22 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     deltas = [i for i, entry in enumerate(entries) if entry.form == Form.DELTA]
     out = Encoder()
     out.varints([checkpoint, len(entries)])
-    out.runs(_unsigned(_FORMS.index(entry.form) for entry in entries))
-    out.runs(_signed(entry.offset - end for entry, end in zip(entries, _ends(entries), strict=True)))
-    out.runs(_unsigned(checkpoint - entries[i].previous_checkpoint for i in deltas))
-    out.runs(_signed(entries[i].previous_entry - i for i in deltas))
+    out.runs(_to_unsigned(_FORMS.index(entry.form) for entry in entries))
+    out.runs(_to_zigzag(entry.offset - end for entry, end in zip(entries, _ends(entries), strict=True)))
+    out.runs(_to_unsigned(checkpoint - entries[i].previous_checkpoint for i in deltas))
+    out.runs(_to_zigzag(entries[i].previous_entry - i for i in deltas))
     out.texts([entry.variable for entry in entries])
     out.texts([entry.source for entry in entries if entry.form == Form.BASE])
     out.varints([entry.length for entry in entries])
     out.varints([entry.rows for entry in entries])
     checksums = [pack(entry.checksum) for entry in entries]
-    out.runs(_unsigned(map(len, checksums)))
+    out.runs(_to_unsigned(map(len, checksums)))
     out.raw(b"".join(checksums))
-    out.raw(_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
-    out.runs(_unsigned(entry.sqn for entry in entries))
+    out.raw(_to_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
+    out.runs(_to_unsigned(entry.sqn for entry in entries))
     spreads = [len(entry.key_group_offsets) - 1 for entry in entries]
-    out.runs(_unsigned(entry.first_key_group for entry in entries))
-    out.runs(_unsigned(spreads))
+    out.runs(_to_unsigned(entry.first_key_group for entry in entries))
+    out.runs(_to_unsigned(spreads))
     out.integers(np.concatenate([np.diff(e.key_group_offsets) for e in entries] or [[]]).astype(np.uint64))
     return seal(out.finish(), MAGIC)
 
@@ -106,7 +106,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         read = Decoder(unseal(data, MAGIC, name), name)
         checkpoint, count = read.count(), read.count()
         if count * (PACKED_BYTES_MIN + _DIGEST_BYTES) > len(data):
-            raise read.fail(f"it is too short for {count} entries")
+            raise read.damage_error(f"it is too short for {count} entries")
         four, _ = _read_fields(read, count)
         deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
         forms = [_FORMS[i] for i in four["form"].tolist()]
@@ -118,7 +118,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         sqns = read.runs(count).tolist()
         firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
         if any(first + spread > KEY_GROUPS_MAX for first, spread in zip(firsts, spreads, strict=True)):
-            raise read.fail("an entry has too many key groups")
+            raise read.damage_error("an entry has too many key groups")
         counts = np.split(read.integers(sum(spreads)), np.cumsum(spreads)[:-1])
         entries: list[IndexEntry] = []
         end = 0
@@ -163,7 +163,7 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
         columns[name] = read.runs(int(columns["form"].sum()) if name.startswith("previous") else count)
         sizes[name] = read.position - before
         if name == "form" and (columns[name] >= len(_FORMS)).any():
-            raise read.fail("an entry has no known form")
+            raise read.damage_error("an entry has no known form")
         if name in ("offset", "previous_entry"):
             columns[name] = unzigzag(columns[name])
     return columns, sizes
@@ -172,7 +172,7 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
 def _read_checksums(read: Decoder, count: int) -> list[str]:
     lengths = read.runs(count).tolist()
     if any(length > PACKED_BYTES_MAX for length in lengths):
-        raise read.fail("a checksum is too long")
+        raise read.damage_error("a checksum is too long")
     return [unpack(bytes(read.raw(length))) for length in lengths]
 
 
@@ -216,9 +216,9 @@ def _ends(entries: Sequence[IndexEntry]) -> list[int]:
     return ends
 
 
-def _unsigned(values: object) -> np.ndarray:
+def _to_unsigned(values: object) -> np.ndarray:
     return np.array(list(values), dtype=np.uint64)  # type: ignore[call-overload]
 
 
-def _signed(values: object) -> np.ndarray:
+def _to_zigzag(values: object) -> np.ndarray:
     return zigzag(np.array(list(values), dtype=np.int64))  # type: ignore[call-overload]

@@ -212,7 +212,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         for variable, groups in variables.items()
     ]
     objects = [{"name": o.name, "bytes": o.bytes, "checksum": pack(o.checksum)} for o in manifest.objects]
-    handles = [_plain(handle) for handle in manifest.handles]
+    handles = [_handle_to_json(handle) for handle in manifest.handles]
     columns = [[_json(about)], [handles], [objects], [digests]]
     arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
     batch = pa.record_batch(arrays, schema=SCHEMA)
@@ -237,7 +237,7 @@ def _head(row_bytes: int, compression: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _plain(handle: Handle) -> dict[str, Any]:
+def _handle_to_json(handle: Handle) -> dict[str, Any]:
     plain = {name: getattr(handle, name) for name in _HANDLE.names if name not in ("start", "end")}
     groups = handle.key_groups
     return plain | {"checksum": pack(handle.checksum), "start": groups.start, "end": groups.end}

@@ -64,20 +64,20 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
             raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
         [head] = read_batches(body)
-        said = _about(head, len(view))
+        said = _read_head(head, len(view))
         _check_format(said["format"], name)  # before anything that a newer format may have changed
         if not head.schema.equals(HEAD):
             raise ValueError("its head is not that of a manifest")
         row = body[-check_integer(said["row"], 1, len(body), "length of its row") :]
-        batch = read_batch(_decompressed(row, said["compression"]), SCHEMA, decoded_bytes_max(len(row)))
-        about = _about(batch, len(view))
+        batch = read_batch(_decompress(row, said["compression"]), SCHEMA, decoded_bytes_max(len(row)))
+        about = _read_head(batch, len(view))
         handles, objects, digests = (_structs(batch.column(i)) for i in (1, 2, 3))
         if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > decoded_bytes_max(len(view)):
             raise ValueError(f"it claims {len(handles)} handles, {len(objects)} objects and {len(digests)} digests")
         return _manifest(about, handles, objects, digests)
 
 
-def _about(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
+def _read_head(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
     """Return the JSON of the one row."""
     if batch.num_rows != 1 or batch.schema.field(0) != HEAD.field(0) or batch.column(0).null_count:
         raise ValueError("it is not one row that begins with a text")
@@ -86,7 +86,7 @@ def _about(batch: pa.RecordBatch, stored_bytes: int) -> Mapping[str, Any]:
     return check_object(parse_json(batch.column(0)[0].as_py()), "what it says of itself")
 
 
-def _decompressed(row: memoryview, compression: object) -> memoryview | bytes:
+def _decompress(row: memoryview, compression: object) -> memoryview | bytes:
     """Return the row's message, which takes no more memory than its bytes pay for."""
     if compression not in ("", COMPRESSION):
         raise ValueError(f"its compression is {str(compression)[:40]!r}")

@@ -41,14 +41,14 @@ def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes
         read = Decoder(unseal(data, MAGIC, name), name)
         count = read.count()
         if count > KEY_GROUPS_MAX:
-            raise read.fail(f"it claims {count} key groups")
+            raise read.damage_error(f"it claims {count} key groups")
         steps = read.runs(count)
         if count and (steps.max() >= KEY_GROUPS_MAX or not steps[1:].all() or steps.sum() >= KEY_GROUPS_MAX):
-            raise read.fail("its key groups do not ascend, or are too high")
+            raise read.damage_error("its key groups do not ascend, or are too high")
         groups = np.cumsum(steps).tolist()
         lengths = read.varints(count).tolist()
         joined = bytes(read.blob())
         if sum(lengths) != len(joined):
-            raise read.fail("its values do not add up")
+            raise read.damage_error("its values do not add up")
         ends = np.cumsum(lengths, dtype=np.int64).tolist()
         return {g: joined[end - n : end] for g, n, end in zip(groups, lengths, ends, strict=True)}

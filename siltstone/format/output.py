@@ -69,7 +69,7 @@ class OutputWriter:
         if not batch.num_rows:
             return
         if self._open is not None and not is_small(batch):
-            self._store(self._closed())  # it begins a new object, which is not compressed
+            self._store(self._close_object())  # it begins a new object, which is not compressed
         if self._open is None:
             sink = pa.BufferOutputStream()
             self._open = sink, pa.ipc.new_stream(sink, self.schema, options=ipc_options(batch))
@@ -77,7 +77,7 @@ class OutputWriter:
         writer.write_batch(batch)
         self._rows += batch.num_rows
         if sink.tell() >= OBJECT_BYTES:
-            self._store(self._closed())
+            self._store(self._close_object())
 
     def finish(self) -> Staged:
         """Stage the rest, or return all rows inline if `inline_bytes` are enough.
@@ -85,13 +85,13 @@ class OutputWriter:
         Raises:
             Unreachable: the store cannot be written.
         """
-        last = self._closed()
+        last = self._close_object()
         if last is not None and not self._objects and last.size <= self.inline_bytes:
             return Staged(self._rows, inline=last.to_pybytes())
         self._store(last)
         return Staged(self._rows, tuple(self._objects))
 
-    def _closed(self) -> pa.Buffer | None:
+    def _close_object(self) -> pa.Buffer | None:
         if self._open is None:
             return None
         sink, writer = self._open

@@ -23,7 +23,7 @@ from functools import cached_property
 from siltstone.decoding import translate_decode_errors
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.format.block import Block
-from siltstone.format.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
+from siltstone.format.coding import Bytes, Decoder, Encoder, newer_format_error, seal, unseal
 from siltstone.format.index import IndexEntry, decode_index, encode_index
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import (
@@ -137,12 +137,12 @@ class Segment:
         builds_on = self.opaque_previous or (0,) * len(self.opaque)
         for (variable, length), previous in zip(self.opaque, builds_on, strict=True):
             data = memoryview(self.non)[start : start + length]
-            place = _shifted(places[Section.NON], start)
+            place = _shift(places[Section.NON], start)
             handles.append(self._handle(variable, Kind.OPAQUE, data, place, checksums, previous))
             start += length
         for entry in self.entries():
             delta = entry.form == Form.DELTA
-            name, offset = _shifted(places[Section.INCR], entry.offset) if delta else (entry.source, 0)
+            name, offset = _shift(places[Section.INCR], entry.offset) if delta else (entry.source, 0)
             handles.append(
                 Handle(
                     operator=self.operator,
@@ -199,7 +199,7 @@ def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int
         tail = len(view) - len(MAGIC) - _LENGTH_BYTES
         last = bytes(view[-len(MAGIC) :])
         if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
-            raise newer_format(name, last[-1:].decode())
+            raise newer_format_error(name, last[-1:].decode())
         if tail < 0 or last != MAGIC:
             raise CorruptObject(f"{name} is cut short, or not a segment")
         start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
@@ -208,25 +208,25 @@ def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int
         read = Decoder(unseal(view[start:tail], b"", name), name)
         checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
         if index > start or opaques > non:
-            raise read.fail("its sections do not add up")
+            raise read.damage_error("its sections do not add up")
         if not first <= end <= MAX_MAX_PARALLELISM:
-            raise read.fail(f"its key groups are {first} to {end}")
+            raise read.damage_error(f"its key groups are {first} to {end}")
         operator, *variables = read.texts(1 + opaques)
         check_name("operator", operator)
         for variable in variables:
             check_table_name(variable)
         lengths = read.varints(opaques).tolist()
         if sum(lengths) != non:
-            raise read.fail("its opaque variables do not add up")
+            raise read.damage_error("its opaque variables do not add up")
         previous = () if read.ended else tuple(read.varints(opaques).tolist())
         if any(each >= checkpoint for each in previous):
-            raise read.fail("an opaque variable builds on no earlier checkpoint")
+            raise read.damage_error("an opaque variable builds on no earlier checkpoint")
         opaque = tuple(zip(variables, lengths, strict=True))
         found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque, previous)
         return found, (non, incr, len(view) - start + index)
 
 
-def _shifted(place: tuple[str, int], offset: int) -> tuple[str, int]:
+def _shift(place: tuple[str, int], offset: int) -> tuple[str, int]:
     return place[0], place[1] + offset
 
 

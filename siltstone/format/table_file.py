@@ -82,12 +82,12 @@ def _table_type(kind: pa.DataType, what: str) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_table_type(kind.key_type, what), _table_type(kind.item_type, what))
     raise UsageError(
-        f"{what} is {kind}, which a Delta table does not have: declare {_instead(kind)}, or give the operator another "
-        "sink (a function, or a ParquetSink on one machine)"
+        f"{what} is {kind}, which a Delta table does not have: declare {_suggest_type(kind)}, or give the operator "
+        "another sink (a function, or a ParquetSink on one machine)"
     )
 
 
-def _instead(kind: pa.DataType) -> str:
+def _suggest_type(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return 'timestamp("us", tz="UTC")'
     if pa.types.is_duration(kind) or pa.types.is_time(kind):

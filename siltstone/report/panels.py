@@ -79,7 +79,7 @@ class Page:
         )
         axes = [figure.add_subplot(grid[0])]
         axes += [figure.add_subplot(grid[row], sharex=axes[0]) for row in range(1, len(heights))]
-        draw = [self._proofs, self._written, self._read, self._deltas, self._times]
+        draw = [self._proofs, self._draw_written, self._draw_read, self._deltas, self._times]
         for panel, ax in zip(draw, axes, strict=False):
             panel(ax)
         for ax in axes[1:]:
@@ -104,13 +104,13 @@ class Page:
         handles = [Patch(color=colour, label=label) for key, (colour, label) in _PROOFS.items() if key in seen]
         self._legend(ax, handles, above=2.5)
 
-    def _written(self, ax: Axes) -> None:
+    def _draw_written(self, ax: Axes) -> None:
         other = np.array([p.other_bytes for p in self.points], float)
         highest = self._stack(ax, [s.base for s in self.series], [s.delta for s in self.series], other)
         self._title(ax, "Bytes written by each checkpoint")
         self._bytes(ax, highest)
 
-    def _read(self, ax: Axes) -> None:
+    def _draw_read(self, ax: Axes) -> None:
         other = np.array([p.chain_other_bytes for p in self.points], float)
         highest = self._stack(ax, [s.chain_base for s in self.series], [s.chain_delta for s in self.series], other)
         self._title(ax, "Bytes a restore reads: the base, and the deltas since")
@@ -185,10 +185,10 @@ class Page:
             largest = sorted(names, key=lambda n: -size[n])[: len(_HUES)]
             kept = [n for n in names if n in largest]
         rest = [n for n in names if n not in kept]
-        series = [self._one(name, hue, [name]) for name, hue in zip(kept, _HUES, strict=False)]
-        return series + ([self._one(f"{len(rest)} smaller operators", _OTHERS, rest)] if rest else [])
+        series = [self._make_series(name, hue, [name]) for name, hue in zip(kept, _HUES, strict=False)]
+        return series + ([self._make_series(f"{len(rest)} smaller operators", _OTHERS, rest)] if rest else [])
 
-    def _one(self, label: str, hue: str, operators: Sequence[str]) -> _Series:
+    def _make_series(self, label: str, hue: str, operators: Sequence[str]) -> _Series:
         columns = np.zeros((4, len(self.points)))
         for i, point in enumerate(self.points):
             for part in (point.operators[name] for name in operators if name in point.operators):
@@ -199,7 +199,7 @@ class Page:
     def _stack(self, ax: Axes, bases: Sequence[np.ndarray], deltas: Sequence[np.ndarray], other: np.ndarray) -> float:
         """Stack all operators' bases, then the deltas, then the manifests; return the highest top."""
         hues = [s.hue for s in self.series]
-        layers = [*zip(bases, hues, strict=True), *zip(deltas, map(_light, hues), strict=True), (other, _MANIFEST)]
+        layers = [*zip(bases, hues, strict=True), *zip(deltas, map(_lighten, hues), strict=True), (other, _MANIFEST)]
         top = np.zeros(len(self.ids))
         for values, colour in layers:
             self._bars(ax, self.ids, top, values, colour)
@@ -319,8 +319,8 @@ class Page:
             said[0] = f"newest {len(self.points)} of {count} checkpoints"
         figure.text(0.025, 0.934, "   ·   ".join(said), fontsize=10.5, color=_QUIET)
         hues = [s.hue for s in self.series] + [_QUIET]
-        handles: list[Any] = [(Patch(color=hue), Patch(color=_light(hue))) for hue in hues]
-        names = _shortened([s.name for s in self.series], 105 - 8 * len(self.series))
+        handles: list[Any] = [(Patch(color=hue), Patch(color=_lighten(hue))) for hue in hues]
+        names = _shorten([s.name for s in self.series], 105 - 8 * len(self.series))
         figure.legend(
             [*handles, Patch(color=_MANIFEST)],
             [*names, "base, delta", "manifest"],
@@ -336,7 +336,7 @@ class Page:
         )
 
 
-def _shortened(names: Sequence[str], room: int) -> list[str]:
+def _shorten(names: Sequence[str], room: int) -> list[str]:
     """Cut the longest names so that all together have at most `room` characters."""
     longest = max(map(len, names))
     while sum(min(len(name), longest) for name in names) > room:
@@ -344,7 +344,7 @@ def _shortened(names: Sequence[str], room: int) -> list[str]:
     return [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in names]
 
 
-def _light(hue: str) -> tuple[float, float, float]:
+def _lighten(hue: str) -> tuple[float, float, float]:
     """Return the tone of deltas: the hue, most of the way to white."""
     red, green, blue = (1 - 0.42 * (1 - part) for part in to_rgb(hue))
     return red, green, blue

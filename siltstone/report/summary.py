@@ -30,7 +30,7 @@ def summary_table(data: ReportData) -> Table:
     table.add_column("restore reads", filesize.decimal(newest.chain_bytes), justify="right")
     table.add_column("at most", _size(newest.bound_bytes), justify="right")
     table.add_column("amplified", justify="right")
-    table.add_column("restore s", _measured(data), justify="right")
+    table.add_column("restore s", _describe_measured(data), justify="right")
     table.add_column("at most s", _seconds(newest.bound_s), justify="right")
     for name in data.operators:
         parts = [point.operators[name] for point in data.checkpoints if name in point.operators]
@@ -85,7 +85,7 @@ def _form(part: OperatorPart | None) -> Text:
     return Text(f"{part.form.value} {part.d}", style="" if part.form is Form.DELTA else "bold")
 
 
-def _measured(data: ReportData) -> str:
+def _describe_measured(data: ReportData) -> str:
     """Return the newest checkpoint's measured restore, or else the last one measured and its checkpoint."""
     found: list[CheckpointPoint] = [point for point in data.checkpoints if point.record.restore_s is not None]
     if not found:

@@ -76,7 +76,7 @@ class Timeline:
     checkpoints: Sequence[CheckpointSpan] = field(default_factory=tuple)
     steps: Sequence[MicroBatch] = field(default_factory=tuple)
 
-    def newest(self, count: int) -> "Timeline":
+    def select_newest(self, count: int) -> "Timeline":
         """Return at most `count` of the newest epoch's newest checkpoints, and the micro-batches from the first of them
         on."""
         epoch = self.checkpoints[-1].epoch if self.checkpoints else 0

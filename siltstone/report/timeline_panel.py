@@ -22,13 +22,13 @@ _LABEL_MIN = 0.022
 
 def panel_height(timeline: Timeline) -> float:
     """Return how high the panel is, in inches; 0 if there is nothing to show."""
-    shown = timeline.newest(SHOWN)
+    shown = timeline.select_newest(SHOWN)
     return 1.3 + 0.4 * (max(shown.lanes()) + 2) if shown.checkpoints else 0.0
 
 
 def draw_timeline(figure: SubFigure, timeline: Timeline) -> Axes:
     """Draw the newest checkpoints of a timeline, which has some."""
-    shown = timeline.newest(SHOWN)
+    shown = timeline.select_newest(SHOWN)
     inches = panel_height(timeline)
     ax = figure.add_axes((0.1, 0.62 / inches, 0.857, 1 - 1.1 / inches))
     panel = _Panel(ax, shown)

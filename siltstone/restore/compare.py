@@ -21,7 +21,7 @@ from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.paths import snapshot_of
-from siltstone.store.ranged import verified
+from siltstone.store.ranged import read_verified
 
 KEYS_NAMED = 5
 """how many differing keys a comparison lists"""
@@ -118,7 +118,7 @@ def compare(store: Store, task: CompareTask, scratch: Path | None = None) -> lis
         live = [
             part
             for stored in task.snapshot.get(name, [])
-            for part in read_base(verified(store, stored), table.schema, groups, name=stored.name)
+            for part in read_base(read_verified(store, stored), table.schema, groups, name=stored.name)
         ]
         found.append(_compare_table(operator, name, table, groups, live))
     for name, values in target.opaque.items():
@@ -150,7 +150,7 @@ def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Differe
         for part in split_by_bytes(sizes, COMPARED_BYTES):
             sides = take_from(lefts, both_left[part]), take_from(rights, both_right[part])
             for name in schema.rows.names:
-                unequal = _unequal(*(one_array(side.column(name)) for side in sides))
+                unequal = _find_unequal(*(one_array(side.column(name)) for side in sides))
                 if unequal.any():
                     columns[name] = columns.get(name, 0) + int(unequal.sum())
                 differs[part] |= unequal
@@ -170,7 +170,7 @@ def _by_hash(keys: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return hashes[order], order
 
 
-def _unequal(left: pa.Array, right: pa.Array) -> np.ndarray:
+def _find_unequal(left: pa.Array, right: pa.Array) -> np.ndarray:
     if pa.types.is_floating(left.type):
         bits = pa.int32() if left.type.bit_width == 32 else pa.int64()
         left, right = left.view(bits), right.view(bits)
@@ -182,8 +182,8 @@ def _unequal(left: pa.Array, right: pa.Array) -> np.ndarray:
 def _compare_table(
     operator: str, name: str, table: StateTable, groups: KeyGroupRange, live: Iterable[tuple[pa.Table, np.ndarray]]
 ) -> TableComparison:
-    restored, restored_groups = _whole(table.scan(groups), table.schema)
-    copied, copied_groups = _whole(live, table.schema)
+    restored, restored_groups = _concatenate(table.scan(groups), table.schema)
+    copied, copied_groups = _concatenate(live, table.schema)
     found = differences(table.schema, restored, copied)
     start, n = groups.start, len(groups)
     keys = restored.select(table.schema.primary_key.names)
@@ -245,7 +245,7 @@ def _compare_opaque(
     )
 
 
-def _whole(parts: Iterable[tuple[pa.Table, np.ndarray]], schema: TableSchema) -> tuple[pa.Table, np.ndarray]:
+def _concatenate(parts: Iterable[tuple[pa.Table, np.ndarray]], schema: TableSchema) -> tuple[pa.Table, np.ndarray]:
     read = list(parts)
     if not read:
         return schema.rows.empty_table(), np.zeros(0, np.uint16)

@@ -32,7 +32,7 @@ from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.private import make_private_directory, open_private, private_mode
 
 UNIT_BYTES = 64 << 20
@@ -159,7 +159,7 @@ def rebuild(store: Store, task: UnitTask, scratch: Path | None = None) -> Memory
         CorruptObject, ProofFailed: the chain is damaged.
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
-    target = MemoryState.empty(_schemas(task), unit.key_groups, manifest.max_parallelism)
+    target = MemoryState.make_empty(_schemas(task), unit.key_groups, manifest.max_parallelism)
     apply_reads(target, _reads(task), BlockReader(store, objects_of(task.manifests), scratch))
     _prove(task, digests_of(target))
     return target
@@ -177,7 +177,7 @@ def restore_unit(store: Store, task: UnitTask, scratch: Path | None = None) -> U
     groups, schemas = unit.key_groups, _schemas(task)
     reader = BlockReader(store, objects_of(task.manifests), scratch)
     reads, others = split_reads(_reads(task))
-    state = MemoryState.empty({}, groups, max_parallelism)
+    state = MemoryState.make_empty({}, groups, max_parallelism)
     apply_reads(state, others, reader)
     digests, count = digests_of(state), 0
     for name, batches in merged_tables(reads, schemas, reader, groups, max_parallelism):
@@ -186,11 +186,11 @@ def restore_unit(store: Store, task: UnitTask, scratch: Path | None = None) -> U
         if task.path is None:
             count += sum(rows.num_rows for rows, _ in passing)
         else:
-            count += _write_table(below(task.path, unit.operator), name, schemas[name], groups, passing)
+            count += _write_table(path_below(task.path, unit.operator), name, schemas[name], groups, passing)
         digests[name] = found[groups.start : groups.end]
     _prove(task, digests)
     if task.path is not None:
-        _write_opaque(below(task.path, unit.operator), state)
+        _write_opaque(path_below(task.path, unit.operator), state)
     return UnitResult(unit.operator, groups, digests, count, time.perf_counter() - start)
 
 
@@ -272,8 +272,8 @@ def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
         Unreachable: the file cannot be written.
     """
     try:
-        path = below(directory, name)
+        path = path_below(directory, name)
         make_private_directory(path)
-        yield below(path, f"part-{groups.start:05d}.parquet")
+        yield path_below(path, f"part-{groups.start:05d}.parquet")
     except OSError as error:
         raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

@@ -46,7 +46,7 @@ def file_sets(reads: Sequence[Read]) -> dict[tuple[int, KeyGroupRange], list[Rea
     return found
 
 
-def stored(handle: Handle) -> StoredObject:
+def stored_object(handle: Handle) -> StoredObject:
     """Return the object of a file: its handle is of all of it."""
     return StoredObject(handle.object, handle.length, handle.checksum)
 
@@ -194,7 +194,7 @@ def _read_index(reader: BlockReader, handle: Handle) -> FilesIndex:
     with require_extra("rocksdb", "rocksdict", "reading files of RocksDB"):
         import_module("rocksdict")  # now, for one clear error
     reader.count(handle.length)
-    index = decode_files(reader.store.read(stored(handle)), handle.object)
+    index = decode_files(reader.store.read(stored_object(handle)), handle.object)
     if index.key_groups != handle.key_groups:
         raise CorruptObject(f"object {handle.object} is of other key groups than its handle says")
     return index
@@ -202,7 +202,7 @@ def _read_index(reader: BlockReader, handle: Handle) -> FilesIndex:
 
 def _match(index: FilesIndex, of: Handle, handles: Sequence[Handle]) -> dict[str, StoredObject]:
     """Return name in the database -> object of each file: the handle with the file's checksum."""
-    by_checksum = {(h.checksum, h.length): stored(h) for h in handles if h.object != of.object}
+    by_checksum = {(h.checksum, h.length): stored_object(h) for h in handles if h.object != of.object}
 
     def find(file: TableFile) -> StoredObject:
         found = by_checksum.get((file.checksum, file.bytes))

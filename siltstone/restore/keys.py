@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
-from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.times import parse_time
 
 
@@ -56,7 +56,7 @@ def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ..
 def rows_of_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
     """Return the rows that have one of the keys; the keys themselves are compared, not their hashes."""
     both = pa.concat_tables([keys, rows.select(keys.column_names)])
-    _, key = distinct(xxhash64(both.columns), both.columns)
+    _, key = find_distinct(xxhash64(both.columns), both.columns)
     return rows.filter(pa.array(np.isin(key[len(keys) :], key[: len(keys)])))
 
 
@@ -68,17 +68,21 @@ def _key_column(values: list[Any], field: pa.Field) -> pa.Array:
                 raise ValueError("not an integer")
             return pa.array(values, kind)
         if pa.types.is_floating(kind):
-            return pa.array([_parsed(v, float) for v in values], pa.float64()).cast(kind)
+            return pa.array([_parse_value(v, float) for v in values], pa.float64()).cast(kind)
         if pa.types.is_decimal(kind):
-            return pa.array([_parsed(v, Decimal) for v in values], kind)
+            return pa.array([_parse_value(v, Decimal) for v in values], kind)
         if pa.types.is_binary(kind):
-            return pa.array([_parsed(v, bytes.fromhex) for v in values], kind)
+            return pa.array([_parse_value(v, bytes.fromhex) for v in values], kind)
         if pa.types.is_date32(kind):
-            return pa.array([_parsed(v, date.fromisoformat) for v in values], kind)
-        return pa.array([_parsed(v, parse_time) for v in values], pa.timestamp("us", "UTC")).cast(pa.int64()).cast(kind)
+            return pa.array([_parse_value(v, date.fromisoformat) for v in values], kind)
+        return (
+            pa.array([_parse_value(v, parse_time) for v in values], pa.timestamp("us", "UTC"))
+            .cast(pa.int64())
+            .cast(kind)
+        )
     except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, InvalidOperation) as error:
         raise UsageError(f"keys: {field.name} is {kind}: {str(error).splitlines()[0]}") from None
 
 
-def _parsed(value: Any, parse: Callable[[Any], Any]) -> Any:
+def _parse_value(value: Any, parse: Callable[[Any], Any]) -> Any:
     return None if value is None else parse(value)

@@ -252,7 +252,7 @@ class LiveHandles:
         """Cut the parts at the edges of `groups`, so that none is partly inside."""
         if groups in parts:
             return
-        for part in _inside(parts, groups):
+        for part in _overlapping_parts(parts, groups):
             inside = part.intersect(groups)
             if inside == part:
                 continue  # copying its chain at every later checkpoint would be quadratic
@@ -271,7 +271,7 @@ class LiveHandles:
         """
         groups, objects = live.handle.key_groups, list[str]()
         merges = replaces(live.handle) and not late
-        for part in _inside(parts, groups):
+        for part in _overlapping_parts(parts, groups):
             chain, newer = parts[part], list[LiveHandle]()
             if replaces(live.handle) and not any(each.step == live.step for each in chain.links[-1:]):
                 newer = [each for each in chain.links if late and each.checkpoint > live.checkpoint]
@@ -288,7 +288,7 @@ class LiveHandles:
                 chain.append(each)
             self._uses[live] = self._uses.get(live, 0) + 1
         if merges and groups and groups not in parts:  # one chain again
-            for part in _inside(parts, groups):
+            for part in _overlapping_parts(parts, groups):
                 del parts[part]
             parts[groups], self._uses[live] = LiveChain([live]), 1
         return objects
@@ -301,7 +301,7 @@ class LiveHandles:
                 self.released.append(live)
 
 
-def _inside(parts: Mapping[KeyGroupRange, LiveChain], groups: KeyGroupRange) -> list[KeyGroupRange]:
+def _overlapping_parts(parts: Mapping[KeyGroupRange, LiveChain], groups: KeyGroupRange) -> list[KeyGroupRange]:
     if groups in parts:
         return [groups]
     # After a change of parallelism this is done for every handle, and ranges cost much to make.

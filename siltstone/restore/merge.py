@@ -67,7 +67,7 @@ class Changes:
         if self._waiting_rows >= TOGETHER_ROWS:
             self._put_in_order(self._scratch)
 
-    def merged(self, base: Iterable[Batch], groups: KeyGroupRange) -> Iterator[Batch]:
+    def merge(self, base: Iterable[Batch], groups: KeyGroupRange) -> Iterator[Batch]:
         """Yield every live row of `groups` (`schema.rows`), key groups ascending over all batches.
 
         Args:
@@ -131,7 +131,7 @@ class Changes:
         # If rows are large, only those that stay are copied: a key may have a value in each of many deltas.
         rows = pa.concat_tables([table.select(self.schema.primary_key.names) if large else table for table in tables])
         rows = rows.combine_chunks()
-        chosen = _newest(self.schema, rows, owners, self._max_parallelism)
+        chosen = _find_newest(self.schema, rows, owners, self._max_parallelism)
         chosen = chosen[live[chosen]]
         if not large:
             yield pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
@@ -171,7 +171,7 @@ def newest_changes(
         owners = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in found)])
         if not len(owners):
             continue
-        chosen = _newest(
+        chosen = _find_newest(
             schema, pa.concat_tables([keys for keys, _ in found]).combine_chunks(), owners, max_parallelism
         )
         starts = np.cumsum([0, *(len(keys) for keys, _ in found)])
@@ -188,7 +188,7 @@ def newest_changes(
             yield take_from(tables, places[some]), owners[chosen[some]]
 
 
-def _newest(schema: TableSchema, rows: pa.Table, owners: np.ndarray, max_parallelism: int) -> np.ndarray:
+def _find_newest(schema: TableSchema, rows: pa.Table, owners: np.ndarray, max_parallelism: int) -> np.ndarray:
     """Return the position of each primary key's first row, by key group."""
     keys = schema.primary_key.names
     rank = ranks(owners, rows.column(keys[0])) if len(keys) == 1 else None

@@ -120,7 +120,7 @@ def _plan_together(chains: Mapping[int, Chain], read: Mapping[str, Manifest]) ->
     for c, chain in chains.items():
         own = (read[stored.name] for stored in chain.manifests)
         if not any(m.checkpoint == c and not m.materialization for m in own):
-            raise _unlisted(c, "its manifest")
+            raise _unlisted_error(c, "its manifest")
     listed = {stored.name: read[stored.name] for chain in chains.values() for stored in chain.manifests}
     known = {manifest.max_parallelism: manifest.checkpoint for manifest in listed.values()}
     if len(known) > 1:
@@ -148,7 +148,7 @@ def _walk(chains: Mapping[int, Chain], listed: Mapping[str, Manifest]) -> Iterat
         for name, manifest in written:
             live.apply(manifest, name)
         if checkpoint in chains and (unlisted := live.needed - chains[checkpoint].names):
-            raise _unlisted(checkpoint, f"object {min(unlisted)}")
+            raise _unlisted_error(checkpoint, f"object {min(unlisted)}")
         yield checkpoint, live
 
 
@@ -198,7 +198,7 @@ def _dependents(planned: Sequence[VerifyChain]) -> dict[_Segment, list[int]]:
     return found
 
 
-def _unlisted(checkpoint: int, what: str) -> StateError:
+def _unlisted_error(checkpoint: int, what: str) -> StateError:
     return StateError(
         f"checkpoint {checkpoint} needs {what}, but the catalog does not list it, so a deletion may take it",
         advice="restore another checkpoint, or rebuild the catalog (`siltstone rebuild-catalog`)",

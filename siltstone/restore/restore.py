@@ -19,7 +19,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import objects_of, read_manifests, variables_of
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.files import FileSets, file_sets, is_all_of, stored, table_counts
+from siltstone.restore.files import FileSets, file_sets, is_all_of, stored_object, table_counts
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
@@ -45,7 +45,9 @@ class MemoryState:
     opaque: dict[str, dict[int, bytes]]
 
     @classmethod
-    def empty(cls, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int) -> "MemoryState":
+    def make_empty(
+        cls, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int
+    ) -> "MemoryState":
         """Make state with empty tables."""
         tables = {name: HeapTable.in_memory(schema, max_parallelism) for name, schema in schemas.items()}
         return cls(groups, max_parallelism, tables, {})
@@ -104,7 +106,7 @@ def apply_reads(
     for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
         apply_handle(target, read.handle, read.key_groups, block)
     for name, table in target.tables.items():
-        table.reserve(sum(map(_base_rows_wanted, (read for read in tables if read.handle.variable == name))))
+        table.reserve(sum(map(_count_base_rows, (read for read in tables if read.handle.variable == name))))
     schemas = {name: table.schema for name, table in target.tables.items()}
     for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch, files):
         forms = {read.handle.form for read in tables if read.handle.variable == name}
@@ -115,7 +117,7 @@ def apply_reads(
             set_state(target, name, rows, key_groups)
 
 
-def _base_rows_wanted(read: Read) -> int:
+def _count_base_rows(read: Read) -> int:
     """Estimate how many rows of a base are wanted; 0 for a delta, which mostly changes existing rows.
 
     At most the block's bytes, and `RESERVED_ROWS`: the handle's count has not been verified yet.
@@ -272,5 +274,5 @@ def _adopt_files(
         return False
     state.adopt_rows(files.directory, table_counts(files.index), {name: digests[name] for name in schemas})
     kept = LocalFiles(state.directory / LOCAL_SETS)
-    kept.keep(files.directory, stored(files.handle), files.objects)
+    kept.keep(files.directory, stored_object(files.handle), files.objects)
     return True

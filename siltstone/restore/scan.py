@@ -261,7 +261,7 @@ def _scan_merged(
 
 def _opaque_rows(reader: BlockReader, task: ScanTask) -> pa.Table:
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
-    target = MemoryState.empty({}, hull, task.max_parallelism)
+    target = MemoryState.make_empty({}, hull, task.max_parallelism)
     apply_reads(target, task.reads, reader)
     values = target.opaque.get(task.shape.name, {})
     found = opaque_digests(values, hull)[task.key_groups - hull.start]

@@ -29,7 +29,7 @@ from siltstone.restore.restore import MemoryState, digests_of
 from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.paths import check_label
 from siltstone.store.private import write_private_file
 
@@ -76,7 +76,7 @@ def restore_chain(store: Store, task: ProofTask, directory: Path, scratch: Path 
     part = SeriesPart(chain.operator, chain.key_groups, {}, {}, [])
 
     def write(checkpoint: int, state: MemoryState) -> None:
-        write_state(state, below(directory, str(checkpoint), chain.operator))
+        write_state(state, path_below(directory, str(checkpoint), chain.operator))
         part.digests[checkpoint] = digests_of(state)
         part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
 
@@ -115,7 +115,7 @@ def prove_label(root: Path, label: str, manifest: Manifest) -> str | None:
     for operator, tables in manifest.digests.items():
         opaque = opaque_of(manifest, operator)
         for name, recorded in tables.items():
-            directory = below(root / label, operator, name)
+            directory = path_below(root / label, operator, name)
             try:
                 found = _table_digest(directory, name in opaque)
             except (OSError, pa.ArrowException) as error:

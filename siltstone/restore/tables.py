@@ -46,10 +46,10 @@ def merged_tables(
         CorruptObject: a block is missing, cut or altered.
     """
     with nullcontext(files) if files else FileSets(reader) as opened:
-        yield from _merged(reads, schemas, reader, opened, groups, max_parallelism, scratch)
+        yield from _merge_tables(reads, schemas, reader, opened, groups, max_parallelism, scratch)
 
 
-def _merged(
+def _merge_tables(
     reads: Sequence[Read],
     schemas: Mapping[str, TableSchema],
     reader: BlockReader,
@@ -67,7 +67,7 @@ def _merged(
             changes[name].add(*decode_changes(read.handle, schemas[name], read.key_groups, block))
     for name in schemas:
         own = [read for read in reads if replaces(read.handle) and read.handle.variable == name]
-        yield name, changes.pop(name).merged(_base_rows(schemas[name], own, reader, files), groups)
+        yield name, changes.pop(name).merge(_base_rows(schemas[name], own, reader, files), groups)
 
 
 def _base_rows(schema: TableSchema, reads: Sequence[Read], reader: BlockReader, files: FileSets) -> Iterator[Batch]:
@@ -141,7 +141,7 @@ def open_changes(handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupR
 
     @cache
     def rows() -> pa.Table:
-        return _assembled({**_columns(keys), **_columns(decode(rest))}, schema.changes, len(keys))
+        return _assemble({**_columns(keys), **_columns(decode(rest))}, schema.changes, len(keys))
 
     return Delta(keys.select(schema.primary_key.names), key_groups if some is None else key_groups[wanted], rows)
 
@@ -156,7 +156,7 @@ def _check_shape(fields: pa.Schema, schema: TableSchema, handle: Handle) -> None
     for field in schema.changes:
         at = fields.get_field_index(field.name)
         if (at >= 0 or field.name in needed) and (at < 0 or fields.field(at).type != field.type):
-            raise _misfit(handle, field, "no such column" if at < 0 else f"{fields.field(at).type}")
+            raise _misfit_error(handle, field, "no such column" if at < 0 else f"{fields.field(at).type}")
 
 
 def _check_nulls(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
@@ -168,10 +168,10 @@ def _check_nulls(changes: pa.Table, schema: TableSchema, handle: Handle) -> None
     for field in [*schema.primary_key, schema.changes.field(DELETED)]:
         nulls = changes.column(field.name).null_count if field.name in changes.column_names else 0
         if nulls and not field.nullable:
-            raise _misfit(handle, field, f"{field.type} with {nulls} nulls")
+            raise _misfit_error(handle, field, f"{field.type} with {nulls} nulls")
 
 
-def _misfit(handle: Handle, field: pa.Field, what: str) -> CorruptObject:
+def _misfit_error(handle: Handle, field: pa.Field, what: str) -> CorruptObject:
     return CorruptObject(
         f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "
         f"where {field.type} is recorded"
@@ -182,7 +182,7 @@ def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _assembled(columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int) -> pa.Table:
+def _assemble(columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int) -> pa.Table:
     """Return the columns of `schema`, null where an older definition did not have them."""
     made = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in schema]
     return pa.table(made, schema=schema)

@@ -90,7 +90,7 @@ def prove(
     last = manifests[chain.steps[-1].checkpoint]
     # The newest schema of each table: a key may have become nullable.
     schemas = {k: v for step in chain.steps for k, v in schemas_of(manifests[step.checkpoint], chain.operator).items()}
-    target = MemoryState.empty({}, chain.key_groups, last.max_parallelism)
+    target = MemoryState.make_empty({}, chain.key_groups, last.max_parallelism)
     failures: list[Failure] = []
     reader = BlockReader(store, objects_of(manifests), scratch)
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
@@ -241,7 +241,7 @@ def _follow_variables(target: MemoryState, names: Collection[str], schemas: Mapp
         target.tables.pop(gone, None)
         target.opaque.pop(gone, None)
     added = {name: schemas[name] for name in names if name in schemas and name not in target.tables}
-    target.tables |= MemoryState.empty(added, target.groups, target.max_parallelism).tables
+    target.tables |= MemoryState.make_empty(added, target.groups, target.max_parallelism).tables
 
 
 def _apply(target: MemoryState, handle: Handle, block: Block) -> None:

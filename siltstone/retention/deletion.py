@@ -95,7 +95,7 @@ def delete_checkpoints(
     """
     catalog = warehouse.catalog
     epoch = catalog.streams.get(stream).epoch if epoch is None else epoch
-    catalog.checkpoints.latest(stream)  # raises if there is nothing to delete; there may be no epoch then
+    catalog.checkpoints.get_latest(stream)  # raises if there is nothing to delete; there may be no epoch then
     check_catalog(warehouse, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)

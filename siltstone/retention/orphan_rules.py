@@ -138,7 +138,7 @@ def incomplete_prefixes(runs: Sequence["RunRecord"], view: "CatalogView") -> lis
         CheckpointPath(view.stream, epoch, checkpoint).prefix
         if epoch in view.epochs
         else epoch_prefix(view.stream, epoch)
-        for epoch, checkpoint in _begun(runs, view.newest)
+        for epoch, checkpoint in _list_begun(runs, view.newest)
     ]
 
 
@@ -155,7 +155,7 @@ def killed_prefixes(runs: Sequence["RunRecord"], view: "CatalogView", epoch: int
     return [prefixes[index] for index in at[-KILLED_SWEPT:]]
 
 
-def _begun(runs: Sequence["RunRecord"], newest: int) -> Iterable[tuple[int, int]]:
+def _list_begun(runs: Sequence["RunRecord"], newest: int) -> Iterable[tuple[int, int]]:
     """Yield (epoch, the checkpoint it began and did not complete) of each run."""
     for run, later in pairwise(runs):
         yield run.epoch, later.first_checkpoint

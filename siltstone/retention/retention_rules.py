@@ -157,7 +157,7 @@ def plan_retention(
         *_by_minimums(newest_first, committed_at, options, now),
     ]
     pinned = [
-        (s.checkpoint, f"savepoint {s.name}") for s in savepoints if not s.expired(now) and s.checkpoint in reasons
+        (s.checkpoint, f"savepoint {s.name}") for s in savepoints if not s.is_expired(now) and s.checkpoint in reasons
     ]
     for id, reason in [*((id, "newest") for id in newest_first[:1]), *pinned, *by_rule]:
         reasons[id].append(reason)

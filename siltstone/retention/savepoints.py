@@ -45,7 +45,7 @@ def drop_savepoint(catalog: Catalog, stream: str, name: str) -> None:
         Fenced: a run has taken the stream over meanwhile; try again.
     """
     epoch = catalog.streams.get(stream).epoch
-    catalog.checkpoints.latest(stream)  # raises if there can be no savepoint; there may be no epoch then
+    catalog.checkpoints.get_latest(stream)  # raises if there can be no savepoint; there may be no epoch then
     catalog.savepoints.drop(stream, epoch, name)
 
 
@@ -66,5 +66,5 @@ def describe_savepoint(catalog: Catalog, savepoint: SavepointRecord) -> dict[str
         "checkpoint": savepoint.checkpoint,
         "created_at": savepoint.created_at.isoformat(timespec="seconds"),
         "expires_at": None if expires is None else expires.isoformat(timespec="seconds"),
-        "expired": savepoint.expired(catalog.now()),
+        "expired": savepoint.is_expired(catalog.now()),
     }

@@ -118,7 +118,7 @@ def sweep(
     options, start = options or SweepOptions(), time.perf_counter()
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     if not catalog.rollbacks.list(stream):  # a rollback may have removed every checkpoint
-        catalog.checkpoints.latest(stream)
+        catalog.checkpoints.get_latest(stream)
     store.check(writable=not options.dry_run)
     check_catalog(warehouse, stream)
     prefixes = [stream_prefix(stream)]
@@ -192,7 +192,7 @@ class _Sweep:
         """Sweep objects under the prefixes, and unfinished writes of the stream."""
         # Listed before the objects: a write that finishes in between is then found as an object.
         own = (stream_prefix(self._stream), sink_tables(self._stream))
-        by_token = {write.token: write for prefix in own for write in self._store.unfinished(prefix)}
+        by_token = {write.token: write for prefix in own for write in self._store.list_unfinished(prefix)}
         unfinished = list(by_token.values())  # one whose name is not known is listed for every prefix
         self.sweep_objects(prefixes)
         self._sweep_unfinished(unfinished)
@@ -231,7 +231,7 @@ class _Sweep:
         # A rebuilt catalog takes the newest manifest over, and everything with it: so manifests go before the rest.
         manifests = [name for name in going if is_manifest(name)]
         for some in (*_batches(manifests), *_batches(going[len(manifests) :])):
-            ages |= _known(self._store, some)
+            ages |= _find_times(self._store, some)
             self._delete(some, sizes, reason, ages, self._store.delete)
 
     def _sweep_unfinished(self, unfinished: Sequence[Unfinished]) -> None:
@@ -316,7 +316,7 @@ def _checkpoint_prefix(name: str) -> str:
     return path.prefix if path else name
 
 
-def _known(store: Store, names: Sequence[str]) -> dict[str, datetime]:
+def _find_times(store: Store, names: Sequence[str]) -> dict[str, datetime]:
     """Return when objects were written, for the records of their deletion; none if the store cannot be read."""
     try:
         return store.modified_at(names)

@@ -90,7 +90,7 @@ def truncate(
     catalog = warehouse.catalog
     record = catalog.streams.get(stream)
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
-    catalog.checkpoints.latest(stream)  # or there is nothing to truncate
+    catalog.checkpoints.get_latest(stream)  # or there is nothing to truncate
     check_catalog(warehouse, stream)  # in a dry run too, which reports what would be done
     retained = [c for c in catalog.checkpoints.list_retained(stream) if not c.deleted]
     committed_at = {c.id: c.committed_at for c in retained}

@@ -78,7 +78,7 @@ def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
     return output
 
 
-def prepared(task: StepTask, state: SubtaskState) -> tuple[bytes, ...]:
+def list_prepared(task: StepTask, state: SubtaskState) -> tuple[bytes, ...]:
     """Return what a checkpoint has of what was prepared, if the operator's `checkpoint` wants it on the driver."""
     return _parts(state) if task.checkpoint is not None and task.operator.defines("checkpoint") else ()
 

@@ -293,7 +293,7 @@ class RunChains:
                 whole = written_whole(received, table, Kind.INCREMENTAL, self._stream.max_parallelism)
                 statistics[operator][table] = table_statistics(cost, first, state, d, bound, whole)
             bounds[operator] = total
-        variables = {op.name: (*op.tables(), *op.opaque()) for op in self._stream.operators}
+        variables = {op.name: (*op.tables(), *op.opaque_variables()) for op in self._stream.operators}
         return NextChains(
             checkpoint=checkpoint,
             step=step,

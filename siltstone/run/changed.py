@@ -33,7 +33,7 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
     or files, or chains have become long.
     """
     changed, found, order = state.changed_opaque, dict[str, Collection[int] | None](), task.checkpoint
-    logged = None if order is None else _logged(task, subtask)
+    logged = None if order is None else _list_logged(task, subtask)
     begins = order is not None and (
         len(task.restore.manifests) >= CHAIN_MANIFESTS or (order.forms and Form.DELTA not in order.forms.values())
     )
@@ -59,7 +59,7 @@ def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: 
     tells changes that were tracked from those that were not. What was logged, the log knows. Of intervals with steps of
     both kinds nothing is known.
     """
-    logged = _logged(task, subtask) if tables else None
+    logged = _list_logged(task, subtask) if tables else None
     if logged is None and any(step.step > task.begins_after for step in task.log):
         return set()
     own = slice(state.groups.start, state.groups.end)
@@ -70,12 +70,12 @@ def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: 
 def _is_unchanged(table: StateTable) -> bool:
     """Whether no row changed since the last mark, tracked or not."""
     try:
-        return not table.changed().any()
+        return not table.count_changed().any()
     except StateError:
         return False
 
 
-def _logged(task: StepTask, subtask: int) -> set[str] | None:
+def _list_logged(task: StepTask, subtask: int) -> set[str] | None:
     """The tables and opaque variables that earlier steps of the interval changed; None if that is not known."""
     if not is_logged(task, task.begins_after):
         return None

@@ -59,24 +59,24 @@ class ConsistencyRequests:
                 self._waiting.append(request)
             return request
 
-    def prepared(self, checkpoint: int) -> None:
+    def note_prepared(self, checkpoint: int) -> None:
         """Note that a checkpoint is prepared."""
         with self._changed:
             self._pending[checkpoint] = self._answer(self._waiting, DrainResult.CHECKPOINT_PENDING)
             self._waiting = []
 
-    def completed(self, checkpoint: int) -> None:
+    def note_completed(self, checkpoint: int) -> None:
         """Note that a checkpoint is complete, and its outputs are delivered."""
         with self._changed:
             self._answer(self._pending.pop(checkpoint, []), DrainResult.COMPLETED)
 
-    def nothing_to_do(self) -> None:
+    def note_caught_up(self) -> None:
         """Note that everything processed is in complete checkpoints."""
         with self._changed:
             self._answer(self._waiting, DrainResult.COMPLETED)
             self._waiting = []
 
-    def failed(self, *, ended: bool = False) -> None:
+    def note_failed(self, *, ended: bool = False) -> None:
         """Note that the run was reset, or has ended: nothing that is asked for will complete."""
         with self._changed:
             self._ended = self._ended or ended

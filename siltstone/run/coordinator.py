@@ -78,13 +78,13 @@ class CheckpointTimes:
         times = [*(s for at in shown.values() for s in at), *(s for of in checkpoints.values() for s in of.values())]
         first_s = min(times, default=self._now_s())
 
-        def after(at_s: float | None) -> int | None:
+        def to_ms(at_s: float | None) -> int | None:
             return None if at_s is None else round(1000 * (at_s - first_s))
 
         return {
             "from": round(1000 * first_s),
-            "steps": [[number, *map(after, at)] for number, at in shown.items()],
-            "checkpoints": [[id, *(after(of.get(event)) for event in EVENTS)] for id, of in checkpoints.items()],
+            "steps": [[number, *map(to_ms, at)] for number, at in shown.items()],
+            "checkpoints": [[id, *(to_ms(of.get(event)) for event in EVENTS)] for id, of in checkpoints.items()],
         }
 
     def _note(self, checkpoint: int, event: str, now_s: float) -> None:

@@ -33,10 +33,10 @@ import pyarrow as pa
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Rows, State
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original, rows_of, whole_step
+from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original_column, rows_of, whole_step
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
-from siltstone.state.columns import misfits, null_mask
+from siltstone.state.columns import find_misfits, null_mask
 from siltstone.store.private import open_private
 
 LETTERS = pa.schema(
@@ -144,7 +144,7 @@ class SortedOut:
 
     def _calls(self, taken: Taken, bound: State) -> Iterator[pa.RecordBatch]:
         for number, table in enumerate(calls(iter(self._held))):
-            left = self._left(number, table.num_rows)
+            left = self._find_left(number, table.num_rows)
             if not left.any():
                 continue
             rows = rows_of(self._task, table if left.all() else table.filter(pa.array(left)))
@@ -153,7 +153,7 @@ class SortedOut:
             except BadRow as error:
                 raise _Refused(number, _find_bad_rows(error, rows), error.reason) from error
 
-    def _left(self, number: int, count: int) -> np.ndarray:
+    def _find_left(self, number: int, count: int) -> np.ndarray:
         left = np.ones(count, bool)
         for rows, _ in self._bad[number]:
             left &= ~rows
@@ -163,7 +163,7 @@ class SortedOut:
         """Note bad rows, told by their places among those that were left of their call."""
         found = self._bad[refused.call]
         whole = np.zeros(len(found[0][0]) if found else len(refused.rows), bool)
-        left = self._left(refused.call, len(whole))
+        left = self._find_left(refused.call, len(whole))
         whole[np.flatnonzero(left)[refused.rows]] = True
         found.append((whole, refused.reason))
 
@@ -179,9 +179,9 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
             continue
         null = null_mask(column)
         what = f"operator {task.operator.name}: key column {field.name}"
-        source = original(field.name)
+        source = original_column(field.name)
         given = ~null_mask(table.column(source)) if source in table.column_names else ~null
-        misfit = (null & given) | misfits(column, field.type)
+        misfit = (null & given) | find_misfits(column, field.type)
         missing = null & ~given & (not field.nullable)
         for rows, reason in ((missing, f"{what} is null"), (misfit, misfit_reason(task.operator, field.name))):
             if (fresh := rows & ~found).any():
@@ -222,7 +222,7 @@ def _place(array: pa.Array) -> tuple[Any, ...]:
 
 def _as_json(task: StepTask, table: pa.Table) -> list[str]:
     """Each row as a JSON object; a key column as the source had it."""
-    given = {original(field.name): field.name for field in task.operator.key}
+    given = {original_column(field.name): field.name for field in task.operator.key}
     originals = {name: given[name] for name in table.column_names if name in given}
     shown = [name for name in table.column_names if name != HASH and name not in originals.values()]
     table = table.select(shown).rename_columns([originals.get(name, name) for name in shown])
@@ -236,24 +236,24 @@ def json_rows(table: pa.Table) -> list[str]:
     numbers that are not finite their names. Decimals, dates and times become text; a date or time outside the years 1
     to 9999 becomes its number of units since 1970.
     """
-    columns = [[_plain(value) for chunk in column.chunks for value in chunk] for column in table.columns]
+    columns = [[_to_plain(value) for chunk in column.chunks for value in chunk] for column in table.columns]
     rows = zip(*columns, strict=True) if columns else iter([()] * table.num_rows)
     names = table.column_names
     return [json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False) for row in rows]
 
 
-def _plain(scalar: Any) -> Any:
+def _to_plain(scalar: Any) -> Any:
     if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
         scalar = scalar.value
     if scalar is None or not scalar.is_valid:
         return None
     kind = scalar.type
     if isinstance(scalar, pa.MapScalar):
-        return [[_plain(entry[0]), _plain(entry[1])] for entry in scalar.values]
+        return [[_to_plain(entry[0]), _to_plain(entry[1])] for entry in scalar.values]
     if isinstance(scalar, pa.ListScalar):  # and those that derive from it
-        return [_plain(value) for value in scalar.values]
+        return [_to_plain(value) for value in scalar.values]
     if isinstance(scalar, pa.StructScalar):
-        return {kind.field(i).name: _plain(scalar[i]) for i in range(kind.num_fields)}
+        return {kind.field(i).name: _to_plain(scalar[i]) for i in range(kind.num_fields)}
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
     try:

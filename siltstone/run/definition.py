@@ -98,16 +98,16 @@ def check_follows(
         `drop` without what was given up before.
 
     Raises:
-        SchemaConflict, UsageError: see `check_definition` and `without`.
+        SchemaConflict, UsageError: see `check_definition` and `drop_state`.
     """
     recorded = record.definition if catalog.checkpoints.last_id(record.name) else {**record.definition, "operators": {}}
     before = {name for one in catalog.definitions.list(record.name) for name in one.dropped} if drop else set()
-    left, dropped = without(record.name, recorded, now, drop, before)
+    left, dropped = drop_state(record.name, recorded, now, drop, before)
     check_definition(record.name, left, now)
     return dropped
 
 
-def without(
+def drop_state(
     name: str, recorded: Mapping[str, Any], now: Mapping[str, Any], drop: Sequence[str], before: Collection[str] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Remove dropped operators and variables from a recorded definition; return it, and what was removed.

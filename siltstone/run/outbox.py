@@ -194,7 +194,7 @@ class Outbox:
                     f"{output.name}, which no longer has a sink: give it one again (a function that does nothing drops "
                     "the rows), run the stream, and then remove it"
                 )
-        readable = [o for o in outstanding if not o.lost and (checked or self._readable(o, completed))]
+        readable = [o for o in outstanding if not o.lost and (checked or self._is_readable(o, completed))]
         self._lost = {(o.checkpoint, o.name) for o in outstanding} - {(o.checkpoint, o.name) for o in readable}
         first_lost = min((checkpoint for checkpoint, _ in self._lost), default=None)
         for output in readable:
@@ -217,7 +217,7 @@ class Outbox:
             done = self._catalog.outbox.forget_delivered(self._stream.name, self._epoch)
             self._store.delete(name for name in done if not is_table_file(name))
 
-    def _readable(self, output: OutputRecord, completed: int) -> bool:
+    def _is_readable(self, output: OutputRecord, completed: int) -> bool:
         """Whether what is staged is all there; if not, and its checkpoint is to be made again, it comes again with it.
 
         It is looked at twice, and the store has to show what must be there: a store may answer wrongly once.

@@ -108,7 +108,7 @@ class _Part:
         task, state = self.task, self.state
         with self.clock.phase("delta"):
             left = {} if self.written else {name: of for name, of in state.tables.items() if name not in bases}
-            counts = {name: table.changed() for name, table in left.items()}
+            counts = {name: table.count_changed() for name, table in left.items()}
             counts = {name: count for name, count in counts.items() if count.any()}
             opaque = opaque_to_write(task, self.nothing.subtask, state)
         if not (bases or counts or opaque):
@@ -148,7 +148,7 @@ class _Part:
                                 writer.append(change)
                             else:
                                 handles.append(self._store_opaque(part, change))
-                persisted = _persisted(self.nothing, writers, inlining, state, self.clock, self.uploader)
+                persisted = _await_uploads(self.nothing, writers, inlining, state, self.clock, self.uploader)
                 objects += [StoredObject(h.object, h.length, h.checksum) for h in handles]
                 self.acknowledgement = replace(
                     persisted, handles=[*handles, *persisted.handles], objects=[*objects, *persisted.objects]
@@ -201,7 +201,7 @@ def _writer(task: StepTask, part: KeyGroupRange, uploads: InliningUploader) -> C
     return ChangelogWriter(uploads, task.operator.name, part, task.path)
 
 
-def _persisted(
+def _await_uploads(
     nothing: Acknowledgement,
     writers: Mapping[KeyGroupRange, ChangelogWriter],
     inlining: InliningUploader,

@@ -24,7 +24,7 @@ ROWS_A_CALL = 1 << 18
 """most rows per call of `Operator.process`, unless one record batch has more"""
 
 
-def original(key: str) -> str:
+def original_column(key: str) -> str:
     """Return the name of the column with a key column's original values, before the cast to the key's type."""
     return f"__original_{key}"
 
@@ -36,7 +36,7 @@ def misfit_reason(operator: Operator, key: str) -> str:
 
 def internal_names(operator: Operator) -> list[str]:
     """List the column names that the engine itself uses in the rows of a subtask."""
-    return [HASH, *(original(name) for name in operator.key.names)]
+    return [HASH, *(original_column(name) for name in operator.key.names)]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def combine(operator: Operator, table: pa.Table) -> pa.Table:
 
 
 @contextmanager
-def opened(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
+def open_operator(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
     """Call an operator's `open` before the block and `close` after it.
 
     `close` is called whenever `open` returned. If the block fails, its error is raised, not that of `close`.
@@ -145,7 +145,7 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTim
         output = _output(task.operator, task.operator.process(rows, state), step_schema(task.operator))
     taken.rows_in += len(rows)
     taken.rows_out += sum(batch.num_rows for batch in output)
-    taken.event_time = _later(taken.event_time, rows.table, task.event_time)
+    taken.event_time = _later_time(taken.event_time, rows.table, task.event_time)
     return output
 
 
@@ -192,7 +192,7 @@ def whole_step(
         bound.flush()
 
 
-def _later(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
+def _later_time(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
     """The higher event time."""
     if column is None or column not in table.column_names:
         return so_far

@@ -120,7 +120,7 @@ class RunProgress:
         return self._waited_s
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def count_wait(self) -> Iterator[None]:
         """Count the seconds of the block, in which the stream waits for a checkpoint."""
         start = time.perf_counter()
         try:
@@ -166,13 +166,13 @@ class RunProgress:
 
         for key, (name, text) in _RUN_COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=["stream"])
-            yield self._filled(family, {(): self._counts[key]})
+            yield self._fill(family, {(): self._counts[key]})
         text = "Time that steps have waited for checkpoints."
         waited = CounterMetricFamily("siltstone_checkpoint_wait_seconds", text, labels=["stream"], unit="seconds")
-        yield self._filled(waited, {(): self._waited_s})
+        yield self._fill(waited, {(): self._waited_s})
         for key, (name, text, unit) in _OPERATOR_COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=["stream", "operator"], unit=unit)
-            yield self._filled(family, {(operator,): n for operator, n in self._by_operator[key].items()})
+            yield self._fill(family, {(operator,): n for operator, n in self._by_operator[key].items()})
 
     def _gauges(self) -> "Iterator[Metric]":
         for key, (name, text) in _OPERATOR_GAUGES.items():
@@ -181,7 +181,7 @@ class RunProgress:
         text = "Steps processed that are in no completed checkpoint yet."
         yield self._gauge("siltstone_uncommitted_steps", text, {(): self._waiting_steps})
         text = "Time since the run began."
-        yield self._gauge("siltstone_run_age_seconds", text, {(): self._since(self._began)}, unit="seconds")
+        yield self._gauge("siltstone_run_age_seconds", text, {(): self._seconds_since(self._began)}, unit="seconds")
 
     def _checkpoint(self) -> "Iterator[Metric]":
         newest = self._newest
@@ -193,13 +193,13 @@ class RunProgress:
                 "siltstone_checkpoint_age_seconds",
                 "Time since the newest checkpoint completed.",
                 "seconds",
-                self._since(newest.committed_at),
+                self._seconds_since(newest.committed_at),
             ),
             (
                 "siltstone_event_time_lag_seconds",
                 "Time since the highest event time in the newest checkpoint.",
                 "seconds",
-                newest.checkpoint.event_time_max and self._since(newest.checkpoint.event_time_max),
+                newest.checkpoint.event_time_max and self._seconds_since(newest.checkpoint.event_time_max),
             ),
             ("siltstone_checkpoint_bytes", "Bytes stored for the newest checkpoint.", "bytes", newest.checkpoint.bytes),
             (
@@ -238,14 +238,14 @@ class RunProgress:
     ) -> "Metric":
         from prometheus_client.core import GaugeMetricFamily
 
-        return self._filled(GaugeMetricFamily(name, text, labels=["stream", *labels], unit=unit), samples)
+        return self._fill(GaugeMetricFamily(name, text, labels=["stream", *labels], unit=unit), samples)
 
-    def _filled(self, family: Any, samples: Mapping[tuple[str, ...], float]) -> "Metric":
+    def _fill(self, family: Any, samples: Mapping[tuple[str, ...], float]) -> "Metric":
         for labels, value in samples.items():
             family.add_metric([self._stream, *labels], value)
         return family
 
-    def _since(self, time: datetime) -> float:
+    def _seconds_since(self, time: datetime) -> float:
         return max(0.0, (self._now() - time).total_seconds())
 
     def _set(self, name: str, operator: str, value: float) -> None:

@@ -151,7 +151,7 @@ def acknowledge(region: Region, operator: str) -> Region:
     """Take an operator's acknowledgements of the running step. The last one logs the step, or prepares a checkpoint."""
     running = region.running
     if running is None or operator not in running.awaited:
-        raise _refused(region, f"operator {operator} has nothing to acknowledge")
+        raise _not_allowed_error(region, f"operator {operator} has nothing to acknowledge")
     _check_open(region)
     if awaited := running.awaited - {operator}:
         return replace(region, running=replace(running, awaited=awaited))
@@ -167,14 +167,14 @@ def begin_storing(region: Region) -> Region:
     _check_open(region)
     waiting = [i for i, c in enumerate(region.pending) if c.state is CheckpointState.PREPARED]
     _check(region, bool(waiting), "no checkpoint is prepared")
-    return _with(region, waiting[0], state=CheckpointState.PENDING)
+    return _with_pending(region, waiting[0], state=CheckpointState.PENDING)
 
 
 def note_durable(region: Region, checkpoint: int) -> Region:
     """Note that a pending checkpoint's objects are in the store, its manifest last."""
     _check_open(region)
-    at = _pending(region, checkpoint)
-    return _with(region, at, durable=True)
+    at = _find_pending(region, checkpoint)
+    return _with_pending(region, at, durable=True)
 
 
 def may_commit(region: Region, checkpoint: int) -> bool:
@@ -189,19 +189,19 @@ def begin_commit(region: Region) -> Region:
     """
     _check(region, region.running is None, "a step is running")
     _check(region, bool(region.pending) and may_commit(region, region.completed + 1), "no checkpoint is durable")
-    return _with(region, 0, in_doubt=True)
+    return _with_pending(region, 0, in_doubt=True)
 
 
 def note_committed(region: Region, checkpoint: int) -> Region:
     """Note the catalog's answer that it has the checkpoint: pending -> complete."""
-    done, *rest = _committing(region, checkpoint)
+    done, *rest = _check_committing(region, checkpoint)
     return replace(region, pending=tuple(rest), completed=done.id, completed_step=done.steps[-1])
 
 
 def note_refused(region: Region, checkpoint: int) -> Region:
     """Note the catalog's answer that it does not have the checkpoint: pending -> failed."""
-    _committing(region, checkpoint)
-    return note_failed(_with(region, 0, in_doubt=False, state=CheckpointState.FAILED))
+    _check_committing(region, checkpoint)
+    return note_failed(_with_pending(region, 0, in_doubt=False, state=CheckpointState.FAILED))
 
 
 def note_fenced(region: Region) -> Region:
@@ -261,16 +261,16 @@ def state_of(region: Region, checkpoint: int) -> CheckpointState | None:
     return next((c.state for c in region.pending if c.id == checkpoint), None)
 
 
-def _pending(region: Region, checkpoint: int) -> int:
+def _find_pending(region: Region, checkpoint: int) -> int:
     for at, each in enumerate(region.pending):
         if each.id == checkpoint and each.state is CheckpointState.PENDING:
             return at
-    raise _refused(region, f"checkpoint {checkpoint} is not pending")
+    raise _not_allowed_error(region, f"checkpoint {checkpoint} is not pending")
 
 
-def _committing(region: Region, checkpoint: int) -> tuple[Checkpoint, ...]:
+def _check_committing(region: Region, checkpoint: int) -> tuple[Checkpoint, ...]:
     if not region.pending or region.pending[0].id != checkpoint or not region.pending[0].in_doubt:
-        raise _refused(region, f"checkpoint {checkpoint} is not being committed")
+        raise _not_allowed_error(region, f"checkpoint {checkpoint} is not being committed")
     return region.pending
 
 
@@ -279,7 +279,7 @@ def _is_next(region: Region, checkpoint: int) -> bool:
     return first.id == checkpoint == region.completed + 1 and first.durable
 
 
-def _with(region: Region, at: int, **changes: object) -> Region:
+def _with_pending(region: Region, at: int, **changes: object) -> Region:
     pending = list(region.pending)
     pending[at] = replace(pending[at], **changes)  # pyright: ignore[reportArgumentType]
     return replace(region, pending=tuple(pending))
@@ -287,16 +287,16 @@ def _with(region: Region, at: int, **changes: object) -> Region:
 
 def _check_open(region: Region) -> None:
     if region.phase is not Phase.OPEN:
-        raise _refused(region, f"the region is {region.phase}")
+        raise _not_allowed_error(region, f"the region is {region.phase}")
 
 
 def _check(region: Region, allowed: bool, reason: str) -> None:
     _check_open(region)
     if not allowed:
-        raise _refused(region, reason)
+        raise _not_allowed_error(region, reason)
 
 
-def _refused(region: Region, reason: str) -> StateError:
+def _not_allowed_error(region: Region, reason: str) -> StateError:
     return StateError(
         f"epoch {region.epoch} in step {region.step}, checkpoint {region.next_checkpoint}: {reason}",
         advice="run the stream again to resume",

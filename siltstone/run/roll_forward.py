@@ -48,9 +48,9 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     """
     if not is_logged(task, state.version):
         return False
-    blocks, objects = _logged(task, subtask, state.version)
+    blocks, objects = _list_logged(task, subtask, state.version)
     if state.version < task.restore.step:
-        stored = _stored(task, state, state.version)
+        stored = _list_stored(task, state, state.version)
         if stored is None:
             return False
         blocks, objects = [*stored[0], *blocks], [*stored[1], *objects]
@@ -63,7 +63,7 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     mine = [each for each in mine if each[0].sqn >= whole.get(each[0].variable, 0)]
     state.begin(task.base_step, tracking=False)
     for name in whole:
-        _empty(state, name)
+        _clear(state, name)
     _apply(state, task, mine, BlockReader(task.warehouse.store, objects))
     for table in state.tables.values():
         table.mark()
@@ -75,7 +75,7 @@ def _is_base(handle: Handle) -> bool:
     return handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
 
 
-def _empty(state: SubtaskState, name: str) -> None:
+def _clear(state: SubtaskState, name: str) -> None:
     table = state.tables[name]
     keys = [(rows.select(table.schema.primary_key.names), owners) for rows, owners in table.scan(state.groups)]
     for rows, owners in keys:
@@ -118,7 +118,7 @@ def _expect(state: SubtaskState, blocks: Sequence[_Block]) -> None:
         table.expect_changes(max((rows for (of, _), rows in changes.items() if of == name), default=0))
 
 
-def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:
+def _list_logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:
     """The changes of the interval's steps after a version, oldest first, and the objects that they lie in."""
     blocks: list[_Block] = []
     objects: list[StoredObject] = []
@@ -126,19 +126,19 @@ def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], l
         if step.step > version:
             part = step.part(subtask)
             blocks += [(handle, None) for handle in part.handles]
-            blocks += [each for packed in part.inline for each in _unpacked(packed)]
+            blocks += [each for packed in part.inline for each in _unpack(packed)]
             objects += part.objects
     return blocks, objects
 
 
-def _unpacked(packed: bytes) -> Iterator[_Block]:
+def _unpack(packed: bytes) -> Iterator[_Block]:
     segment, data = Segment.unpack(packed), pa.py_buffer(packed)
     for handle in segment.handles(segment.places(NOWHERE)):
         is_here = handle.object == NOWHERE  # a base is an object of its own
         yield handle, data.slice(handle.offset, handle.length) if is_here else None
 
 
-def _stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Block], list[StoredObject]] | None:
+def _list_stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Block], list[StoredObject]] | None:
     """The same of the checkpoints up to the newest; None if the chain does not reach back to the version."""
     blocks: list[_Block] = []
     objects: list[StoredObject] = []

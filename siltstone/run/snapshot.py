@@ -2,7 +2,7 @@
 
 A snapshot is read from the working state and not from the changelog, so it is independent of what a restore reads. A
 backend's own snapshots (`SubtaskState.snapshot`) give the state at the checkpoint's version while a run makes later
-steps: `pinned` holds them for all subtasks, each from a moment on in which no step uses the directory.
+steps: `pin_states` holds them for all subtasks, each from a moment on in which no step uses the directory.
 
 A machine may have another attempt at the same step, whose acknowledgement was lost, so the number of the step is not
 enough: the digests of the working state must be those that the checkpoint accepted. They are updated with each change,
@@ -27,7 +27,7 @@ from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import opaque_rows
 from siltstone.restore.restore import digests_of
 from siltstone.run.task import identity
-from siltstone.run.working_state import LOCK_WAIT_S, locked
+from siltstone.run.working_state import LOCK_WAIT_S, lock_directory
 from siltstone.state.backend import StateSnapshot, SubtaskState
 from siltstone.state.backends.named import backend
 from siltstone.store.open import Warehouse
@@ -46,7 +46,7 @@ class SnapshotTask:
     backend: str
     attempt: str
     pin: Path | None = None
-    """the subtask's state at the manifest's version, if `pinned` holds it"""
+    """the subtask's state at the manifest's version, if `pin_states` holds it"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, 
 
 
 @contextmanager
-def pinned(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
+def pin_states(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
     """Hold the state of all tasks at their checkpoint, so that a run may make later steps while they read it.
 
     Yields the tasks to give to `take_snapshot`, also in other processes of this machine.
@@ -83,11 +83,11 @@ def pinned(tasks: Sequence[SnapshotTask]) -> Iterator[list[SnapshotTask]]:
 
 
 def _pin(task: SnapshotTask, stack: ExitStack) -> SnapshotTask:
-    with _opened(task) as state:
+    with _open_state(task) as state:
         try:
             snapshot = state.snapshot(task.manifest.step)
         except StateError:
-            raise _elsewhere(task) from None
+            raise _no_live_state_error(task) from None
         stack.callback(snapshot.release)
         return replace(task, pin=snapshot.path)
 
@@ -109,13 +109,13 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
 
 
 @contextmanager
-def _opened(task: SnapshotTask) -> Iterator[SubtaskState]:
+def _open_state(task: SnapshotTask) -> Iterator[SubtaskState]:
     """The working state of a subtask on this machine, with exclusive use of its directory."""
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
-    with _locked(directory):
+    with _lock(directory):
         if not directory.exists():
-            raise _elsewhere(task)
+            raise _no_live_state_error(task)
         state = backend(task.backend).open(
             directory, schemas_of(manifest, name), opaque_of(manifest, name), task.groups, manifest.max_parallelism
         )
@@ -128,8 +128,8 @@ def _opened(task: SnapshotTask) -> Iterator[SubtaskState]:
 def _copy(task: SnapshotTask, state: StateSnapshot) -> SnapshotPart:
     manifest, name = task.manifest, task.operator
     digests = digests_of(state)
-    if identity(name, digests) != _accepted(task, digests):
-        raise _not_accepted(task)
+    if identity(name, digests) != _accepted_identity(task, digests):
+        raise _not_accepted_error(task)
     objects, rows = [], 0
     names = CheckpointPath(manifest.stream, manifest.epoch, manifest.checkpoint)
     for table_name, table in state.tables.items():
@@ -152,7 +152,7 @@ def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
     Raises:
         UnknownStream, UnknownCheckpoint: the stream or a checkpoint does not exist.
     """
-    newest = place.catalog.checkpoints.latest(stream)
+    newest = place.catalog.checkpoints.get_latest(stream)
     if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.reference_copies.list(stream)):
         return f"checkpoint {newest.id} of {stream} has a full snapshot already"
     if not place.warehouse.local.work(stream, newest.epoch).is_dir():
@@ -161,24 +161,24 @@ def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     """The lock of a subtask's directory, as an error of ours where it cannot be had."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(directory, LOCK_WAIT_S))
+            stack.enter_context(lock_directory(directory, LOCK_WAIT_S))
         except TimeoutError as error:
             raise NoLiveState(str(error)) from None
         yield
 
 
-def _accepted(task: SnapshotTask, names: Collection[str]) -> str:
+def _accepted_identity(task: SnapshotTask, names: Collection[str]) -> str:
     """The identity that the checkpoint's attempt at these tables and opaque variables of the subtask had."""
     manifest, groups = task.manifest, task.groups
     recorded, nothing = manifest.digests[task.operator], np.zeros(manifest.max_parallelism, np.uint64)
     return identity(task.operator, {n: recorded.get(n, nothing)[groups.start : groups.end] for n in names})
 
 
-def _not_accepted(task: SnapshotTask) -> NoLiveState:
+def _not_accepted_error(task: SnapshotTask) -> NoLiveState:
     manifest = task.manifest
     return NoLiveState(
         f"the live state of {manifest.stream}/{task.operator} subtask {task.subtask} on this machine is not the one "
@@ -187,7 +187,7 @@ def _not_accepted(task: SnapshotTask) -> NoLiveState:
     )
 
 
-def _elsewhere(task: SnapshotTask) -> NoLiveState:
+def _no_live_state_error(task: SnapshotTask) -> NoLiveState:
     manifest = task.manifest
     return NoLiveState(
         f"no live state of {manifest.stream}/{task.operator} subtask {task.subtask} at checkpoint "

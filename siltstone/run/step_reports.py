@@ -36,7 +36,7 @@ class StepReports:
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
         self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
         most = max((a.state_rows for a in received), default=0)
-        restored = [a.seconds["restore"] * most / max(1, a.state_rows) for a in received if _tells(a, most)]
+        restored = [a.seconds["restore"] * most / max(1, a.state_rows) for a in received if _is_representative(a, most)]
         if restored:
             self.restore_s[operator] = max(restored)
         self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
@@ -71,7 +71,7 @@ class StepReports:
             bounds: operator -> the sum of its tables' bounds.
         """
         sources = [op.name for op in stream.operators if op.reads == SOURCE]
-        opaques, parts = {op.name: op.opaque() for op in stream.operators}, stream.max_parallelism
+        opaques, parts = {op.name: op.opaque_variables() for op in stream.operators}, stream.max_parallelism
         operators = {
             name: {
                 "rows_in": self.rows_in[name],
@@ -101,7 +101,7 @@ class StepReports:
         }
 
 
-def _tells(a: Acknowledgement, most: int) -> bool:
+def _is_representative(a: Acknowledgement, most: int) -> bool:
     """Whether a subtask's restore tells how long that of the largest takes: if it has at least half of its rows."""
     return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
 

@@ -19,11 +19,11 @@ from siltstone.errors import SiltstoneError
 from siltstone.format.output import Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
-from siltstone.run.callbacks import prepared
+from siltstone.run.callbacks import list_prepared
 from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, opened, output_schema, process, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, process, step_schema
 from siltstone.run.staging import StagedOutput
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
@@ -41,7 +41,7 @@ def run_subtask(
 
     A `SiltstoneError` is sent in the acknowledgement, because a retry would fail again.
     """
-    yield from _answered(task, subtask, _run(task, subtask, attempt, batches, working_state))
+    yield from _report_error(task, subtask, _run(task, subtask, attempt, batches, working_state))
 
 
 def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -52,10 +52,10 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
     task = replace(task, stores=False, tracking=False, staged_with=None, dead_letters=nothing_staged)
-    yield from _answered(task, subtask, _run(task, subtask, "", batches, working_copy))
+    yield from _report_error(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
-def _answered(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _report_error(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         yield from run
     except SiltstoneError as error:
@@ -87,7 +87,7 @@ def _run(
                 f"{attempt}-{task.step}",
             )
             staging = own.write(output_schema(operator), task.upload.inline_bytes)
-        with opened(task, subtask, clock):
+        with open_operator(task, subtask, clock):
             if task.dead_letters is None:
                 taken = Taken()
                 output = process(task, state, batches, taken, clock)
@@ -133,7 +133,7 @@ def _report(
         rows_out=taken.rows_out,
         dead_letters=dead_letters,
         wants_checkpoint=taken.wants_checkpoint,
-        prepared=prepared(task, state),
+        prepared=list_prepared(task, state),
         event_time_max=taken.event_time,
         seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
         table_rows={name: table.rows for name, table in state.tables.items()},

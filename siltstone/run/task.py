@@ -153,6 +153,6 @@ def identities(operator: Operator, digests: Mapping[str, np.ndarray], parallelis
         groups: total number of key groups.
     """
     nothing = np.zeros(groups, np.uint64)
-    whole = {name: digests.get(name, nothing) for name in (*operator.tables(), *operator.opaque())}
+    whole = {name: digests.get(name, nothing) for name in (*operator.tables(), *operator.opaque_variables())}
     parts = KeyGroupRange(0, groups).split(parallelism)
     return tuple(identity(operator.name, {n: d[part.start : part.end] for n, d in whole.items()}) for part in parts)

@@ -46,10 +46,10 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
         CorruptObject: the state had to be restored, and an object of the chain is damaged.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
-    with locked(directory, LOCK_WAIT_S):
+    with lock_directory(directory, LOCK_WAIT_S):
         if not directory.exists():
             _take_over(task, subtask, directory)
-        state = _at_base(task, subtask, directory, clock) or _restored(task, subtask, directory, clock)
+        state = _at_base(task, subtask, directory, clock) or _restore(task, subtask, directory, clock)
         try:
             state.release(task.restore.step)
             yield state
@@ -68,10 +68,10 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
     make_private_directory(directory.parent)
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}.copy-", dir=directory.parent) as scratch:
         copy = Path(scratch) / "state"
-        with locked(directory, LOCK_WAIT_S):
+        with lock_directory(directory, LOCK_WAIT_S):
             if directory.exists():
                 shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("pins", LOCAL_SETS))
-        state = _at_base(task, subtask, copy, clock) or _restored(task, subtask, copy, clock)
+        state = _at_base(task, subtask, copy, clock) or _restore(task, subtask, copy, clock)
         try:
             yield state
         finally:
@@ -123,15 +123,15 @@ def _is_known(task: StepTask, state: SubtaskState) -> bool:
     """Whether the changes of the next step can be told from earlier ones. They cannot if an epoch without tracking
     changed this state."""
     try:
-        return not task.tracking or all(table.changed() is not None for table in state.tables.values())
+        return not task.tracking or all(table.count_changed() is not None for table in state.tables.values())
     except StateError:
         return False
 
 
-def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
+def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
     """Empty state, or that of the newest checkpoint, rolled forward to the base version."""
     if not is_logged(task, task.restore.step):
-        raise _lost(task, subtask, "were not logged")
+        raise _lost_error(task, subtask, "were not logged")
     kept = _keep_files(directory)
     shutil.rmtree(directory, ignore_errors=True)
     make_private_directory(directory.parent)
@@ -175,14 +175,14 @@ def _keep_files(directory: Path) -> Path:
 def _roll_forward_or_raise(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseTimer) -> None:
     try:
         if not _is_forward(task, subtask, state, clock):
-            raise _lost(task, subtask, "were not logged")
+            raise _lost_error(task, subtask, "were not logged")
     except CorruptObject as error:
-        raise _lost(task, subtask, f"are damaged in the log ({error})") from error
+        raise _lost_error(task, subtask, f"are damaged in the log ({error})") from error
     if not _is_accepted(task, subtask, state):
-        raise _lost(task, subtask, "have another digest when they are rolled forward by the log")
+        raise _lost_error(task, subtask, "have another digest when they are rolled forward by the log")
 
 
-def _lost(task: StepTask, subtask: int, why: str) -> LostWorkingState:
+def _lost_error(task: StepTask, subtask: int, why: str) -> LostWorkingState:
     return LostWorkingState(
         f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} subtask {subtask} "
         f"are in no checkpoint, no longer on this machine, and {why}: they have to be processed again"
@@ -192,7 +192,7 @@ def _lost(task: StepTask, subtask: int, why: str) -> LostWorkingState:
 def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
     operator = task.operator
     return backend(task.backend).open(
-        directory, operator.tables(), operator.opaque(), task.groups(subtask), task.max_parallelism
+        directory, operator.tables(), operator.opaque_variables(), task.groups(subtask), task.max_parallelism
     )
 
 
@@ -203,7 +203,7 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
     for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
         old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
         if old.exists():
-            with suppress(TimeoutError), locked(old, wait_s=0):
+            with suppress(TimeoutError), lock_directory(old, wait_s=0):
                 make_private_directory(directory.parent)
                 with suppress(FileNotFoundError):
                     os.rename(old, directory)
@@ -222,7 +222,7 @@ def remove_older_epochs(local: LocalLayout, stream: str, oldest: int) -> None:
 
 
 @contextmanager
-def locked(directory: Path, wait_s: float) -> Iterator[None]:
+def lock_directory(directory: Path, wait_s: float) -> Iterator[None]:
     """Lock `directory` against other processes of this machine; the lock file stays if the directory is removed."""
     path = directory.with_name(directory.name + ".lock")
     make_private_directory(path.parent)

@@ -120,10 +120,10 @@ class SinkTable:
         except TableNotFoundError:
             return None
 
-    def delivered(self) -> int:
+    def find_delivered(self) -> int:
         """Return the newest id whose rows it has, 0 before the first."""
         table = self.open()
-        return 0 if table is None else self._delivered(table)
+        return 0 if table is None else self._find_delivered(table)
 
     def describe(self) -> TableSize:
         """Return where it is and what it has, from its log alone."""
@@ -147,7 +147,7 @@ class SinkTable:
             history = table.history()
         ids = {entry[CHECKPOINT] for entry in history if CHECKPOINT in entry}
         whole = any(entry.get("version") == 0 for entry in history)
-        return ids, 1 if whole else min(ids, default=self._delivered(table) + 1)
+        return ids, 1 if whole else min(ids, default=self._find_delivered(table) + 1)
 
     def check(self, schema: pa.Schema) -> None:
         """Check that rows of this schema can go on in it.
@@ -174,7 +174,7 @@ class SinkTable:
         files: Sequence[SinkFile] | None = None
         for _ in range(ATTEMPTS):
             table = self._follow() or self._create(schema)
-            if self._delivered(table) >= output.sink_id:
+            if self._find_delivered(table) >= output.sink_id:
                 break
             files = self._files(output) if files is None else files
             new_columns = self._find_new_columns(table, schema)
@@ -242,7 +242,7 @@ class SinkTable:
     def _schema_of(self, schema: pa.Schema) -> pa.Schema:
         return table_schema(schema, f"stream {self.stream}: the output of {self.sink}")
 
-    def _delivered(self, table: "DeltaTable") -> int:
+    def _find_delivered(self, table: "DeltaTable") -> int:
         with delta_call(self.label):
             return table.transaction_version(self.application) or 0
 

@@ -34,7 +34,7 @@ class ParquetSink:
 
     def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
         """Write the rows and publish them by a rename; does nothing if the checkpoint is published."""
-        published = self.published(checkpoint)
+        published = self.published_path(checkpoint)
         if not published.exists():
             staged = self._staged / f"{checkpoint:012d}-{uuid.uuid4().hex}"
             made = [path for path in (self._root, *self._root.parents) if not path.exists()]
@@ -55,11 +55,11 @@ class ParquetSink:
         make_durable(published.parent)
         self._remove_left_over()
 
-    def published(self, checkpoint: int) -> Path:
+    def published_path(self, checkpoint: int) -> Path:
         """Return the directory of a checkpoint's published rows."""
         return self._root / f"checkpoint={checkpoint:012d}"
 
-    def all_published(self) -> set[int]:
+    def list_published(self) -> set[int]:
         """Return the ids of the checkpoints that are published."""
         found = self._root.glob("checkpoint=*")
         return {int(path.name.removeprefix("checkpoint=")) for path in found if path.is_dir()}
@@ -67,7 +67,7 @@ class ParquetSink:
     def _remove_left_over(self) -> None:
         for staged in self._staged.glob("[0-9]*-*"):
             checkpoint = staged.name.partition("-")[0]
-            if checkpoint.isdigit() and self.published(int(checkpoint)).exists():
+            if checkpoint.isdigit() and self.published_path(int(checkpoint)).exists():
                 shutil.rmtree(staged, ignore_errors=True)
 
     @property

@@ -41,7 +41,7 @@ def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> 
     store = warehouse.warehouse.store
     table, obstacle = SinkTable(store, stream.name, name), find_table_obstacle(store)
     if sink is None:
-        if obstacle is not None or files.all_published():
+        if obstacle is not None or files.list_published():
             return files
         # A catalog that was rebuilt does not say how the stream began, but then the table is there.
         return table if _begins_with_tables(stream, warehouse) or table.open() is not None else files

@@ -80,7 +80,7 @@ class StateSource:
             raise UsageError("the options at and as_of exclude each other: leave one out")
         settings = load_settings(warehouse=options.get("warehouse"), catalog=options.get("catalog"))
         stream, at, as_of = options["stream"], options.get("at", "latest"), options.get("as_of")
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
             checkpoint = (
                 catalog.checkpoints.as_of(stream, parse_time(as_of))
@@ -100,7 +100,7 @@ class StateSource:
             columns=shape.columns if columns is None else shape.select([c.strip() for c in columns.split(",")]),
             keys=None if keys is None else parse_keys(keys, shape.key),
             key_groups=None if key_groups is None else parse_key_groups(key_groups, manifest.max_parallelism),
-            parallelism=_positive(options.get("parallelism")),
+            parallelism=_parse_positive(options.get("parallelism")),
         )
 
     @property
@@ -109,7 +109,7 @@ class StateSource:
         return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in self.columns])
 
 
-def _positive(given: str | None) -> int | None:
+def _parse_positive(given: str | None) -> int | None:
     if given is not None and not (given.isascii() and given.isdigit() and len(given) < 10 and int(given) > 0):
         raise UsageError(f"parallelism {given!r} is not a positive number: give one")
     return None if given is None else int(given)
@@ -137,7 +137,7 @@ class StateReader(DataSourceReader):
         """
         source = self._source
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
-        with OpenWarehouse.existing(source.warehouse.url, source.catalog) as place:
+        with OpenWarehouse.open_existing(source.warehouse.url, source.catalog) as place:
             stored = place.catalog.chains.list_manifests(source.stream, source.checkpoint)
             manifests = read_manifests(place.warehouse.store, stored, source.stream)
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]

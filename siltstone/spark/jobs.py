@@ -19,7 +19,7 @@ class TaggedJobs:
         self._spark, self._tag = spark, f"siltstone-{warehouse.identity}-{stream}-{epoch}"
 
     @contextmanager
-    def tagged(self) -> Iterator[None]:
+    def tag(self) -> Iterator[None]:
         """Tag the jobs that this thread starts."""
         if not isinstance(self._spark, SparkSession):
             yield
@@ -36,7 +36,7 @@ class TaggedJobs:
 
         def run() -> None:
             use_session(self._spark)
-            with self.tagged():
+            with self.tag():
                 work()
 
         return inheritable_thread_target(self._spark)(run) if isinstance(self._spark, SparkSession) else run

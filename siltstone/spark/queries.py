@@ -58,11 +58,11 @@ def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
 
 
 def _check_plan(plan: Any) -> None:
-    for leaf in _each(plan.collectLeaves()):
+    for leaf in _iterate(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() != "StreamingRelation":
             continue  # only file sources have the option
         options = leaf.dataSource().options()
-        for name in _each(options.keys().toSeq()):
+        for name in _iterate(options.keys().toSeq()):
             value = options.apply(name)
             if name.lower() == _CLEANING.lower() and value.lower() != "off":
                 raise UsageError(
@@ -96,7 +96,7 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
     try:
         execution = _execution(spark, query_id)
         data = execution.getLatestExecutionContext().newData()
-        holders = [data.get(source) for source in _each(execution.sources())]
+        holders = [data.get(source) for source in _iterate(execution.sources())]
         return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:
         raise StateError(
@@ -123,5 +123,5 @@ def _execution(spark: SparkSession, query_id: str) -> Any:
     )
 
 
-def _each(sequence: Any) -> Iterator[Any]:
+def _iterate(sequence: Any) -> Iterator[Any]:
     return (sequence.apply(i) for i in range(sequence.size()))

@@ -129,12 +129,12 @@ class StreamRunner:
         """
         self._check_not_failed()
         with ExitStack() as stack:
-            with self._progress.waiting():
+            with self._progress.count_wait():
                 stack.enter_context(self._turn)
                 self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():
-                with self._noting_failure():
+                with self._note_failure():
                     self._context.run(self._step, rows, self._log.batch(batch))
                 return
         self._stopping.wait()
@@ -148,7 +148,7 @@ class StreamRunner:
         return self.region.ends_next or self._steps_left == 1 or self._requests.is_waiting
 
     @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
+    def _note_failure(self) -> Iterator[None]:
         """Note an error of a step or checkpoint: the region takes no further one, and the run must begin anew."""
         try:
             yield
@@ -189,10 +189,10 @@ class StreamRunner:
             if self.failure is not None:
                 return
             if self.region.has_steps and self._behind.has_room:
-                with self._noting_failure():
+                with self._note_failure():
                     self._take(None, self._without_rows(), ends=True)
             elif not self.region.has_steps and self._behind.is_empty:
-                self._requests.nothing_to_do()
+                self._requests.note_caught_up()
         finally:
             self._turn.release()
 
@@ -247,7 +247,7 @@ class StreamRunner:
             ends: whether it ends in a checkpoint; None lets the region decide.
         """
         region = self.region
-        with self._processing():
+        with self._trace_step():
             tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step))
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
@@ -267,7 +267,7 @@ class StreamRunner:
 
     def _end_interval(self) -> None:
         """Complete the checkpoint that the newest step ends in, or have it completed behind the stream."""
-        with self._progress.waiting():
+        with self._progress.count_wait():
             self._prepare()
             if self.region.options.max_pending and not self._to_follow:
                 self._behind.add()
@@ -295,7 +295,7 @@ class StreamRunner:
         """
         region, way = self.region, self._to_follow
         check_source(source)
-        with self._noting_failure():
+        with self._note_failure():
             for step, ends in with_ends(way):
                 done = self._steps_left is not None and self._steps_left <= 0
                 if region.step == region.completed_step and (done or interrupted()):
@@ -325,25 +325,25 @@ class StreamRunner:
                 the checkpoint (see `ConsistentRegion.complete`); if it raises, there is no checkpoint.
         """
         run = run or (lambda _, tasks: run_step(self._own_session, None, tasks, self._placement))
-        with self._processing():
+        with self._trace_step():
             done = run(self.spark, self.region.begin_step(self._without_rows(StepKind.CHANGE), ends=True))
             self._acknowledge(done)
             self._prepare(**changed(done))
             return self._complete_now()
 
     @contextmanager
-    def _processing(self) -> Iterator[None]:
+    def _trace_step(self) -> Iterator[None]:
         """Bind the next step's number and its checkpoint to log events."""
         region, step, began = self.region, self.region.step + 1, time.perf_counter()
         fields = {"stream": region.stream.name, "epoch": region.epoch, "checkpoint": region.checkpoint, "step": step}
-        with bind_fields(**fields), self.jobs.tagged():
+        with bind_fields(**fields), self.jobs.tag():
             yield
             _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 
     def _prepare(self, **changes: Any) -> None:
         checkpoint = self.region.checkpoint
         self.region.prepare(**changes)
-        self._requests.prepared(checkpoint)
+        self._requests.note_prepared(checkpoint)
 
     def _complete_now(self) -> Completed:
         self.region.store()
@@ -357,7 +357,7 @@ class StreamRunner:
         self._deliver(checked=True)
         callbacks.region_checkpointed(self.region.stream.operators, completed.id, self.region.options.upload)
         self._on_checkpoint(completed)
-        self._requests.completed(completed.id)
+        self._requests.note_completed(completed.id)
 
     def _deliver_left(self) -> None:
         """Deliver what earlier epochs left, and call `region_checkpointed` for their checkpoints, as those epochs could
@@ -386,7 +386,7 @@ class StreamRunner:
             self._turn.wait_for(lambda: self._behind.has_room or self.failure is not None)
             self._check_not_failed()
             if self.region.has_steps:
-                with self._noting_failure():
+                with self._note_failure():
                     self._take(None, self._without_rows(), ends=True)
             self._turn.wait_for(lambda: self._behind.is_empty or self.failure is not None)
             self._check_not_failed()
@@ -394,7 +394,7 @@ class StreamRunner:
     def close(self) -> None:
         """Wait until nothing is stored or delivered any more: what is not complete by then never will be."""
         self._behind.close()
-        self._requests.failed()
+        self._requests.note_failed()
 
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""

@@ -36,7 +36,7 @@ from siltstone.catalog.records.source_entries import decode_sources, is_file_log
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.private import make_private_directory, write_private_file
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
@@ -103,7 +103,7 @@ class SourceLog:
         return number - self._shift
 
     def _path(self, log: str, batch: int) -> Path:
-        return below(self.location, log, str(self.number(batch)))
+        return path_below(self.location, log, str(self.number(batch)))
 
     def read_beginning(self, starts: Sequence[str | None]) -> Step:
         """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
@@ -232,7 +232,7 @@ class SourceLog:
 
     def _write_source(self, source: str) -> None:
         """Write the missing files of a source's log."""
-        directory, entries = below(self.location, "sources", source), self._entries[source]
+        directory, entries = path_below(self.location, "sources", source), self._entries[source]
         numbers = sorted(entries)
         compacted = -1
         if is_file_log(entries[numbers[-1]]):

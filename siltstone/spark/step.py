@@ -22,7 +22,7 @@ from siltstone.run.processing import (
     combine,
     internal_names,
     misfit_reason,
-    original,
+    original_column,
     step_schema,
 )
 from siltstone.run.roll_forward import is_logged
@@ -87,7 +87,7 @@ def run_step(
     Raises:
         SiltstoneError: the error of a subtask.
     """
-    run, placed = StepRun(), _placed(placement, tasks)
+    run, placed = StepRun(), _placement_frame(placement, tasks)
     silent = set[str]()
     """those that return no rows, the source included"""
     if rows is None:
@@ -171,7 +171,7 @@ def _run_level(
             silent.add(name)
 
 
-def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
+def _placement_frame(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
     """Return the placement's frame for one step. A subtask may move if the newest checkpoint and the log hold all its
     state."""
     if placement is None or not tasks:
@@ -255,7 +255,7 @@ def collect_acknowledgements(
     if not frames:
         return received
     job = frame_of_job(frames, tasks)
-    with _tagged(job.sparkSession, [_tag(tasks[name]) for name in frames]):
+    with _tag_jobs(job.sparkSession, [_tag(tasks[name]) for name in frames]):
         rows = job.collect()
     for row in rows:
         acknowledgement = Acknowledgement.from_bytes(bytes(row[0]))
@@ -273,7 +273,7 @@ def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask])
 
 
 @contextmanager
-def _tagged(spark: SparkSession, tags: Sequence[str]) -> Iterator[None]:
+def _tag_jobs(spark: SparkSession, tags: Sequence[str]) -> Iterator[None]:
     """Tag the jobs that this thread starts."""
     for tag in tags:
         spark.addTag(tag)
@@ -391,7 +391,7 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     casts = {name: f"{cast}({_quote(name)} as {kind.simpleString()}) as {_quote(name)}" for name, kind in keys.items()}
     columns = [casts.get(name, _quote(name)) for name in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
-    return rows.selectExpr(*columns, *(f"{_quote(name)} as {_quote(original(name))}" for name in other))
+    return rows.selectExpr(*columns, *(f"{_quote(name)} as {_quote(original_column(name))}" for name in other))
 
 
 def _quote(name: str) -> str:

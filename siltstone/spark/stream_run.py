@@ -198,6 +198,6 @@ class StreamRun:
         except BaseException as error:
             self.exception = error
         finally:
-            self.requests.failed(ended=True)
+            self.requests.note_failed(ended=True)
             self._ended.set()
             self._begun.set()

@@ -19,7 +19,7 @@ import pyarrow as pa
 from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import Keys, Lookup, StateTable, SubtaskState
 from siltstone.state.columns import fixed_values, null_mask, one_array
-from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import TableSchema
@@ -53,12 +53,12 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
     return pa.table(arrays, schema=schema)
 
 
-def _stored(columns: Columns, schema: TableSchema, rows: int, what: str) -> pa.Table:
+def _to_stored(columns: Columns, schema: TableSchema, rows: int, what: str) -> pa.Table:
     """Convert values as users give them to `schema.value`; see `conform`."""
     return stored_columns(conform(columns, schema.shown_value, rows, what), schema.nested)
 
 
-def _shown(found: Lookup, schema: TableSchema) -> Lookup:
+def _to_shown(found: Lookup, schema: TableSchema) -> Lookup:
     """Return a lookup with its values as users see them."""
     return Lookup(found.found, nested_columns(found.values, schema.nested)) if schema.nested else found
 
@@ -70,14 +70,14 @@ class ValueAccess:
         self._name, self._table = name, tables[name]
 
     def lookup(self, keys: Keys) -> Lookup:
-        """Return the results of `get` and `found` from one search."""
-        return _shown(self._table.get(keys), self._table.schema)
+        """Return the results of `get` and `contains` from one search."""
+        return _to_shown(self._table.get(keys), self._table.schema)
 
     def get(self, keys: Keys) -> pa.Table:
         """Return the values, one row per key, all null for a key without a row."""
         return self.lookup(keys).values
 
-    def found(self, keys: Keys) -> np.ndarray:
+    def contains(self, keys: Keys) -> np.ndarray:
         """Return bool[n]: which keys have a row."""
         return self.lookup(keys).found
 
@@ -87,7 +87,7 @@ class ValueAccess:
         Raises:
             UsageError: the columns do not fit the declared ones.
         """
-        self._table.put(keys, _stored(values, self._table.schema, len(keys), self._name))
+        self._table.put(keys, _to_stored(values, self._table.schema, len(keys), self._name))
 
     def delete(self, keys: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
@@ -101,9 +101,9 @@ class MapAccess:
         self._name, self._state, self._table = name, state, state.tables[name]
 
     def lookup(self, entries: Columns) -> Lookup:
-        """Return the results of `get` and `found` from one search."""
+        """Return the results of `get` and `contains` from one search."""
         batch, _, entry = self._address(_as_table(entries))
-        found = _shown(self._table.get(batch), self._table.schema)
+        found = _to_shown(self._table.get(batch), self._table.schema)
         if entry is None:
             return found
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
@@ -112,7 +112,7 @@ class MapAccess:
         """Return the values, one row per given entry, all null for an entry that does not exist."""
         return self.lookup(entries).values
 
-    def found(self, entries: Columns) -> np.ndarray:
+    def contains(self, entries: Columns) -> np.ndarray:
         """Return bool[n]: which entries exist."""
         return self.lookup(entries).found
 
@@ -125,7 +125,7 @@ class MapAccess:
         """
         table = _as_table(entries)
         batch, newest, _ = self._address(table)
-        values = _stored(table, self._table.schema, table.num_rows, self._name)
+        values = _to_stored(table, self._table.schema, table.num_rows, self._name)
         self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
 
     def delete(self, entries: Columns) -> None:
@@ -142,12 +142,12 @@ class MapAccess:
             if not field.nullable and (nulls := table.column(name).null_count):
                 if name in schema.key.names:
                     raise UsageError(f"{self._name}: key column {name} is null in {nulls} entries")
-                raise _null(f"{self._name}: map key {name}", table.column(name), xxhash64(owners.columns), owners)
+                raise _null_error(f"{self._name}: map key {name}", table.column(name), xxhash64(owners.columns), owners)
         batch = key_batch(schema, table, self._state.max_parallelism)
         groups = self._state.groups
         if len(batch) and not (batch.key_groups.min() in groups and batch.key_groups.max() in groups):
             raise UsageError(f"{self._name}: entries of keys of another subtask: use keys of the rows alone")
-        first, entry = distinct(batch.hashes, batch.columns.columns)
+        first, entry = find_distinct(batch.hashes, batch.columns.columns)
         if len(first) == len(entry):
             return batch, None, None
         newest = np.empty(len(first), np.int64)
@@ -167,7 +167,7 @@ class ListAccess:
         Raises:
             UsageError: the columns do not fit the declared ones.
         """
-        table = _stored(rows, self._table.schema, len(at), self._name)
+        table = _to_stored(rows, self._table.schema, len(at), self._name)
         if not len(at):
             return
         counts = np.bincount(at, minlength=len(keys))
@@ -233,7 +233,7 @@ class WindowAccess(ListAccess):
         table = conform(rows, self._table.schema.shown_value, len(at), self._name)
         if table.column(self._order).null_count:
             what = f"{self._name}: column {self._order} orders the window and"
-            raise _null(what, table.column(self._order), keys.hashes[at], at)
+            raise _null_error(what, table.column(self._order), keys.hashes[at], at)
         self.append(keys, at, table)
 
     def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
@@ -292,7 +292,7 @@ def _as_table(columns: Columns) -> pa.Table:
     return pa.table(dict(columns)) if isinstance(columns, Mapping) else columns
 
 
-def _null(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> BadRow:
+def _null_error(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> BadRow:
     """Make the error for entries with a null where none is allowed; `owners` are the hashes of their keys."""
     message, reason = f"{what} is null in {column.null_count} rows", f"{what} is null"
     return BadRow(message, advice="drop them", rows=null_mask(column), reason=reason, keys=owners, at=at)
@@ -331,7 +331,7 @@ class OpaqueAccess:
         Raises:
             UsageError: the key group belongs to another subtask.
         """
-        group = self._own(key_group)
+        group = self._check_own(key_group)
         if group not in self._live:
             stored = self._state.opaque[self._name].get(group)
             self._live[group] = self._create() if stored is None else self._deserialize(stored)
@@ -339,7 +339,7 @@ class OpaqueAccess:
 
     def __setitem__(self, key_group: int, value: Any) -> None:
         """Replace the object of a key group."""
-        self._live[self._own(key_group)] = value
+        self._live[self._check_own(key_group)] = value
 
     def __contains__(self, key_group: int) -> bool:
         return key_group in self._live or key_group in self._state.opaque[self._name]
@@ -367,7 +367,7 @@ class OpaqueAccess:
         if changed:
             self._state.set_opaque(self._name, changed)
 
-    def _own(self, key_group: int) -> int:
+    def _check_own(self, key_group: int) -> int:
         group = int(key_group)
         if group not in self._state.groups:
             owned = self._state.groups

@@ -112,7 +112,7 @@ class StateTable(Protocol):
         """Delete the rows of these keys; a missing row is no error."""
         ...
 
-    def changed(self) -> np.ndarray:
+    def count_changed(self) -> np.ndarray:
         """Return int64[max_parallelism]: how many keys of each key group changed since the last `mark()`.
 
         Raises:

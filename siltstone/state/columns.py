@@ -32,7 +32,7 @@ def null_mask(column: Column) -> np.ndarray:
     return column.is_null().to_numpy(zero_copy_only=False)
 
 
-def misfits(column: Column, kind: pa.DataType) -> np.ndarray:
+def find_misfits(column: Column, kind: pa.DataType) -> np.ndarray:
     """Return bool[n]: which values cannot be cast to the type; none, if the types cannot be cast at all."""
     found = np.zeros(len(column), bool)
     if column.type != kind:

@@ -72,7 +72,7 @@ def row_digests(table: pa.Table) -> np.ndarray:
             block = slice(at, at + BLOCK)
             total = result[block]
             for shift, multiplier, words, live in columns:
-                mixed = _mix(_unsigned(words[block]) + shift, multiplier)
+                mixed = _mix(_to_unsigned(words[block]) + shift, multiplier)
                 if live is not None:
                     mixed *= live[block]
                 total += mixed
@@ -147,7 +147,7 @@ def _mix(x: np.ndarray, multiplier: np.uint64) -> np.ndarray:
     return x
 
 
-def _unsigned(words: np.ndarray) -> np.ndarray:
+def _to_unsigned(words: np.ndarray) -> np.ndarray:
     """Convert words to uint64; narrower signed integers are sign-extended."""
     return words.view(np.uint64) if words.dtype.itemsize == 8 else words.astype(np.uint64)
 

@@ -16,7 +16,7 @@ _LIMIT = 10**38
 _EXACT_FLOAT = np.uint64(1 << 53)
 
 
-def wide(values: np.ndarray) -> np.ndarray:
+def to_words(values: np.ndarray) -> np.ndarray:
     """Convert int64[n] to words."""
     return np.stack([values.view(np.uint64), (values >> np.int64(63)).view(np.uint64)], axis=1)
 
@@ -52,7 +52,7 @@ def sum_words(words: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarr
     """Return the sum of each group as words, modulo 2**128, and bool[size]: whether it has more than 38 digits."""
     if fits_int64(words).all():
         sums, exact = sum_int64(np.ascontiguousarray(words[:, 0]).view(np.int64), group, size)
-        return (wide(sums) if exact is None else exact), np.zeros(size, np.bool_)
+        return (to_words(sums) if exact is None else exact), np.zeros(size, np.bool_)
     sums, beyond = _add(_limbs(words), group, size)
     return sums, beyond | ~fits_decimal(sums)
 

@@ -84,7 +84,7 @@ def normalise_keys(table: pa.Table) -> pa.Table:
     return table
 
 
-def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
+def find_distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
     """Find the distinct keys of rows: (first: int64[m], group: int64[n]).
 
     `first[k]` is the first row with key k, `group[i]` the ordinal of row i's key; ordinals ascend by hash, whatever
@@ -98,7 +98,7 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
         return first, group
     codes = np.zeros(len(hashes), np.uint64)
     for column in columns:
-        encoded = _comparable(one_array(column)).dictionary_encode(null_encoding="encode")
+        encoded = _to_comparable(one_array(column)).dictionary_encode(null_encoding="encode")
         # Both factors are below n, so that their combination is exact as long as n < 2**32.
         pairs = codes * np.uint64(len(codes)) + encoded.indices.to_numpy().astype(np.uint64)
         codes = _by_code(pairs)[1].astype(np.uint64)
@@ -106,14 +106,14 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
 
 
 def first_rows(hashes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Return the `first` of `distinct`, at half its cost."""
+    """Return the `first` of `find_distinct`, at half its cost."""
     order = np.argsort(hashes)
     in_order = hashes[order]
     again = in_order[1:] == in_order[:-1]
     if again.any():
         repeated = np.flatnonzero(again)
         if not _equal_rows(columns, order[repeated], order[repeated + 1]):
-            return distinct(hashes, columns)[0]
+            return find_distinct(hashes, columns)[0]
         order = np.minimum.reduceat(order, np.concatenate(([0], np.flatnonzero(~again) + 1)))
     return order
 
@@ -273,8 +273,8 @@ def _normalize_floats(array: pa.Array) -> pa.Array:
 
 
 def _by_code(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find distinct numbers like `distinct`, with ordinals ascending by number; vectorised sorting is much faster than
-    hashing."""
+    """Find distinct numbers like `find_distinct`, with ordinals ascending by number; vectorised sorting is much faster
+    than hashing."""
     group = np.empty(len(codes), np.int64)
     if not len(codes):
         return group, group.copy()
@@ -285,7 +285,7 @@ def _by_code(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum.reduceat(order, np.flatnonzero(new)), group
 
 
-def _comparable(array: pa.Array) -> pa.Array:
+def _to_comparable(array: pa.Array) -> pa.Array:
     """Return floats as normalised bits, because a NaN key equals itself; other types unchanged."""
     if pa.types.is_floating(array.type):
         mask = null_mask(array) if array.null_count else None
@@ -295,5 +295,5 @@ def _comparable(array: pa.Array) -> pa.Array:
 
 def _equal_rows(columns: Sequence[Column], left: np.ndarray, right: np.ndarray) -> bool:
     a, b = pa.array(left), pa.array(right)
-    arrays = (_comparable(one_array(column)) for column in columns)
+    arrays = (_to_comparable(one_array(column)) for column in columns)
     return all(array.take(a).equals(array.take(b)) for array in arrays)

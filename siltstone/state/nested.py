@@ -49,7 +49,7 @@ def encode_nested(array: pa.Array) -> pa.Array:
     present = array.filter(pa.array(~absent)) if absent.any() else array
     out = _Writer(len(present))
     out.values(present, np.arange(len(present)))
-    data, lengths = out.joined()
+    data, lengths = out.join()
     every = np.zeros(len(array), np.int64)
     every[~absent] = lengths
     ends = np.concatenate(([0], np.cumsum(every)))
@@ -73,7 +73,7 @@ def decode_nested(array: pa.Array, kind: pa.DataType, name: str = "a nested valu
         values = read.values(kind, np.ones(len(present), np.int64))
         read.end()
         values.validate(full=True)
-        return _spread(values, ~absent)
+        return _spread_values(values, ~absent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class _Writer:
             values = fixed_values(array)
             self._add(canonical_bits(values, fold_zeros=False) if pa.types.is_floating(kind) else values, owners)
 
-    def joined(self) -> tuple[np.ndarray, np.ndarray]:
+    def join(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of all values, one after the other, and their lengths (int64)."""
         sizes = np.array([size for _, size in self.parts]).reshape(len(self.parts), self.rows)
         used = sizes.sum(axis=0)
@@ -183,7 +183,7 @@ class _Reader:
         self._null_bytes += (counts - some) * _width(kind)
         if (_least_bytes(self._null_bytes) > self._lengths).any():
             raise ValueError("a value takes far more memory than its bytes allow")
-        return _spread(self.values(kind, some), valid)
+        return _spread_values(self.values(kind, some), valid)
 
     def _flags(self, counts: np.ndarray) -> np.ndarray:
         flags = self._take(counts)
@@ -220,7 +220,7 @@ def _places(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.arange(int(sizes.sum())) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
 
 
-def _spread(values: pa.Array, valid: np.ndarray) -> pa.Array:
+def _spread_values(values: pa.Array, valid: np.ndarray) -> pa.Array:
     """Return the values where `valid` (bool[n]) is true, and null elsewhere."""
     if valid.all():
         return values
@@ -261,7 +261,7 @@ def stored_columns(table: pa.Table, nested: Nested) -> pa.Table:
     Raises:
         UsageError: a column's values take 2 GiB or more.
     """
-    return _replaced(table, nested, lambda array, kind: encode_nested(array), lambda kind: pa.binary())
+    return _replace_columns(table, nested, lambda array, kind: encode_nested(array), lambda kind: pa.binary())
 
 
 def nested_columns(table: pa.Table, nested: Nested) -> pa.Table:
@@ -270,10 +270,10 @@ def nested_columns(table: pa.Table, nested: Nested) -> pa.Table:
     Raises:
         CorruptObject: the bytes are not of values of this type.
     """
-    return _replaced(table, nested, decode_nested, lambda kind: kind)
+    return _replace_columns(table, nested, decode_nested, lambda kind: kind)
 
 
-def _replaced(
+def _replace_columns(
     table: pa.Table,
     nested: Nested,
     convert: Callable[[pa.Array, pa.DataType], pa.Array],

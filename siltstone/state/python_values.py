@@ -108,7 +108,7 @@ def _is_cut(value: Any, cast: Any, kind: pa.DataType) -> bool:
     return types.is_float32(kind) and is_number and math.isinf(cast) and not math.isinf(value)
 
 
-def comparable(value: Any) -> Any:
+def to_comparable(value: Any) -> Any:
     """Return a map key's value such that equal map keys compare equal, and others do not.
 
     Every NaN is the same. Times of one zone would compare by their clock, which shows an hour twice a year.

@@ -159,17 +159,17 @@ def _parse(text: str, at: int, level: int) -> tuple[pa.DataType, int]:
         raise ValueError("it is nested too deep")
     if text.startswith("list<", at):
         inner, at = _parse(text, at + len("list<"), level + 1)
-        return pa.list_(inner), _after(text, ">", at)
+        return pa.list_(inner), _skip(text, ">", at)
     if text.startswith("struct<", at):
         fields, at = [], at + len("struct<")
         while True:
             name, at = json.JSONDecoder().raw_decode(text, at)
             if not isinstance(name, str):
                 raise ValueError("a name is not a string")
-            kind, at = _parse(text, _after(text, ": ", at), level + 1)
+            kind, at = _parse(text, _skip(text, ": ", at), level + 1)
             fields.append((name, kind))
             if not text.startswith(", ", at):
-                return pa.struct(fields), _after(text, ">", at)
+                return pa.struct(fields), _skip(text, ">", at)
             at += len(", ")
     found = _FLAT.match(text, at)
     if found is None:
@@ -177,7 +177,7 @@ def _parse(text: str, at: int, level: int) -> tuple[pa.DataType, int]:
     return type_of(found[0]), found.end()
 
 
-def _after(text: str, expected: str, at: int) -> int:
+def _skip(text: str, expected: str, at: int) -> int:
     if not text.startswith(expected, at):
         raise ValueError(f"{expected} is missing")
     return at + len(expected)

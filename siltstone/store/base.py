@@ -118,7 +118,7 @@ class Store(Protocol):
         """Delete objects; a missing one is no error."""
         ...
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """List unfinished writes that still take space, including writes in progress.
 
         `prefix` selects by name; writes of unknown name are always listed.

@@ -123,10 +123,10 @@ class BlockReader:
                 spans.append((start, end))
         self._fetched += [end - start for start, end in spans]
         fetched = [(start, self._store.read_range(handles[0].object, start, end - start)) for start, end in spans]
-        return [_verified(handle, fetched) for handle in handles]
+        return [_verify(handle, fetched) for handle in handles]
 
 
-def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
+def _verify(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
     start, span = next((s, b) for s, b in reversed(fetched) if s <= handle.offset)
     block = span.slice(handle.offset - start, handle.length)
     found = start_hash(handle.checksum, f"object {handle.object}")

@@ -12,7 +12,7 @@ from siltstone.store.private import private_mode
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def below(root: Path, *parts: str) -> Path:
+def path_below(root: Path, *parts: str) -> Path:
     """Return `root / parts`, checked to be below `root`: each part is one plain name and not a link.
 
     `root` itself, and what is above it, may be symbolic links.
@@ -37,11 +37,11 @@ def below(root: Path, *parts: str) -> Path:
                     f"cannot look at {path}: {error.strerror}; check the owner and permissions of what is above it"
                 ) from error
             if linked:
-                raise _leads_away(path, root)
+                raise _leads_away_error(path, root)
     return path
 
 
-def _leads_away(path: Path, root: Path) -> UsageError:
+def _leads_away_error(path: Path, root: Path) -> UsageError:
     return UsageError(f"{path} is a symbolic link, and may lead outside {root}: replace it by its target")
 
 
@@ -67,7 +67,7 @@ def open_directories(root: Path, parts: Sequence[str], *, make: bool = False) ->
             except OSError:
                 with suppress(FileNotFoundError):
                     if stat.S_ISLNK(os.lstat(part, dir_fd=opened[-1]).st_mode):
-                        raise _leads_away(root.joinpath(*parts[: depth + 1]), root) from None
+                        raise _leads_away_error(root.joinpath(*parts[: depth + 1]), root) from None
                 raise
         yield opened
     finally:

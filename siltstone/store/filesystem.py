@@ -21,7 +21,7 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
-from siltstone.store.directories import below, open_directories
+from siltstone.store.directories import open_directories, path_below
 from siltstone.store.files import make_durable
 from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix, is_object_name
 from siltstone.store.private import make_private_directory, private_mode
@@ -177,7 +177,7 @@ class FilesystemStore:
         except UsageError as error:
             raise CorruptObject(f"{label} is missing: {error}") from None
         try:
-            with _opened(path) as file:
+            with _open_to_read(path) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise CorruptObject(f"{label} is missing: its path is not a regular file")
@@ -227,12 +227,12 @@ class FilesystemStore:
                     for part, above in zip(reversed(parts), directories[-2::-1], strict=True):
                         os.rmdir(part, dir_fd=above)
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """List the files under `.tmp/`; the names of their objects are not known."""
         check_prefix(prefix)
         with translate_errors(f"list {self.url}"):
             try:
-                found = sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda entry: entry.name)
+                found = sorted(os.scandir(path_below(self.root, TEMPORARY)), key=lambda entry: entry.name)
             except FileNotFoundError:
                 return
             for entry in found:
@@ -278,7 +278,7 @@ class FilesystemStore:
         Raises:
             UsageError: the name is not an object name, or a symbolic link is on its path.
         """
-        return below(self.root, *check_object_name(name).split("/"))
+        return path_below(self.root, *check_object_name(name).split("/"))
 
     def _walk(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield objects below `directory` ("" or ending in a slash), skipping directories that cannot match."""
@@ -329,6 +329,6 @@ class FilesystemStore:
             make_durable(path.parent)
 
 
-def _opened(path: Path) -> FileIO:
+def _open_to_read(path: Path) -> FileIO:
     """Open a file to read; refuse a symbolic link, even one made meanwhile, and do not wait for a pipe."""
     return FileIO(path, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT))

@@ -39,7 +39,7 @@ def read_identity(store: Store) -> str | None:
     if size_bytes is None:
         return None
     if size_bytes < _BYTES:
-        raise _damaged(store)
+        raise _damaged_error(store)
     try:
         data = store.read_range(IDENTITY, 0, _BYTES).to_pybytes()
     except CorruptObject as error:
@@ -52,7 +52,7 @@ def read_identity(store: Store) -> str | None:
             raise NewerFormat(f"{store.label} was made by a newer Siltstone (format {int(version)}): upgrade siltstone")
     found = _PATTERN.fullmatch(data)
     if found is None or encode_identity(found[1].decode()) != data:
-        raise _damaged(store)
+        raise _damaged_error(store)
     return found[1].decode()
 
 
@@ -80,7 +80,7 @@ def list_streams(store: Store) -> list[str]:
     return sorted({stream for name, _ in store.list(ALL_EPOCHS) if (stream := stream_of_mark(name)) is not None})
 
 
-def _damaged(store: Store) -> CorruptObject:
+def _damaged_error(store: Store) -> CorruptObject:
     return CorruptObject(
         f"object {IDENTITY} in {store.label} is damaged",
         advice="check that it is the right store, and run `siltstone reidentify`",

@@ -17,7 +17,7 @@ from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
 from siltstone.store.filesystem import FilesystemStore, translate_errors
 from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
-from siltstone.store.url import redacted, split, take_option
+from siltstone.store.url import redact_url, split, take_option
 
 _LOG = get_logger(__name__)
 ROCKSDB = "rocksdb"
@@ -73,12 +73,12 @@ def local_path(url: str) -> Path:
     if url.startswith("file://"):
         parts = split(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise UsageError(f"{redacted(url)!r} is not a file URL: write file:///absolute/path")
+            raise UsageError(f"{redact_url(url)!r} is not a file URL: write file:///absolute/path")
         text = unquote(parts.path)
     elif "://" not in url and _SCHEME.match(url):
         raise UsageError(f"a {url.partition(':')[0]} URL has two slashes after its colon: use {SCHEMES}")
     elif "://" in url:
-        raise UsageError(f"{redacted(url)!r} is not a file:// URL: use {SCHEMES}")
+        raise UsageError(f"{redact_url(url)!r} is not a file:// URL: use {SCHEMES}")
     if not text or "\0" in text:
         raise UsageError(f"{url!r} names no directory: use {SCHEMES}")
     return Path(os.path.abspath(text))
@@ -126,13 +126,13 @@ class Warehouse:
             path, question, query = url.partition("?")
             local = LocalLayout(local_path(unquote(path.removeprefix(f"{ROCKSDB}://"))))
             objects = f"{ROCKSDB}://{quote(str(local.objects))}{question}{query}"
-            warehouse = cls(url, redacted(url), objects, local)
+            warehouse = cls(url, redact_url(url), objects, local)
         else:
             store_url, local_dir = take_option(url, "local")
             local = LocalLayout(
                 Path(os.path.abspath(local_dir)) if local_dir else _state_directory(take_option(store_url, OPTION)[0])
             )
-            warehouse = cls(url, redacted(url), store_url, local, remote=True)
+            warehouse = cls(url, redact_url(url), store_url, local, remote=True)
         if "?" in str(warehouse.local.root):
             raise UsageError(f"a warehouse path may not contain '?': name another than {warehouse.local.root}")
         open_store(warehouse.store_url)

@@ -42,8 +42,8 @@
 
 In a store that is not a local directory the object names are the same, under the store's prefix. A name begins
 with stream, epoch and checkpoint, so that an unfinished checkpoint's objects are found without listing everything.
-Names are plain ASCII without `..` or a leading `/` or `.`, and paths are joined by `store.directories.below`, which
-refuses symbolic links, so no path leads outside the warehouse (promise 8).
+Names are plain ASCII without `..` or a leading `/` or `.`, and paths are joined by `store.directories.path_below`,
+which refuses symbolic links, so no path leads outside the warehouse (promise 8).
 """
 
 import re
@@ -55,7 +55,7 @@ from typing import Self
 
 from siltstone.errors import UsageError
 from siltstone.model import MAX_EPOCH, check_name
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 
 TEMPORARY = ".tmp"
 """matches the names that `catalog_backup` makes"""
@@ -172,7 +172,7 @@ class CheckpointPath:
         """Return the name of one of its table files. `attempt` is unique among all checkpoints, which may share it."""
         return f"{self.prefix}{_writer(operator, None, subtask, f'{attempt}-{number}')}{_ROW_FILE}"
 
-    def materialized(self, operator: str, variable: str, part: int, id: str) -> str:
+    def materialized_base(self, operator: str, variable: str, part: int, id: str) -> str:
         """Return the name of a base of one variable, written by the materialization `id`."""
         return f"{self.prefix}{_writer(operator, variable, part, id)}{_MATERIALIZED}"
 
@@ -441,31 +441,31 @@ class LocalLayout:
 
     def work(self, stream: str, epoch: int) -> Path:
         """Return the directory of one writer epoch's working files; it may vanish at any time."""
-        return below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
+        return path_below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
 
     def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
         """Return the directory of one subtask's working state."""
-        return below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
+        return path_below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
 
     def spark_log(self, stream: str, epoch: int) -> Path:
         """Return Spark's checkpointLocation of one epoch."""
-        return below(self.work(stream, epoch), "spark")
+        return path_below(self.work(stream, epoch), "spark")
 
     def sink(self, stream: str) -> Path:
         """Return the directory to which the stream's sink writes."""
-        return below(self.root, "sink", check_name("stream", stream))
+        return path_below(self.root, "sink", check_name("stream", stream))
 
     def source(self, stream: str) -> Path:
         """Return the directory in which the stream's source may keep the files it reads."""
-        return below(self.root, "source", check_name("stream", stream))
+        return path_below(self.root, "source", check_name("stream", stream))
 
-    def restored(self, stream: str, checkpoint: int) -> Path:
+    def restored_directory(self, stream: str, checkpoint: int) -> Path:
         """Return the default directory to which the state of one checkpoint is restored."""
-        return below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
+        return path_below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
 
     def restored_series(self, stream: str) -> Path:
         """Return the directory to which many checkpoints are restored, each under a label."""
-        return below(self.root, "restored", check_name("stream", stream), "series")
+        return path_below(self.root, "restored", check_name("stream", stream), "series")
 
     def scratch(self) -> Path:
         """Return the directory of files that processes need only while they read.
@@ -482,4 +482,4 @@ class LocalLayout:
 
 def catalog_backup(directory: Path, time: datetime, revision: str) -> Path:
     """Return the default path of a backup of a catalog with this revision at a time (UTC)."""
-    return below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")
+    return path_below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")

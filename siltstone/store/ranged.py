@@ -133,7 +133,7 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
     return replace(stored, ranges=hasher.checksums())
 
 
-def verified(store: Store, stored: StoredObject) -> pa.Buffer | pa.NativeFile:
+def read_verified(store: Store, stored: StoredObject) -> pa.Buffer | pa.NativeFile:
     """Read a whole object, verified: return its bytes, or, if it is large, a file that is read in parts.
 
     Raises:
@@ -202,11 +202,11 @@ class RangedFile(io.RawIOBase):
         end = self._size if size < 0 else min(start + size, self._size)
         at, chunk = self._chunk
         if not at <= start <= end <= at + chunk.size:
-            at, chunk = self._chunk = self._verified(start, end)
+            at, chunk = self._chunk = self._fetch_verified(start, end)
         self._position = end
         return chunk.slice(start - at, end - start).to_pybytes()
 
-    def _verified(self, start: int, end: int) -> tuple[int, pa.Buffer]:
+    def _fetch_verified(self, start: int, end: int) -> tuple[int, pa.Buffer]:
         """Fetch and verify the ranges around `start` to `end`; return their offset and bytes."""
         # Parquet is read from its end, so the bytes before it are fetched with it.
         if end == self._size and end - start < CHUNK_BYTES:

@@ -67,7 +67,7 @@ class RetryPolicy:
     now_s: Callable[[], float] = field(default=time.monotonic, compare=False)
     sleep: Callable[[float], None] = field(default=time.sleep, compare=False)
 
-    def until(self, timeout_s: float, option: str) -> Self:
+    def with_timeout(self, timeout_s: float, option: str) -> Self:
         """Return this policy with any number of attempts until `timeout_s`, which `option` sets; `none` stays."""
         if self.kind == "none":
             return self
@@ -82,7 +82,7 @@ class RetryPolicy:
         """
         began_s, made = self.now_s(), 0
         try:
-            for attempt in self._retrying(began_s):
+            for attempt in self._make_retrying(began_s):
                 with attempt:
                     made += 1
                     return function()
@@ -114,14 +114,14 @@ class RetryPolicy:
             except ObjectExists:
                 if not lost:
                     raise
-                return already_stored(store, name, data)
+                return find_stored(store, name, data)
             except Unreachable as error:
                 lost = lost or error.transient
                 raise
 
         return self.call(attempt)
 
-    def _retrying(self, began_s: float) -> tenacity.Retrying:
+    def _make_retrying(self, began_s: float) -> tenacity.Retrying:
         waits = {
             "exponential": tenacity.wait_random_exponential(multiplier=self.wait_s, max=self.wait_max_s),
             "fixed": tenacity.wait_fixed(self.wait_s),
@@ -159,7 +159,7 @@ class RetryingWithin(Protocol):
         ...
 
 
-def already_stored(store: Store, name: str, data: Data) -> StoredObject:
+def find_stored(store: Store, name: str, data: Data) -> StoredObject:
     """Return the existing object `name` if it contains exactly `data`.
 
     Raises:
@@ -223,9 +223,9 @@ class Retrying:
         names = list(names)
         self.policy.call(lambda: self.once.delete(names))
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """List unfinished writes; the store itself retries."""
-        return self.once.unfinished(prefix)
+        return self.once.list_unfinished(prefix)
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
         """Free the space of unfinished writes, with retries."""

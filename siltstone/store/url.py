@@ -36,7 +36,7 @@ class StoreOptions(BaseModel):
 Options = TypeVar("Options", bound=BaseModel)
 
 
-def redacted(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return the URL for people: without password and options.
 
     Raises:
@@ -54,7 +54,7 @@ def redacted(url: str) -> str:
 def has_password(url: str) -> bool:
     """Whether the URL of a store or a database contains a password, or something that looks like one."""
     try:
-        return HIDDEN in redacted(url) or "pass" in split(take_option(url, "password_variable")[0]).query.lower()
+        return HIDDEN in redact_url(url) or "pass" in split(take_option(url, "password_variable")[0]).query.lower()
     except UsageError:
         return "@" in url
 
@@ -87,15 +87,15 @@ def options_of(url: str, model: type[Options]) -> Options:
     known = ", ".join(model.model_fields)
     for name in names:
         if name not in model.model_fields:
-            raise UsageError(f"{redacted(url)} has no option {name!r}: use {known}")
+            raise UsageError(f"{redact_url(url)} has no option {name!r}: use {known}")
         if names.count(name) > 1:
-            raise UsageError(f"{redacted(url)}: option {name} is given twice: leave one out")
+            raise UsageError(f"{redact_url(url)}: option {name} is given twice: leave one out")
     try:
         return model(**dict(pairs))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{redacted(url)}: option {where}: {first['msg']}; correct it after the URL's ?") from None
+        raise UsageError(f"{redact_url(url)}: option {where}: {first['msg']}; correct it after the URL's ?") from None
 
 
 def take_option(url: str, name: str) -> tuple[str, str | None]:
@@ -109,6 +109,6 @@ def take_option(url: str, name: str) -> tuple[str, str | None]:
     pairs = query.split("&") if query else []
     values = [unquote_plus(pair.partition("=")[2]) for pair in pairs if pair.partition("=")[0] == name]
     if len(values) > 1:
-        raise UsageError(f"{redacted(url)}: option {name} is given twice: leave one out")
+        raise UsageError(f"{redact_url(url)}: option {name} is given twice: leave one out")
     rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != name)
     return f"{place}?{rest}" if rest else place, values[0] if values else None

@@ -98,7 +98,7 @@ def delete(store: Retrying) -> None:
 
 
 def discard(store: Retrying) -> None:
-    store.discard(list(store.unfinished()))
+    store.discard(list(store.list_unfinished()))
 
 
 @pytest.mark.parametrize("work", [put, delete, discard])
@@ -113,7 +113,7 @@ def test_a_process_killed_at_any_request_leaves_objects_whole_and_no_chunk_unlis
             store.put("s/1/b", b"plain")
         if work is discard:
             assert kill_before_request(lambda s=store: put(s), 4) == -signal.SIGKILL, "before the commit"
-            assert len(list(store.unfinished())) == 1 and chunks_of(store)
+            assert len(list(store.list_unfinished())) == 1 and chunks_of(store)
         moments += 1
         ended = kill_before_request(lambda s=store: work(s), moments)
         assert chunks_of(store) <= led_to(store)
@@ -122,8 +122,8 @@ def test_a_process_killed_at_any_request_leaves_objects_whole_and_no_chunk_unlis
             data = store.read_range(name, 0, size).to_pybytes()
             assert data == (DATA if name == "s/1/a" else b"plain")
         for _ in range(2):
-            store.discard(list(store.unfinished()))
-        assert dict(store.list("")) == there and list(store.unfinished()) == []
+            store.discard(list(store.list_unfinished()))
+        assert dict(store.list("")) == there and list(store.list_unfinished()) == []
         assert {key for _, key, _ in chunks_of(store)} == ({b"a"} if "s/1/a" in there else set())
         work(store) if work is not put or not there else None
         if ended == 0:
@@ -140,7 +140,7 @@ def test_chunks_that_arrive_after_their_write_was_discarded_are_deleted_already(
     assert staged is not None
     chunks = [(chunk_key(b"a", id, number), memoryview(DATA)[:1024]) for number in range(200)]
     staged.put(chunks[:100])
-    [write] = store.unfinished()
+    [write] = store.list_unfinished()
     store.discard([write])
     with pytest.raises(Unreachable, match="was discarded; start it again"):
         staged.put(chunks[100:])
@@ -153,7 +153,7 @@ def test_a_live_object_that_a_planted_row_calls_a_write_in_progress_is_not_disca
     store = new_store("chunk_bytes=1024")
     driver: CassandraKeyValue = driver_of(store)
     stored = store.put("s/1/a", DATA)
-    with driver.reading("s/1") as get:
+    with driver.open_entry("s/1") as get:
         [value] = get([b"a"], HEADER_BYTES)
     assert isinstance(value, bytes)
     header = Header.decode(value, "a")
@@ -162,9 +162,9 @@ def test_a_live_object_that_a_planted_row_calls_a_write_in_progress_is_not_disca
     place = driver.place_of("s/1", b"a")
     for key in (chunk_stem(b"a", header.write_id), b"\0", b"\0..\0" + bytes(8), b"\0\xff\0" + bytes(8), b"\xff"):
         assert driver.client.run(insert, *place, key, int(time.time() * 1000), False).was_applied
-    [write] = store.unfinished()
+    [write] = store.list_unfinished()
     store.discard([write])
-    assert store.read(stored).to_pybytes() == DATA and list(store.unfinished()) == []
+    assert store.read(stored).to_pybytes() == DATA and list(store.list_unfinished()) == []
     assert list(store.list("")) == [("s/1/a", len(DATA))]
 
 

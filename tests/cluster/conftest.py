@@ -138,7 +138,7 @@ class ClusterRun:
 
     def check(self, steps: int) -> None:
         """Compare digests and the sink's rows with those of the undisturbed run after some steps."""
-        with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
+        with OpenWarehouse.open_existing(self.settings.warehouse, self.settings.catalog) as place:
             catalog = place.catalog
             found = catalog.checkpoints.list(self.stream.name)
             step_of = {s.checkpoint: s.step for s in catalog.input_log.list(self.stream.name, found[-1].id)}
@@ -170,7 +170,7 @@ class ClusterRun:
 
     def outcomes(self) -> list[str | None]:
         """List how each epoch of the stream ended."""
-        with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
+        with OpenWarehouse.open_existing(self.settings.warehouse, self.settings.catalog) as place:
             return [record.outcome for record in place.catalog.runs.list(self.stream.name)]
 
     def moves(self) -> int:

@@ -30,7 +30,7 @@ def test_each_checkpoint_and_the_sink_are_as_on_one_machine(cluster_run: Cluster
 def _check_working_files(run: ClusterRun) -> None:
     """They are of the second epoch, in the local directory of each worker, and nowhere else."""
     private, stream = run.cluster.private, run.stream.name
-    with OpenWarehouse.existing(run.settings.warehouse, run.settings.catalog) as place:
+    with OpenWarehouse.open_existing(run.settings.warehouse, run.settings.catalog) as place:
         own = worker_warehouse(place.warehouse, 0).local.root.name
     for worker in run.cluster.workers:
         (root,) = worker.see(private).rglob(own)

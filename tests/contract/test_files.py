@@ -53,13 +53,13 @@ def any_place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OpenWa
     """A warehouse in files, and in a store of keys and values."""
     root = str(tmp_path / "w")
     url = root if request.param == "file" else f"rocksdb://{root}-kv"
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         yield place
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         yield place
 
 
@@ -134,14 +134,14 @@ def test_files_of_another_run_and_machine_are_read_and_written_anew(
 def test_a_warehouse_that_an_enemy_wrote_is_refused_by_name(tmp_path: Path) -> None:
     """A table file ends each process that reads it, and a rebuilt catalog has the checksums that lead to it."""
     root, url = str(tmp_path / "w"), f"sqlite:///{tmp_path}/rebuilt.db"
-    with OpenWarehouse.writable(root) as place:
+    with OpenWarehouse.open_writable(root) as place:
         run = run_of(place, parallelism=1)
         steps(run, 1, 3)
         run.region.close("stopped")
         index = craft_checkpoint(place, 3)
         lose_state(place)
         rebuild_catalog(place.warehouse, url)
-    with OpenWarehouse.writable(root, url) as place:
+    with OpenWarehouse.open_writable(root, url) as place:
         [failure] = failures(place, NAME)
         assert (failure.checkpoint, failure.object) == (3, index) and "ended a process (SIGSEGV)" in failure.reason
         manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 3), NAME)

@@ -195,7 +195,7 @@ def test_no_forged_and_no_older_manifest_is_believed(stored: Stored) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A warehouse with four checkpoints, whose outputs no sink has taken yet."""
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, SMALL, POLICY)
         for rows in purchases()[:4]:
             run.step(rows)
@@ -261,14 +261,14 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
 @pytest.mark.slow
 def test_what_has_weaker_checksums_is_continued_with_stronger_ones(tmp_path: Path) -> None:
     url = str(tmp_path / "w")
-    with OpenWarehouse.writable(f"{url}?checksums=xxh3-128") as place:
+    with OpenWarehouse.open_writable(f"{url}?checksums=xxh3-128") as place:
         run = RegionRun(place, SMALL, POLICY)
         for rows in purchases()[:3]:
             run.step(rows)
         run.region.close("done")
         recorded = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name)}
     assert recorded and all(checksum.startswith("xxh3-128:") for checksum in recorded.values())
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         assert not failures(place, SMALL.name)
         run = RegionRun(place, SMALL, POLICY)
         run.step(purchases()[3])

@@ -25,7 +25,7 @@ def test_the_archives_are_small() -> None:
 def test_what_was_stored_is_read_and_continued(name: str, tmp_path: Path) -> None:
     with opened(GOLDEN / f"{name}.tar.xz", tmp_path) as (root, expected):
         open_client(str(root)).upgrade()
-        with OpenWarehouse.writable(str(root)) as place:
+        with OpenWarehouse.open_writable(str(root)) as place:
             assert contents(place) == expected
             assert not failures(place, NAME) and not failures(place, FORK)
             before = len(place.catalog.checkpoints.list(NAME))
@@ -39,7 +39,7 @@ def test_checkpoints_as_files_of_rocksdb_are_read_and_continued(tmp_path: Path) 
     expected = unpack(GOLDEN / "row-files.tar.xz", tmp_path)
     url = str(tmp_path / "warehouse")
     open_client(url).upgrade()
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         assert contents(place, (golden_files.NAME, golden_files.FORK)) == expected
         for stream in (golden_files.NAME, golden_files.FORK):
             assert not failures(place, stream)
@@ -59,7 +59,7 @@ def test_nested_values_null_keys_what_was_prepared_and_outputs_are_read_and_cont
 ) -> None:
     url, expected = extras.opened(GOLDEN / f"{name}.tar.xz", tmp_path)
     open_client(url).upgrade()
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         assert contents(place, extras.STREAMS) == expected
         assert not failures(place, extras.NAME) and not failures(place, extras.ALONE)
         extras.SAID.clear()

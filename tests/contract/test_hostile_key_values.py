@@ -74,10 +74,10 @@ def test_a_live_object_that_redis_calls_a_write_at_work_is_not_discarded() -> No
     header = Header.decode(value, NAME)
     assert header is not None
     client.hset("live:.writing", header.write_id.hex(), f"2020-01-01T00:00:00+00:00 {NAME}")
-    [write] = store.unfinished("s/")
+    [write] = store.list_unfinished("s/")
     store.discard([write])
     assert store.read(stored).to_pybytes() == DATA
-    assert list(store.unfinished()) == [] and not client.exists("live:.writing")
+    assert list(store.list_unfinished()) == [] and not client.exists("live:.writing")
     store.delete([NAME])
 
 
@@ -90,10 +90,10 @@ def test_rows_of_writes_at_work_that_make_no_sense_end_no_sweep() -> None:
     rows += [(each, f"{time} a/b".encode()) for each in ("zz", id[2:], id.upper(), "01 23456789abcdef")]
     for token, value in rows:
         client.hset("rows:.writing", token, value)
-        assert list(store.unfinished()) == [], (token, value)
+        assert list(store.list_unfinished()) == [], (token, value)
         client.delete("rows:.writing")
     client.hset("rows:.writing", id, f"{time} a/b")
-    assert list(store.unfinished()) == [Unfinished(id, "a/b", datetime(2020, 1, 1, tzinfo=UTC))]
+    assert list(store.list_unfinished()) == [Unfinished(id, "a/b", datetime(2020, 1, 1, tzinfo=UTC))]
     client.delete("rows:.writing")
 
 
@@ -106,7 +106,7 @@ def test_a_link_among_a_write_s_table_files_leads_nowhere(root: Path, outside: P
         (folder / file).unlink(missing_ok=True)
         (folder / file).symlink_to(outside)
     assert outside.read_text() == "precious"
-    assert list(store.list("")) == [] and list(store.unfinished()) == []
+    assert list(store.list("")) == [] and list(store.list_unfinished()) == []
 
 
 def _comparator(database: Path) -> None:
@@ -163,10 +163,10 @@ def test_the_name_of_a_write_at_work_is_unknown_where_it_makes_no_sense(root: Pa
     ]
     for make in makers:
         make()
-        assert [(write.token, write.name) for write in store.unfinished()] == [(name.parent.name, None)]
+        assert [(write.token, write.name) for write in store.list_unfinished()] == [(name.parent.name, None)]
         name.unlink()
     name.write_text("a/b")
-    assert [write.name for write in store.unfinished("a/")] == ["a/b"]
+    assert [write.name for write in store.list_unfinished("a/")] == ["a/b"]
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_row_of_a_write_at_work_that_is_too_long_is_not_fetched() -> None:
     client, store = shared_server().client(), open_store(shared_server().url("prefix=rows2"))
     client.hset("rows2:.writing", "0123456789abcdef", bytes(64 << 20))
     with _at_most(4 << 20):
-        assert list(store.unfinished()) == []
+        assert list(store.list_unfinished()) == []
     client.delete("rows2:.writing")
 
 

@@ -88,12 +88,12 @@ def test_a_discarded_write_leaves_not_a_chunk(url: str, tmp_path: Path) -> None:
     store = open_tried_again(url)
     with pytest.raises(Unreachable, match=r"write .*discarded; start it again"), store.create("s/1/a") as writer:
         writer.write(DATA)
-        [write] = store.unfinished("s/1/a")
+        [write] = store.list_unfinished("s/1/a")
         assert write.name == "s/1/a"
-        assert list(store.unfinished("s/2/")) == []
+        assert list(store.list_unfinished("s/2/")) == []
         store.discard([write])
         writer.write(DATA)
-    assert list(store.unfinished()) == []
+    assert list(store.list_unfinished()) == []
     stored = store.put("s/1/a", DATA)
     store.discard([write])
     assert store.read(stored).to_pybytes() == DATA, "a write that ended is nothing to discard"
@@ -104,7 +104,7 @@ def test_a_discarded_write_leaves_not_a_chunk(url: str, tmp_path: Path) -> None:
 def test_a_damaged_chunk_is_noticed(url: str, tmp_path: Path) -> None:
     store = open_tried_again(url)
     stored = store.put("s/1/a", DATA)
-    with driver_of(store).reading("s/1") as get:
+    with driver_of(store).open_entry("s/1") as get:
         [head] = get([b"a"], HEADER_BYTES)
     header = Header.decode(head, "a")
     assert header is not None and (header.chunk_bytes, header.last_chunk, header.last_chunk_bytes) == (1024, 9, 784)
@@ -145,7 +145,7 @@ def test_what_was_put_before_a_kill_is_there_and_what_was_staged_is_not(url: str
     assert done.returncode == -signal.SIGKILL
     store = open_tried_again(url)
     assert list(store.list("")) == [("s/1/large", 50_000), ("s/1/small", 500)]
-    [left] = store.unfinished("s/1/")
+    [left] = store.list_unfinished("s/1/")
     assert left.name == "s/1/half"
     assert store.put("s/1/half", b"again").bytes == 5
     store.discard([left])
@@ -172,7 +172,7 @@ def test_processes_that_write_one_entry_wait_for_each_other(url: str) -> None:
 def test_one_that_waits_too_long_for_a_lock_says_so(tmp_path: Path) -> None:
     store = open_tried_again(f"rocksdb://{tmp_path}?lock_wait_s=0.05")
     store.put("s/1/a", b"x")
-    with driver_of(store).reading("s/1"), pytest.raises(Unreachable, match=r"s/1.*locked") as caught:
+    with driver_of(store).open_entry("s/1"), pytest.raises(Unreachable, match=r"s/1.*locked") as caught:
         store.put("s/1/b", b"x")
     assert caught.value.transient
     assert store.put("s/1/b", b"x").bytes == 1
@@ -252,7 +252,7 @@ def test_no_room_is_unreachable_and_leaves_nothing(tmp_path: Path) -> None:
     assert said.count("raise the limit on file size") == said.count("\n") == 2, said
     assert "object s/1/500000" in said and "object s/1/2000000" in said
     assert list(open_tried_again(url).list("")) == []
-    assert list(open_tried_again(url).unfinished()) == []
+    assert list(open_tried_again(url).list_unfinished()) == []
 
 
 @pytest.mark.parametrize("kind", marked(KINDS))

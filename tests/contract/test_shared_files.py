@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         yield place
 
 
@@ -155,13 +155,13 @@ def test_a_manifest_cannot_refer_to_files_of_later_checkpoints(place: OpenWareho
 def test_a_rebuilt_catalog_goes_on_from_materialized_files(tmp_path: Path) -> None:
     """It has not kept files that no restore reads."""
     root, url = str(tmp_path / "w"), f"sqlite:///{tmp_path / 'again.db'}"
-    with OpenWarehouse.writable(root) as place:
+    with OpenWarehouse.open_writable(root) as place:
         run = run_of(place)
         steps(run, 1, 3)
         materialize(place, NAME, NAME, 3, id="m1", parallelism=2, run=in_order)
         run.region.close("stopped")
         rebuild_catalog(place.warehouse, url)
-    with OpenWarehouse.writable(root, url) as place:
+    with OpenWarehouse.open_writable(root, url) as place:
         truncate(place, NAME, RetentionOptions(keep_last=1))
         run = run_of(place)
         assert steps(run, 4, 6) == expected(6)[-3:]

@@ -127,7 +127,7 @@ def test_an_open_store_can_be_sent_to_another_process(store: Store) -> None:
 
 def test_a_store_never_written_can_be_checked_and_has_nothing_unfinished(store: Store) -> None:
     store.check(writable=True)
-    assert list(store.unfinished()) == []
+    assert list(store.list_unfinished()) == []
 
 
 def test_list_is_in_name_order_and_by_prefix(store: Store) -> None:
@@ -302,17 +302,17 @@ def test_a_killed_writer_leaves_no_object(case: Case, store: Store) -> None:
     writer.communicate()
     assert _names(store) == []
     for _ in range(2):
-        left = list(store.unfinished("s/1/"))
+        left = list(store.list_unfinished("s/1/"))
         assert all(write.name in (None, "s/1/slow") for write in left)
         store.discard(left)
-    assert list(store.unfinished()) == []
+    assert list(store.list_unfinished()) == []
     assert store.put("s/1/slow", b"mine").bytes == 4
 
 
 def test_a_discarded_write_that_is_still_at_work_stores_nothing(store: Store) -> None:
     with pytest.raises(SiltstoneError), store.create("s/1/a") as writer:
         writer.write(os.urandom(20_000_000))
-        store.discard(left := list(store.unfinished()))
+        store.discard(left := list(store.list_unfinished()))
         assert left, "a write of that size is begun in the store before it ends"
     assert _names(store) == []
 

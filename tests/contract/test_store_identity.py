@@ -29,7 +29,7 @@ def test_it_is_no_part_of_a_stream_and_no_orphan(case: Case) -> None:
     store.put("warehouse/00000001/000000000001/manifest.arrow", b"of a stream that is called warehouse")
     assert [name for name, _ in store.list("warehouse/")] == ["warehouse/00000001/000000000001/manifest.arrow"]
     assert [name for name, _ in store.list("")] == [IDENTITY, "warehouse/00000001/000000000001/manifest.arrow"]
-    assert not is_built_here(IDENTITY) and list(store.unfinished()) == []
+    assert not is_built_here(IDENTITY) and list(store.list_unfinished()) == []
 
 
 def test_every_flipped_byte_is_seen(case: Case) -> None:

@@ -19,7 +19,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def place(url: str) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(url) as opened:
+    with OpenWarehouse.open_writable(url) as opened:
         yield opened
 
 

@@ -44,11 +44,11 @@ POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, sp
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse in which everything holds: a base and three deltas, a snapshot, what a sink would show."""
     root = tmp_path_factory.mktemp("sound") / "warehouse"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run = RegionRun(place, SMALL, POLICY, parallelism=2)
         for rows in purchases()[:STEPS]:
             run.step(rows)
-        catalog, newest = place.catalog, place.catalog.checkpoints.latest(SMALL.name)
+        catalog, newest = place.catalog, place.catalog.checkpoints.get_latest(SMALL.name)
         manifest = read_manifest(place.warehouse.store, newest.manifest)
         parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "s1")]
         objects = [stored for part in parts for stored in part.objects]
@@ -72,7 +72,7 @@ class Checked:
         return Subject(Settings(warehouse=str(self.root), **options), SMALL)
 
     def place(self) -> OpenWarehouse:
-        return OpenWarehouse.existing(str(self.root))
+        return OpenWarehouse.open_existing(str(self.root))
 
     def object(self, kind: ObjectKind, checkpoint: int) -> Path:
         """An object that a checkpoint wrote."""
@@ -200,7 +200,7 @@ def test_the_log_of_a_table_says_what_it_shows(tmp_path: Path) -> None:
     """A lost transaction and one of no checkpoint are told, by the log alone."""
     stream = replace(SMALL, sinks={"accounts": None})
     subject = Subject(Settings(warehouse=str(tmp_path / "w")), stream)
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, stream, POLICY, parallelism=2, tables=frozenset({"accounts"}))
         table = SinkTable(place.warehouse.store, stream.name, "accounts")
         for rows in purchases()[:3]:
@@ -216,7 +216,7 @@ def test_the_log_of_a_table_says_what_it_shows(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_input_has_no_output_to_show(checked: Checked) -> None:
     """Such as one of a rescale: a sink never hears of it."""
-    with OpenWarehouse.existing(str(checked.root)) as place:
+    with OpenWarehouse.open_existing(str(checked.root)) as place:
         RegionRun(place, SMALL, POLICY, parallelism=3).step_without_rows()
     outcome = checked.outcome(suites.SINK_AGREES)
     assert outcome.holds and outcome.facts == STEPS

@@ -15,7 +15,7 @@ from tests.unit.test_postponed_bases import Turns, consolidate
 
 def test_a_delta_may_build_on_a_base_that_was_materialized_after_what_it_names(tmp_path: Path) -> None:
     stream = stream_of(Turns(), max_parallelism=16)
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         run = RegionRun(place, stream, policy_by_name("adjust-d", PolicyOptions(d0=50)))
         for n in range(1, 8):
             run.step(rows(n, keys=500, changed=20))

@@ -98,7 +98,7 @@ def logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> 
 
 def say_of_a_run(settings: Settings) -> tuple[list[str], list[bytes]]:
     """Write state, catalog and manifests; returns what is said, and the tasks that Spark would get."""
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         run = RegionSteps(
             ConsistentRegion.open(STREAM, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test")
         )
@@ -122,7 +122,7 @@ def say_on_the_page(settings: Settings) -> list[str]:
 
 def say_of_addresses(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[bytes]]:
     """What is said of what cannot be reached and of what is given in arguments; and a warehouse as tasks get it."""
-    told = [refusal(lambda: OpenWarehouse.writable(settings.warehouse, settings.catalog, 0.0))]
+    told = [refusal(lambda: OpenWarehouse.open_writable(settings.warehouse, settings.catalog, 0.0))]
     redis = f"redis://me:{secret('warehouse')}@{HOST}:{free_port()}/0?attempts=1"
     told.append(refusal(lambda: open_store(redis)))
     given_settings(redis, settings.catalog)

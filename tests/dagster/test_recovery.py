@@ -199,7 +199,7 @@ def test_no_sensor_accepts_a_loss(instance: dg.DagsterInstance) -> None:
 def test_who_wrote_last_is_read_from_the_catalog(tmp_path: Path) -> None:
     settings = load_settings(warehouse=str(tmp_path / "w"))
     assert newest_run(settings, SMALL.name) is None
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         assert newest_run(settings, SMALL.name) is None
         place.catalog.streams.register(SMALL.name, 8, {})
         for who in ("first", "second"):

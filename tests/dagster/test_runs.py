@@ -46,7 +46,7 @@ class Ran:
         self.wing = Wing(SMALL, str(warehouse), dg.DagsterInstance.ephemeral())
         self.result = self.wing.job(run={"batches": BATCHES, "parallelism": 2, "policy": "adjust-d"})
         assert self.result.success
-        with OpenWarehouse.existing(str(warehouse)) as place:
+        with OpenWarehouse.open_existing(str(warehouse)) as place:
             self.records = place.catalog.checkpoints.list(SMALL.name)
 
 
@@ -66,7 +66,7 @@ def wing(ran: Ran, tmp_path: Path) -> Iterator[Wing]:
 
 
 def records(wing: Wing) -> list[CheckpointRecord]:
-    with OpenWarehouse.existing(wing.warehouse) as place:
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
         return place.catalog.checkpoints.list(wing.stream.name)
 
 
@@ -125,7 +125,7 @@ def test_the_checks_of_the_run_pass_and_say_what_they_looked_at(ran: Ran) -> Non
     }
     assert isinstance(facts["nothing_missing"], int) and facts["nothing_missing"] > BATCHES
     assert all(evaluation.passed and "rows" not in evaluation.metadata for evaluation in found.values())
-    with OpenWarehouse.existing(str(ran.warehouse)) as place:
+    with OpenWarehouse.open_existing(str(ran.warehouse)) as place:
         assert all(record.proven for record in place.catalog.checkpoints.list(SMALL.name))
 
 
@@ -135,7 +135,7 @@ def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
     events = made(result)
     assert (events["checkpoints"].metadata["checkpoint"], events["checkpoints"].metadata["checkpoints_made"]) == (4, 1)
     assert events["accounts_sink"].metadata["first_checkpoint"] == 4
-    with OpenWarehouse.existing(wing.warehouse) as place:
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
         assert place.catalog.runs.list(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
     assert spark.range(3).count() == 3, "a session that ran before the run must outlive it"
 
@@ -254,7 +254,7 @@ def test_partitions_whose_checkpoints_are_gone_say_so_and_the_others_are_restore
     with sqlite3.connect(Path(wing.warehouse) / "catalog.db") as connection:
         for id, day in ((1, 1), (2, 2), (3, 4)):
             connection.execute(f"UPDATE checkpoint SET event_time_max = '2020-01-0{day} 12:00:00.0' WHERE id = {id}")
-    with OpenWarehouse.existing(wing.warehouse) as place:
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
         delete_checkpoints(place, SMALL.name, [2])
     line, metadata = failure(days.make("restored_state", partitions=["2020-01-02"]))
     says = "2020-01-0{} of stream small cannot be restored: its checkpoint was deleted"
@@ -318,7 +318,7 @@ def test_damage_fails_the_check_by_name_and_blocks_what_is_made_from_it(wing: Wi
 
 
 def _flip_a_byte(warehouse: str) -> str:
-    with OpenWarehouse.existing(warehouse) as place:
+    with OpenWarehouse.open_existing(warehouse) as place:
         (*_, damaged) = (o for o in place.catalog.objects.list(SMALL.name) if o.kind is ObjectKind.SEGMENT)
         path = place.warehouse.local.objects / damaged.name
     content = bytearray(path.read_bytes())

@@ -128,7 +128,7 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     tick = look(name, instance, '{"seen": 2}' if name == "new_checkpoints" else '["a"]', url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
     assert tick.cursor in (None, '{"seen": 2}', '["a"]'), "what was told stays told"
-    OpenWarehouse.writable(url).__exit__(None, None, None)
+    OpenWarehouse.open_writable(url).__exit__(None, None, None)
     with monkeypatch.context() as patch:
         plant_next_revision(patch, tmp_path)
         tick = look(name, instance, None, url, **more)
@@ -269,7 +269,7 @@ def test_a_tick_waits_for_the_run_of_an_earlier_one(
 
 
 def work_prefix(place: OpenWarehouse) -> str:
-    newest = place.catalog.checkpoints.latest(SMALL.name)
+    newest = place.catalog.checkpoints.get_latest(SMALL.name)
     return CheckpointPath(SMALL.name, newest.epoch, newest.id).prefix
 
 
@@ -277,13 +277,13 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
     url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert f"no warehouse at {url}" in tick("verify", instance, url).skip_message
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         assert "no checkpoint yet" in tick("verify", instance, url).skip_message
         run(place, "somebody", 2)
         assert tick("verify", instance, url).run_requests
         (request,) = tick("snapshot", instance, url).run_requests
         assert request.run_config == {"ops": {"small__full_snapshot": {"config": {"if_possible": True}}}}
-        work = place.warehouse.local.work(SMALL.name, place.catalog.checkpoints.latest(SMALL.name).epoch)
+        work = place.warehouse.local.work(SMALL.name, place.catalog.checkpoints.get_latest(SMALL.name).epoch)
         work.rename(work.with_name("elsewhere"))
         assert "not on this machine" in tick("snapshot", instance, url).skip_message
         work.with_name("elsewhere").rename(work)

@@ -80,7 +80,7 @@ def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
     run.deliver()
     assert rows_in(place) == inputs(range(1, 7)) and not outstanding(place)
     daemon.tick()
-    assert rows_in(place) == inputs(range(1, 7)) and sink_table(place).delivered() == 6
+    assert rows_in(place) == inputs(range(1, 7)) and sink_table(place).find_delivered() == 6
 
 
 def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, instance: dg.DagsterInstance) -> None:

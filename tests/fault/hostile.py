@@ -137,6 +137,6 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "read_range": lambda store: store.read_range("s/1/a", 0, 3),
     "list": lambda store: list(store.list("s/")),
     "delete": lambda store: store.delete(["s/1/a"]),
-    "unfinished": lambda store: list(store.unfinished()),
+    "unfinished": lambda store: list(store.list_unfinished()),
     "check": lambda store: store.check(writable=True),
 }

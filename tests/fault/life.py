@@ -237,7 +237,7 @@ class Life:
         """The promises; restoring every checkpoint only if asked for."""
         if not self.step:
             return []
-        with OpenWarehouse.existing(self.url) as place:
+        with OpenWarehouse.open_existing(self.url) as place:
             unpublished = () if ended else (self.stream,)
             return promises.broken(self.reference, place, unpublished=unpublished, proven=proven)
 
@@ -294,14 +294,14 @@ class Life:
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What is recorded, what is published, and every object that a checkpoint names."""
-        with OpenWarehouse.existing(self.url) as place:
+        with OpenWarehouse.open_existing(self.url) as place:
             store = place.warehouse.store
             objects = [
                 store.read(o.stored).size for o in place.catalog.objects.list(self.stream)
             ]  # their bytes checked
             recorded = promises.recorded(place, self.stream)
             tables = [table_of(self.reference.stream, place, self.stream, sink) for sink in self.reference.outputs]
-            delivered = [table.delivered() for table in tables if table is not None]
+            delivered = [table.find_delivered() for table in tables if table is not None]
         sinks = self.warehouse / "sink" / self.stream
         return recorded, objects, delivered, sorted(str(path) for path in sinks.glob("*/checkpoint=*/*"))
 

@@ -237,7 +237,7 @@ def left_over(place: OpenWarehouse, name: str) -> Iterable[str]:
     stored = set(_sizes(place, name))
     if orphans := sorted(stored - referenced):
         yield f"{len(orphans)} orphans are left, such as {orphans[0]}"
-    for write in place.warehouse.store.unfinished(stream_prefix(name)):
+    for write in place.warehouse.store.list_unfinished(stream_prefix(name)):
         if catalog.now() - write.began_at > UNFINISHED:
             yield f"the unfinished write {write.token} of {write.name} is left"
 

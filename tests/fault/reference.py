@@ -92,7 +92,7 @@ class SinkRows:
 
 def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str], dict[str, SinkRows]]:
     digests, written = [], dict[str, list[pa.Table]]((name, []) for name in stream.sinks)
-    with TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/warehouse") as place:
+    with TemporaryDirectory() as directory, OpenWarehouse.open_writable(f"{directory}/warehouse") as place:
         run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY))
         for rows in batches:
             completed = run.step(rows)

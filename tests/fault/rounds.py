@@ -205,7 +205,7 @@ class Rounds:
         found, url = [], self.elsewhere[1]
         if not Warehouse.at(url).local.catalog.exists():  # an import that was killed may not have come to it
             return found
-        with suppress(NoCatalog), OpenWarehouse.existing(url) as place:
+        with suppress(NoCatalog), OpenWarehouse.open_existing(url) as place:
             for stream in place.catalog.streams.list():
                 for record in place.catalog.checkpoints.list(stream.name):
                     if record.digest not in self.reference.digests:

@@ -252,7 +252,7 @@ def wrong(rounds: Rounds, round: Round, kind: str) -> None:
     url, catalog = WAREHOUSES[rounds.store](elsewhere), rounds.site.catalog_url
     what = rounds.chance.choice(["an empty store", "another store", "another catalog", "no catalog"])
     if what in ("another store", "another catalog"):
-        with OpenWarehouse.writable(url) as other:
+        with OpenWarehouse.open_writable(url) as other:
             other.catalog.streams.register(NAME, 4, {"operators": {}, "options": {}})
     if what in ("another catalog", "no catalog"):
         url, catalog = rounds.site.hosts[0], Warehouse.at(url).catalog_url

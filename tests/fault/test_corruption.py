@@ -78,7 +78,7 @@ def _needs(manifest: Manifest, handle: Handle, written_at: int) -> bool:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     """Five checkpoints by two subtasks an operator: base, delta, delta, base, delta; the last has a snapshot."""
     url = str(tmp_path_factory.mktemp("corruption") / "warehouse")
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         run = RegionRun(place, SMALL, policy_by_name("adjust-d", PolicyOptions(d0=2)), parallelism=2)
         for rows in purchases()[:5]:
             run.step(rows)

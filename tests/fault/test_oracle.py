@@ -46,7 +46,7 @@ FUNCTIONS = sorted({*(each for places in TAKE_OVER.values() for each in places),
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse of the small stream with some checkpoints, each of a batch."""
     directory = tmp_path_factory.mktemp("worked")
-    with OpenWarehouse.writable(str(directory)) as opened:
+    with OpenWarehouse.open_writable(str(directory)) as opened:
         work(opened, range(STEPS))
         assert not broken(opened)
     return directory
@@ -56,7 +56,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(worked: Path, tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A copy of it."""
     shutil.copytree(worked, tmp_path / "warehouse")
-    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "warehouse")) as opened:
         yield opened
 
 
@@ -91,7 +91,7 @@ def forget(place: OpenWarehouse, id: int) -> None:
     for file in (sink(place) / "_journal").iterdir():
         if json.loads(file.read_text())["id"] == id:
             file.unlink()
-    JournaledSink(sink(place)).published(id).rename(sink(place) / f"gone-{id}")
+    JournaledSink(sink(place)).published_path(id).rename(sink(place) / f"gone-{id}")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_sink_that_got_something_else_is_noticed(
 @pytest.fixture
 def with_three_sinks(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A warehouse of the held stream with two checkpoints, whose table was merged into one file."""
-    with OpenWarehouse.writable(str(tmp_path / "held")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "held")) as opened:
         settings = load_settings(warehouse=str(tmp_path / "held"))
         region = open_region(settings, HELD, opened, {}, 2)
         steps = SinkingSteps(region)
@@ -150,7 +150,7 @@ def test_dead_letters_that_are_lost_are_noticed(with_three_sinks: OpenWarehouse)
     sink = with_three_sinks.warehouse.local.sink(HELD.name) / DEAD_LETTERS
     newest = sorted((sink / "_journal").iterdir())[-1]
     newest.unlink()
-    JournaledSink(sink).published(2).rename(sink / "gone")
+    JournaledSink(sink).published_path(2).rename(sink / "gone")
     assert "sink dead_letters: a consumer that skips ids it has lacks the rows of checkpoints [2]" in "\n".join(
         promises.broken(held(), with_three_sinks)
     )
@@ -179,7 +179,7 @@ def test_a_function_in_which_processes_are_hurt_is_one_of_the_engine(within: Wit
 @pytest.mark.parametrize("checkpoint_steps", [1, 3])
 def test_hosts_that_lose_acknowledgements_break_nothing(tmp_path: Path, checkpoint_steps: int) -> None:
     """Of the same rows and of others, on the host that does the task then and on the other one."""
-    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "warehouse")) as place:
         other = replace(place.warehouse, local=LocalLayout(tmp_path / "other"))
         lost = LostAttempts([place.warehouse, other], lost=0.6, seed=checkpoint_steps)
         work(place, range(3), checkpoint_steps, lost)

@@ -29,7 +29,7 @@ SOME_CHAINS = policy_by_name("adjust-d", PolicyOptions(d0=3, size_ratio_max=None
 @pytest.fixture
 def warehouse(tmp_path: Path) -> str:
     url = str(tmp_path / "w")
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         run = RegionRun(place, SMALL, SOME_CHAINS, parallelism=2)
         for rows in purchases()[:CHECKPOINTS]:
             run.step(rows)
@@ -82,7 +82,7 @@ def test_killed_and_run_again(warehouse: str, monkeypatch: pytest.MonkeyPatch, w
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
-    with OpenWarehouse.existing(warehouse) as place:
+    with OpenWarehouse.open_existing(warehouse) as place:
         digests = {record.id: record.digest for record in place.catalog.checkpoints.list(SMALL.name)}
         rows = {record.id: record.rows for record in place.catalog.checkpoints.list(SMALL.name)}
         root = place.warehouse.local.restored_series(SMALL.name)
@@ -113,7 +113,7 @@ def tables(label: Path) -> list[Path]:
 
 
 def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with OpenWarehouse.existing(warehouse) as place:
+    with OpenWarehouse.open_existing(warehouse) as place:
         root = place.warehouse.local.restored_series(SMALL.name)
     with series.make_staging_directory(root) as other:
         (other / "1").mkdir()
@@ -123,7 +123,7 @@ def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: p
 
 
 def test_damage_costs_only_the_checkpoints_behind_it(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with OpenWarehouse.existing(warehouse) as place:
+    with OpenWarehouse.open_existing(warehouse) as place:
         damaged = [o for o in place.catalog.objects.list(SMALL.name) if o.kind is ObjectKind.SEGMENT][-1]
         path = place.warehouse.local.objects / damaged.name
         root = place.warehouse.local.restored_series(SMALL.name)

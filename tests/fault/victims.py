@@ -164,7 +164,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     wanted = dict(options)
     batches = int(wanted.pop("batches", len(purchases())))
     settings = load_settings(**wanted)
-    with OpenWarehouse.writable(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
         region = operations.open_region(settings, find_definition(settings, name), place, {}, 2)
         outcome, steps = "failed", None
         try:

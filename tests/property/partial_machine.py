@@ -75,7 +75,7 @@ class History:
     def __init__(self, seed: int, root: Path) -> None:
         self.chance, self.root = random.Random(seed), root
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
-        self.place = place_at(root / "w", lambda: self.now).checked(create=True)
+        self.place = place_at(root / "w", lambda: self.now).with_identity(create=True)
         self.expected: dict[str, dict[int, str]] = {NAME: {}}
         self.models: dict[str, dict[int, Model]] = {NAME: {0: {}}}
         """what the input log makes of each checkpoint"""
@@ -297,7 +297,7 @@ class History:
             file.unlink()
         warehouse = Warehouse.at(str(copy))
         rebuild_catalog(warehouse, warehouse.catalog_url)
-        with OpenWarehouse.existing(str(copy)) as place:
+        with OpenWarehouse.open_existing(str(copy)) as place:
             for each in self.expected:
                 visible = self.ids(each)
                 found = [c.id for c in place.catalog.checkpoints.list(each)]

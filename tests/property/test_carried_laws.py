@@ -79,7 +79,7 @@ def test_no_step_hands_over_more_inline_and_the_state_is_the_same(
             monkeypatch.setattr(carried_rules, "STEP_BYTES", step_bytes)
             monkeypatch.setattr(carried_rules, "SENT_BYTES", sent_bytes)
             monkeypatch.setattr("siltstone.changelog.log.INLINE_BYTES", 0)
-        with OpenWarehouse.writable(str(tmp_path / str(bounded))) as place:
+        with OpenWarehouse.open_writable(str(tmp_path / str(bounded))) as place:
             answered = 0
             # Another parallelism in the second run cuts key groups, so that a task has several writers.
             for subtasks, steps in ((parallelism, (1, 2)), (5, (3, 4, 5))):
@@ -103,7 +103,7 @@ def test_an_interval_ends_once_its_tasks_carry_too_much(
     bound = 3000
     monkeypatch.setattr(carried_rules, "INTERVAL_BYTES", bound)
     upload = UploadOptions(inline_bytes=0)
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = Watched(place, STREAM, POLICY, 4, checkpoint_steps=1000, upload=upload, max_pending=max_pending)
         lengths = []
         for n in range(1, 16):
@@ -117,7 +117,7 @@ def test_an_interval_ends_once_its_tasks_carry_too_much(
         assert len(lengths) > 2 and min(lengths) > 1 and not failures(place, NAME)
         digest = run.region.digest
         run.region.close("done")
-    with OpenWarehouse.writable(str(tmp_path / "still")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as place:
         still, newest = RegionRun(place, STREAM, POLICY, checkpoint_steps=1000), run.region.completed_step
         for n in range(1, newest + 1):
             still.step(rows(n), last=n == newest)

@@ -10,7 +10,7 @@ from siltstone.chains.materialization_rules import (
     ChainFacts,
     Health,
     MaterializationOptions,
-    due,
+    decide_trigger,
     health,
     retry_delay,
 )
@@ -59,8 +59,8 @@ def facts(draw: st.DrawFn) -> ChainFacts:
 @given(facts(), options, policies, seconds)
 def test_nothing_is_due_without_deltas_or_before_its_delay_is_over(chain, opts, policy, later):
     now = NOON + later
-    trigger = due(chain, now, opts, policy)
-    assert due(replace(chain, deltas=0), now, opts, policy) is None
+    trigger = decide_trigger(chain, now, opts, policy)
+    assert decide_trigger(replace(chain, deltas=0), now, opts, policy) is None
     if trigger is not None:
         assert (trigger.operator, trigger.checkpoint) == (chain.operator, chain.checkpoint)
         assert trigger.reason
@@ -69,11 +69,11 @@ def test_nothing_is_due_without_deltas_or_before_its_delay_is_over(chain, opts, 
 
 @given(facts(), options, policies, seconds)
 def test_what_is_due_stays_due_until_somebody_acts(chain, opts, policy, later):
-    if due(chain, NOON, opts, policy) is not None:
-        assert due(chain, NOON + later, opts, policy) is not None
+    if decide_trigger(chain, NOON, opts, policy) is not None:
+        assert decide_trigger(chain, NOON + later, opts, policy) is not None
         # More deltas make it no less due.
         more = replace(chain, deltas=chain.deltas + 1, deltas_bytes=chain.deltas_bytes + 5)
-        assert due(more, NOON, opts, policy) is not None
+        assert decide_trigger(more, NOON, opts, policy) is not None
 
 
 @given(facts(), options, policies)
@@ -82,7 +82,7 @@ def test_the_interval_alone_makes_any_chain_with_deltas_due_in_time(chain, opts,
         return
     waits = max(opts.interval, retry_delay(chain.failures))
     at = max(chain.since, chain.failed_at or chain.since) + waits + timedelta(milliseconds=1)
-    assert due(chain, at, opts, policy) is not None
+    assert decide_trigger(chain, at, opts, policy) is not None
 
 
 @given(facts(), options, policies)
@@ -98,9 +98,9 @@ def test_a_success_makes_it_quiet_but_for_a_trigger_of_bytes(chain, opts, policy
         failures=0,
         failed_at=None,
     )
-    assert due(fresh, NOON, opts, policy) is None
+    assert decide_trigger(fresh, NOON, opts, policy) is None
     # With a delta of no size behind it, neither.
-    assert due(replace(fresh, deltas=1), NOON, replace_interval(opts), policy) is None
+    assert decide_trigger(replace(fresh, deltas=1), NOON, replace_interval(opts), policy) is None
 
 
 def replace_interval(opts: MaterializationOptions) -> MaterializationOptions:

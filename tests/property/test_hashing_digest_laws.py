@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.state.digest import group_sums, row_digests
-from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from tests.arrow_strategies import arrays, tables
 
 
@@ -35,7 +35,7 @@ def test_distinct_finds_the_keys_whatever_the_hash_is(table, buckets, random):
     rows = [random.randrange(table.num_rows) for _ in range(30)] if table.num_rows else []
     table = normalise_keys(table.take(pa.array(rows, pa.int64())))
     hashes = np.array([int(h) % buckets for h in xxhash64(table.columns)], np.uint64)
-    first, group = distinct(hashes, table.columns)
+    first, group = find_distinct(hashes, table.columns)
     keys = identities(table)
     assert len(first) == len(set(keys))
     assert group[first].tolist() == list(range(len(first)))

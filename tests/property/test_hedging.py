@@ -175,7 +175,7 @@ def test_a_hedge_answers_for_a_request_that_hangs_and_the_loser_leaves_nothing(
     hedger.close()
     assert store.puts == ["a/b", "a/b"]
     assert [name for name in store.names if name.startswith("a/")] == ["a/b"]
-    assert list(store.unfinished()) == []
+    assert list(store.list_unfinished()) == []
 
 
 def test_a_request_whose_answer_is_lost_is_answered_by_its_hedge_that_finds_the_object(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class History:
         id = f"m{self.materialized}"
         chain = self.chain(checkpoint)
         handles = [
-            self._handle(v, VARIABLES[v], Form.BASE, path.materialized(*v, n, id), part, 0, 0)
+            self._handle(v, VARIABLES[v], Form.BASE, path.materialized_base(*v, n, id), part, 0, 0)
             for v in variables
             for n, part in enumerate(KeyGroupRange(0, GROUPS).split(2))
         ]  # fmt: skip

@@ -125,7 +125,7 @@ def test_wherever_subtasks_run_the_checkpoints_are_the_same(
     draw, root = random.Random(seed), tmp_path_factory.mktemp("hosts")
     policy, upload = SHORT if short else LONG, UploadOptions(inline_bytes=inline_bytes)
     batches = [rows(n, changed=draw.choice([0, 1, 10, 60])) for n in range(1, 10)]
-    with pytest.MonkeyPatch.context() as patch, OpenWarehouse.writable(str(root / "w")) as place:
+    with pytest.MonkeyPatch.context() as patch, OpenWarehouse.open_writable(str(root / "w")) as place:
         patch.setattr(log, "INLINE_BYTES", waiting_bytes)
         patch.setattr(persist, "DELTA_ROWS", 20)
         wandering = Hosts(root / "hosts", moves(draw, 9, 3, losses, again))
@@ -153,7 +153,7 @@ def test_wherever_subtasks_run_the_checkpoints_are_the_same(
             known = {o.name for o in place.catalog.objects.list(NAME, list(range(1, len(found) + 1)))}
             begun = CheckpointPath(NAME, run.region.epoch, run.region.checkpoint).prefix
             assert all(name.startswith(begun) for name in stored - known)
-    with OpenWarehouse.writable(str(root / "still")) as place:
+    with OpenWarehouse.open_writable(str(root / "still")) as place:
         run = RegionRun(place, STREAM, policy, checkpoint_steps=per_checkpoint)
         expected = [done.digest for batch in batches if (done := run.step(batch))]
     assert found == expected
@@ -162,7 +162,7 @@ def test_wherever_subtasks_run_the_checkpoints_are_the_same(
 def test_a_host_that_has_had_a_subtask_never_restores_it_again(tmp_path: Path) -> None:
     """Steps between checkpoints, checkpoints between visits: what is missing there is rolled forward."""
     draw = random.Random(7)
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = OnHosts(place, STREAM, LONG, parallelism=2, checkpoint_steps=3)
         run.hosts = Hosts(tmp_path / "hosts", moves(draw, 30, 2, losses=0, again=0))
         for n in range(1, 10):
@@ -176,7 +176,7 @@ def test_a_host_that_has_had_a_subtask_never_restores_it_again(tmp_path: Path) -
 
 
 def test_changes_that_are_damaged_in_the_log_are_never_used(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, STREAM, LONG, checkpoint_steps=3, upload=UploadOptions(inline_bytes=0))
         for n in (1, 2, 3, 4):
             run.step(rows(n))
@@ -193,7 +193,7 @@ def test_changes_that_are_damaged_in_the_log_are_never_used(tmp_path: Path) -> N
             run.step(rows(5))
         again = RegionRun(place, STREAM, LONG, checkpoint_steps=3)
         found = [again.step(rows(n)) for n in (4, 5, 6)][-1]
-    with OpenWarehouse.writable(str(tmp_path / "still")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as place:
         still = RegionRun(place, STREAM, LONG, checkpoint_steps=3)
         expected = [still.step(rows(n)) for n in range(1, 7)][-1]
     assert found and expected and found.digest == expected.digest
@@ -201,7 +201,7 @@ def test_changes_that_are_damaged_in_the_log_are_never_used(tmp_path: Path) -> N
 
 def test_without_tracking_nothing_is_logged_and_lost_state_has_to_come_again(tmp_path: Path) -> None:
     policy = policy_by_name("adjust-d", PolicyOptions(d0=0, d_max=0))
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, STREAM, policy, checkpoint_steps=3, upload=UploadOptions(inline_bytes=0))
         for n in (1, 2, 3, 4):
             run.step(rows(n))
@@ -214,14 +214,14 @@ def test_without_tracking_nothing_is_logged_and_lost_state_has_to_come_again(tmp
 def test_subtasks_that_are_not_placed_log_each_step_although_each_checkpoint_is_a_base(tmp_path: Path) -> None:
     """Otherwise they leave behind in nearly each step what was not logged, and the run never comes to a checkpoint."""
     draw, policy = random.Random(3), policy_by_name("adjust-d", PolicyOptions(d0=0, d_max=0))
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = OnHosts(place, STREAM, policy, parallelism=2, checkpoint_steps=3, placed=False)
         run.hosts = Hosts(tmp_path / "hosts", moves(draw, 12, 2, losses=0, again=0))
         found = [done.digest for n in range(1, 13) if (done := run.step(rows(n)))]
         checkpoints = place.catalog.checkpoints.list(NAME)
         assert run.hosts.ways["forward"] and not failures(place, NAME)
         assert {form for checkpoint in checkpoints for form in checkpoint.forms.values()} == {Form.BASE}
-    with OpenWarehouse.writable(str(tmp_path / "still")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as place:
         still = RegionRun(place, STREAM, policy, checkpoint_steps=3)
         expected = [done.digest for n in range(1, 13) if (done := still.step(rows(n)))]
     assert found == expected

@@ -92,7 +92,7 @@ def test_the_newest_change_wins_and_deletes_drop(
     rows, owners = _table(inside(base), schema, schema.rows)
     batches = [(rows.slice(i, size), owners[i : i + size]) for i in range(0, len(owners), size)]
     with patch.object(merge, "MERGED_ROWS", at_once), patch.object(merge, "MERGED_BYTES", bytes_at_once):
-        merged = list(changes.merged(batches, groups))
+        merged = list(changes.merge(batches, groups))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in merged)])
     assert (np.diff(seen.astype(int)) >= 0).all()
     found: dict[tuple[str | int | None, int | None], tuple[int | None, str | None]] = {}

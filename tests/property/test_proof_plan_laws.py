@@ -95,7 +95,7 @@ def shorten(draw: Any, history: History) -> None:
     stored = draw(st.sampled_from(history.catalog.objects.list(STREAM)))
     until = draw(st.integers(stored.checkpoint - 1, history.newest))
     o = t.object_.c
-    with history.catalog.transactions.writing("a wrong interval") as connection:
+    with history.catalog.transactions.begin_write("a wrong interval") as connection:
         connection.execute(update(t.object_).where(o.name == stored.name, o.until > until).values(until=until))
 
 

@@ -62,7 +62,7 @@ def savepoints(draw) -> list[SavepointRecord]:
 
 def pinned(history, named, now) -> set[int]:
     """What is kept even by rules that keep nothing."""
-    return {max(history)} | {s.checkpoint for s in named if s.checkpoint in history and not s.expired(now)}
+    return {max(history)} | {s.checkpoint for s in named if s.checkpoint in history and not s.is_expired(now)}
 
 
 def left(history, named, rules, now) -> set[int]:

@@ -170,13 +170,13 @@ class SimulatedTransactions(Transactions):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._process.call("read the catalog"), super().reading() as connection:
+        with self._process.call("read the catalog"), super().begin_read() as connection:
             yield connection
 
     @contextmanager
     def writing(self, what: str) -> Iterator[Connection]:
         remembering = nullcontext() if self._database is None else self._database.remembering()
-        with self._process.call(f"write {what}"), remembering, super().writing(what) as connection:
+        with self._process.call(f"write {what}"), remembering, super().begin_write(what) as connection:
             yield connection
 
 
@@ -296,7 +296,7 @@ class SimulatedStore:
                     assert self._memory.may_delete(name), f"{name} must not be deleted"
                     del self._memory.objects[name]
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         with self._call("list unfinished writes"):
             found = [w for w in self._memory.begun.values() if (w.name or "").startswith(prefix)]
         yield from found

@@ -234,7 +234,7 @@ class World:
         label = self._new("s")
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            record, epoch = place.catalog.checkpoints.latest(stream), place.catalog.streams.get(stream).epoch
+            record, epoch = place.catalog.checkpoints.get_latest(stream), place.catalog.streams.get(stream).epoch
             with hold_lease(place.catalog, stream, [record.id], id=label):
                 path = CheckpointPath(stream, record.epoch, record.id).snapshot("a", TABLE, 0, label)
                 stored = place.warehouse.store.put(path, b"rows")

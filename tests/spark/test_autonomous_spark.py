@@ -97,7 +97,7 @@ def test_one_that_another_writer_takes_over_ends_alone(tmp_path: Path) -> None:
 
     class Overtaken(Audit):
         def region_checkpointed(self, checkpoint: int) -> None:
-            with OpenWarehouse.existing(settings.warehouse) as place:
+            with OpenWarehouse.open_existing(settings.warehouse) as place:
                 place.catalog.runs.begin(NAME, "another")
 
     stream = replace(COUNTS, autonomous=[Autonomous(Overtaken(), checkpoint_steps=1)])
@@ -116,7 +116,7 @@ def test_if_the_region_fails_it_ends_with_a_checkpoint(tmp_path: Path) -> None:
     stream = replace(STREAM, operators=[Breaking()], autonomous=[Autonomous(Audit(), checkpoint_steps=100)])
     with pytest.raises(StateError, match="at once"):
         run(settings, stream, RunRequest(follow=True))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert {each.outcome for each in place.catalog.runs.list(NAME)} <= {"done", "stopped"}
     assert run(settings, STREAM, RunRequest()).autonomous[0].digest
     check_proven(settings, NAME)
@@ -153,5 +153,5 @@ def test_a_source_that_fails_for_it_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"source of stream {NAME} failed.*read once"):
         run(settings, replace(STREAM, source=once), RunRequest())
     assert len(set(opened)) == 1, "both read in one place"
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.streams.list() == []

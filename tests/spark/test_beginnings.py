@@ -54,7 +54,7 @@ def stopped(settings: Settings, stream: Stream) -> None:
 
 
 def totals_of(settings: Settings, stream: str) -> list[tuple[int, int, int]]:
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         newest, store = place.catalog.checkpoints.last_id(stream), place.warehouse.store
         manifests = read_manifests(store, place.catalog.chains.list_manifests(stream, newest), stream)
         rows = read_table(store, manifests, "totals", "totals").to_table().sort_by("key").to_pylist()
@@ -82,7 +82,7 @@ def test_input_before_the_first_checkpoint_is_not_lost_with_a_source_that_begins
     arrive(source, 15)
     run(settings, MESSAGES, RunRequest())
     assert totals_of(settings, "messages") == counted(*range(5, 15))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [s.batch_id for s in place.catalog.input_log.list("messages", 9)] == [0, 1]
 
 
@@ -91,36 +91,36 @@ def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(setting
     for messages in (8, 12):
         arrive(source, messages)
         run(settings, MESSAGES, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         digests = [c.digest for c in place.catalog.checkpoints.list("messages")]
     arrive(source, 20)
     replayed = replay(settings, MESSAGES)
     assert (replayed.since, replayed.rows, replayed.proven, replayed.compared) == (0, 7, True, 3)
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         place.catalog.forks.create("messages", "again", 2)
         place.catalog.rollbacks.roll_back(
             "messages", place.catalog.runs.begin("messages", "a test"), 0, "a test", "a test"
         )
     run(settings, MESSAGES, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints.list("messages")][:3] == digests
         place.catalog.rollbacks.roll_back("again", place.catalog.runs.begin("again", "a test"), 0, "a test", "a test")
     assert calls(source, "initial") == [5]
     assert totals_of(settings, "messages") == counted(*range(5, 20))
     run(settings, MESSAGES.as_fork("again", "messages"), RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints.list("again")][:2] == digests[:2]
     assert totals_of(settings, "again") == counted(*range(5, 20))
 
 
 def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings) -> None:
     stopped(settings, RATE)
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         begun = place.catalog.input_log.get_position("rate", 0).beginning
         assert begun is not None and begun.sources.startswith('{"0": {"0": "v1')
     time.sleep(1.1)
     run(settings, RATE, RunRequest(batches=1))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.input_log.get_position("rate", 0).beginning == begun
         [step] = place.catalog.input_log.list("rate", 1)
         seconds = int(step.offsets.splitlines()[-1])
@@ -138,7 +138,7 @@ def test_a_users_own_query_begins_where_its_first_one_did(
             writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
             writer.trigger(availableNow=True).start().awaitTermination()
 
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         with stopping(), pytest.raises(Exception, match="stopped"):
             query()
         arrive(source, 9)
@@ -149,7 +149,10 @@ def test_a_users_own_query_begins_where_its_first_one_did(
 def test_a_fenced_runner_records_no_beginning_and_the_newer_one_does(
     spark: SparkSession, settings: Settings, source: Path
 ) -> None:
-    with OpenWarehouse.writable(settings.warehouse) as place, OpenWarehouse.writable(settings.warehouse) as other:
+    with (
+        OpenWarehouse.open_writable(settings.warehouse) as place,
+        OpenWarehouse.open_writable(settings.warehouse) as other,
+    ):
         rows = open_source(spark, MESSAGES, place.warehouse, {})
         older = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         newer = StreamRunner(spark, open_region(settings, MESSAGES, other, {}, 1), max_steps=1)
@@ -168,7 +171,7 @@ def test_nothing_is_processed_if_the_beginning_cannot_be_recorded(
     def away(_: object) -> None:
         raise StateError("the catalog is away")
 
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         rows = open_source(spark, MESSAGES, place.warehouse, {})
         runner = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         monkeypatch.setattr(runner.region, "record_beginning", away)

@@ -56,7 +56,7 @@ def test_what_is_deleted_once_the_lease_is_lost_is_no_damage(
     assert siltstone("materialize", "little").code == 0  # so that the newest checkpoint needs none of the others
 
     def after_a_long_sleep(*arguments: Any) -> list[Any]:
-        with OpenWarehouse.existing("w") as place:
+        with OpenWarehouse.open_existing("w") as place:
             for lease in place.catalog.leases.list_live("little"):
                 place.catalog.leases.release(lease.id)
         assert siltstone("truncate", "little", "--keep-last", 1).code == 0

@@ -61,7 +61,7 @@ def test_a_checkpoint_that_an_operator_asks_for_follows_its_step(tmp_path: Path,
     settings = at(tmp_path / "w", checkpoint_steps=1000, max_pending=max_pending)
     run(settings, stream, RunRequest(batches=5))
     run(settings, stream, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         newest = place.catalog.checkpoints.last_id("counts")
         log = place.catalog.input_log.list("counts", newest)
         assert [[s.step for s in log if s.checkpoint == n] for n in range(1, newest + 1)] == [
@@ -112,7 +112,7 @@ def test_a_callback_that_fails_ends_the_run_with_its_error(tmp_path: Path, max_p
     stream = replace(COUNTS, source=SIX, operators=[Refusing()])
     with pytest.raises(StateError, match="operator counts: AssertionError: the other system is full"):
         run(settings, stream, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.checkpoints.last_id("counts") == 1
     assert run(settings, replace(stream, operators=[Asking()]), RunRequest()).checkpoints == [2, 3, 4, 5, 6]
     check_proven(settings, "counts")

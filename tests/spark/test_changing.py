@@ -41,7 +41,7 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def state() -> tuple[Any, ...]:
     """All that a refused command must leave alone."""
     files = sorted(str(p) for p in Path("w").rglob("*") if not p.name.startswith("catalog.db"))
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         names = [s.name for s in place.catalog.streams.list()]
         return (
             files,
@@ -51,14 +51,14 @@ def state() -> tuple[Any, ...]:
 
 
 def digests(stream: str, checkpoint: int) -> dict[str, dict[str, list[int]]]:
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, checkpoint).manifest)
     return {op: {name: d.tolist() for name, d in by_name.items()} for op, by_name in manifest.digests.items()}
 
 
 def parallelism(stream: str) -> int:
-    with OpenWarehouse.existing("w") as place:
-        return place.catalog.checkpoints.latest(stream).statistics["parallelism"]
+    with OpenWarehouse.open_existing("w") as place:
+        return place.catalog.checkpoints.get_latest(stream).statistics["parallelism"]
 
 
 def totals(at: str = "latest") -> dict[int, tuple[int, int]]:
@@ -77,7 +77,7 @@ def test_rescale_keeps_every_digest_and_is_what_later_runs_have() -> None:
     assert (done["checkpoint"], done["parallelism"], done["before"], done["proven"]) == (4, 7, 3, True)
     assert (done["rows"], done["digest"]) == (newest["rows"], newest["digest"]) and done["bytes"] > 0
     assert digests("little", 4) == digests("little", 3)
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert place.catalog.streams.get("little").parallelism == 7 == parallelism("little")
         assert [r.outcome for r in place.catalog.runs.list("little")] == ["done", "done"]
     assert siltstone("run", "little", "--batches", 1, "--json").json["rows"] == 300
@@ -202,7 +202,7 @@ def test_what_a_newer_writer_has_deleted_is_no_damage(spark: SparkSession, tmp_p
     """Seen in a campaign: a frozen rescale woke up after others had run on and truncated, and asked for a recovery."""
     settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
     operations.run(settings, COUNTS, operations.RunRequest(batches=1))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         with pytest.raises(Fenced), hold_epoch_for_change(settings, COUNTS, place, spark, {}):
             place.catalog.runs.begin("counts", "another")
             raise CorruptObject("a manifest is missing")

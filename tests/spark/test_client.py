@@ -37,7 +37,7 @@ def begin(warehouse: Path, rows: DataFrame, stream: st.Stream = OWN, **options: 
 
 
 def outcomes(warehouse: Path) -> list[str | None]:
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         return [run.outcome for run in place.catalog.runs.list("counts")]
 
 
@@ -123,7 +123,7 @@ def test_after_a_rollback_the_logged_steps_come_first(rows: DataFrame, warehouse
     begin(warehouse, rows, trigger=ONCE, checkpoint_steps=3).await_termination()
     client = st.open(warehouse).stream("counts")
     before = [(each["id"], each["digest"]) for each in client.checkpoints().checkpoints]
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         place.catalog.rollbacks.roll_back("counts", place.catalog.runs.begin("counts", "a test"), 0, "a test", "a test")
     begin(warehouse, rows, trigger=ONCE).await_termination()
     assert [(each["id"], each["digest"]) for each in client.checkpoints().checkpoints] == before

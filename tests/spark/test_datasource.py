@@ -109,7 +109,7 @@ def _run(spark: SparkSession, home: Path, backend: str, policy: str, forms: Sequ
     settings = settings_at(home / "warehouse", parallelism=2, backend=backend, policy=policy)
     result = run(settings, STREAM, RunRequest(options={"input": (home / "input").as_uri()}))
     assert result.checkpoints == [1, 2, 3]
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [place.catalog.checkpoints.get("kinds", c).forms["kinds"] for c in result.checkpoints] == forms
     return Ran(spark, settings, inputs)
 
@@ -232,7 +232,7 @@ class CountingStore:
 
 
 def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
-    with OpenWarehouse.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.open_existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", 3))
     shape = TableShape.of(manifests[3], "kinds", "row")
@@ -248,7 +248,7 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 
 @pytest.mark.parametrize(("at", "variable"), [(1, "row"), (3, "row"), (3, "counts")])
 def test_another_digest_than_the_recorded_one_fails_the_task(ran_in_form: Ran, at: int, variable: str) -> None:
-    with OpenWarehouse.existing(ran_in_form.settings.warehouse) as place:
+    with OpenWarehouse.open_existing(ran_in_form.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
@@ -261,7 +261,7 @@ def test_another_digest_than_the_recorded_one_fails_the_task(ran_in_form: Ran, a
 
 
 def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> None:
-    with OpenWarehouse.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.open_existing(ran.settings.warehouse) as place:
         manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("kinds", 1))
         objects = place.warehouse.local.objects
     bases = [h.object for h in manifests[1].handles if h.variable == "row"]
@@ -344,7 +344,7 @@ def damaged(ran_in_form: Ran) -> Any:
 
 @pytest.mark.parametrize("variable", ["row", "counts"])
 def test_a_damaged_object_is_named(ran_in_form: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
-    with OpenWarehouse.existing(ran_in_form.settings.warehouse) as place:
+    with OpenWarehouse.open_existing(ran_in_form.settings.warehouse) as place:
         [manifest] = read_manifests(
             place.warehouse.store, [place.catalog.checkpoints.get("kinds", 3).manifest]
         ).values()

@@ -154,6 +154,6 @@ def test_a_source_that_cannot_be_read_changes_nothing(
         before = recorded(counted, "counts")
         with pytest.raises(UsageError, match=said):
             run(settings, replace(COUNTS, source=source), RunRequest())
-        with OpenWarehouse.existing(settings.warehouse) as place:
+        with OpenWarehouse.open_existing(settings.warehouse) as place:
             assert known is any(s.name == "counts" for s in place.catalog.streams.list())
         assert recorded(counted, "counts") == before

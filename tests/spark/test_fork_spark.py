@@ -23,7 +23,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digests(stream: str) -> dict[int, str]:
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         return {c.id: c.digest for c in place.catalog.checkpoints.list(stream)}
 
 
@@ -44,13 +44,13 @@ def test_a_fork_runs_on_from_its_checkpoint_as_the_parent_did(project: Path) -> 
     siltstone("materialize", "little")
     deleted = siltstone("delete", "little", *range(1, FILES), "--json").json
     assert deleted["deleted"] == list(range(1, FILES)), "the parent lets go of all that the fork begins with"
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert sweep(place, "little").found == sweep(place, NEW).found == 0
     assert siltstone("verify", NEW, "--all", "--json").json["proven"] == list(range(2, FILES + 1))
     assert siltstone("restore", NEW, "--at", 2, "--json").json["digest"] == digests(NEW)[2]
     siltstone("materialize", NEW)
     siltstone("truncate", NEW, "--keep-last", 1)
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         names = {o.name for o in place.catalog.objects.list(NEW)}
         assert names and all(name.startswith(f"{NEW}/") for name in names), "independent of the parent by now"
     assert not siltstone("verify", "little", "--all", "--json").json["failed"]

@@ -140,7 +140,7 @@ def test_a_recomputation_that_fails_or_differs_fails_the_step(
     with pytest.raises(StateError, match=f"lost and computed again: .*{reason}"):
         run(at, chained(tmp_path / "calls", again), RunRequest())
     assert list((tmp_path / "calls").glob("*-again")), "it was computed again"
-    with OpenWarehouse.existing(at.warehouse) as place:
+    with OpenWarehouse.open_existing(at.warehouse) as place:
         assert place.catalog.checkpoints.last_id("chained") == 1
     assert set(sink(tmp_path / "w").column("checkpoint").to_pylist()) == {1}
 

@@ -34,7 +34,7 @@ class Query:
         self.calls.append((checkpoint, sorted(row.n for row in rows.collect())))
 
     def runner(self, max_steps: int | None = None) -> StreamRunner:
-        self.place = OpenWarehouse.writable(self.settings.warehouse)
+        self.place = OpenWarehouse.open_writable(self.settings.warehouse)
         return StreamRunner(self.spark, open_region(self.settings, self.stream, self.place, {}, 2), max_steps=max_steps)
 
     def start(self, runner: StreamRunner, location: str | None = None):
@@ -66,16 +66,16 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         writer.trigger(availableNow=True).start().awaitTermination()
     run(at(tmp_path / "steady"), COUNTS, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [r.outcome for r in place.catalog.runs.list("counts")] == ["done"]
-        digest = place.catalog.checkpoints.latest("counts").digest
+        digest = place.catalog.checkpoints.get_latest("counts").digest
         stored = len(place.catalog.objects.list("counts"))
     metrics = (tmp_path / "counts.txt").read_text()
     assert f'siltstone_upload_objects_total{{stream="counts"}} {stored}.0\n' in metrics, (
         "a user's own query writes them"
     )
-    with OpenWarehouse.existing(at(tmp_path / "steady").warehouse) as place:
-        assert place.catalog.checkpoints.latest("counts").digest == digest
+    with OpenWarehouse.open_existing(at(tmp_path / "steady").warehouse) as place:
+        assert place.catalog.checkpoints.get_latest("counts").digest == digest
     with pytest.raises(UsageError, match="no source of its own"):
         run(settings, stream, RunRequest())
 
@@ -98,7 +98,7 @@ def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: Spa
     query(3, follow=True)
     before, recorded = heard.copy(), digests(at(tmp_path / "w"), "own")
     assert [id for id, _ in before] == [1, 2] and len(recorded) == 2, "of three steps and of one"
-    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.open_existing(at(tmp_path / "w").warehouse) as place:
         place.catalog.rollbacks.roll_back("own", place.catalog.runs.begin("own", "a test"), 0, "a test", "a test")
         with pytest.raises(Exception, match=r"5 logged steps must be run again first: call runner.follow_log\(rows\)"):
             query(1, follow=False)
@@ -119,7 +119,7 @@ def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_
             writer.trigger(availableNow=True).start().awaitTermination()
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", before)
-    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.open_existing(at(tmp_path / "w").warehouse) as place:
         assert place.catalog.checkpoints.last_id("counts") == len(STEPS)
 
 
@@ -131,7 +131,7 @@ def test_state_of_sparks_own_before_the_runner_is_refused(spark: SparkSession, t
         with pytest.raises(Exception, match="foreachBatch"):
             writer.trigger(availableNow=True).start().awaitTermination()
         assert isinstance(runner.failure, UsageError) and "dropDuplicates" in str(runner.failure)
-    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.open_existing(at(tmp_path / "w").warehouse) as place:
         assert (place.catalog.checkpoints.last_id("counts"), place.catalog.runs.list("counts")[-1].outcome) == (
             0,
             "failed",

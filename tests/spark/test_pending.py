@@ -106,7 +106,7 @@ def test_a_delivery_that_fails_while_the_next_checkpoint_commits_loses_neither(
     goes_on = run(settings, LITTLE, RunRequest())
     assert failed.is_set() and (goes_on.resets, goes_on.digest) == (1, waited.digest)
     assert digests(settings, "little") == digests(at(warehouse), "little")
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         epochs = {record.id: record.epoch for record in place.catalog.checkpoints.list("little")}
     assert epochs == {id: 1 if id <= 3 else 2 for id in range(1, FILES + 1)}
     check_proven(settings, "little")
@@ -141,7 +141,7 @@ class SlowSink:
 @pytest.mark.parametrize("max_pending", [0, 2])
 def test_a_run_is_made_consistent_when_asked(spark: SparkSession, tmp_path: Path, max_pending: int) -> None:
     settings = at(tmp_path / "w", checkpoint_steps=1000, max_pending=max_pending)
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         rows = open_source(spark, COUNTS, place.warehouse, {})
         with write_stream(settings, replace(COUNTS, source=None), rows, RunRequest()) as begun:
             while not place.catalog.checkpoints.last_id("counts"):

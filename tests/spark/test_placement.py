@@ -32,7 +32,7 @@ reads another operator"""
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
@@ -112,12 +112,12 @@ def test_equally_named_streams_of_two_warehouses_share_neither_jobs_nor_placemen
     spark: SparkSession, place: OpenWarehouse, tmp_path: Path
 ) -> None:
     """Both were known by their names: a reset of one cancelled the jobs of the other, and took its placement."""
-    with OpenWarehouse.writable(str(tmp_path / "other")) as other:
+    with OpenWarehouse.open_writable(str(tmp_path / "other")) as other:
         placements, tags, steps = [], [], []
         for each in (place, other):
             placements.append(placement_of(spark, each.warehouse, SMALL.name, chosen=True))
             region = opened(SMALL, each)
-            with TaggedJobs(spark, each.warehouse, SMALL.name, region.epoch).tagged():
+            with TaggedJobs(spark, each.warehouse, SMALL.name, region.epoch).tag():
                 tags.append(spark.sparkContext.getJobTags())
             steps.append(job_tag(region.begin_step()["accounts"]))
     assert len(set(placements)) == len(set(steps)) == 2

@@ -50,7 +50,7 @@ def sinks(project: Path) -> list:
 
 
 def objects(checkpoint: int, kind: ObjectKind) -> list[Path]:
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         found = place.catalog.objects.list("little", [checkpoint])
         return [place.warehouse.local.objects / o.name for o in found if o.kind is kind]
 
@@ -91,7 +91,7 @@ def test_a_run_does_not_begin_from_nothing_by_itself(project: Project, damaged: 
     for command in (("run", "little"), ("recover", "little")):
         ended = siltstone(*command)
         assert ended.code == 2 and refused in ended.err and "siltstone recover little --accept-loss" in ended.err
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert place.catalog.checkpoints.last_id("little") == 5 and len(place.catalog.savepoints.list("little")) == 1
     assert siltstone("recover", "little", "--accept-loss", "--json").json["given_up"] == [1, 2, 3, 4, 5]
     check_begun_again(project, damaged, siltstone("run", "little"), 0)
@@ -100,7 +100,7 @@ def test_a_run_does_not_begin_from_nothing_by_itself(project: Project, damaged: 
 def check_begun_again(project: Project, damaged: Path, ran: Ended, newest: int) -> None:
     check_whole(ran, project[2])
     assert sinks(damaged) == project[3]
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert [r.checkpoint for r in place.catalog.rollbacks.list("little")] == [newest]
         assert [s.batch_id for s in place.catalog.input_log.list("little", 99)] == list(range(6))
         assert [r.outcome for r in place.catalog.runs.list("little")][1:] == ["failed", "recovered", "done"]
@@ -119,7 +119,7 @@ def test_a_run_that_may_not_recover_says_what_is_damaged(damaged: Path) -> None:
     with (damaged / "siltstone.toml").open("a") as file:
         file.write("[recovery]\nautomatic = false\n")
     siltstone("run", "little").failed(1, manifest.name)
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert place.catalog.checkpoints.last_id("little") == BATCHES and place.catalog.rollbacks.list("little") == []
 
 
@@ -128,7 +128,7 @@ def test_recover(project: Project, damaged: Path) -> None:
     manifest.unlink()
     assert siltstone("savepoint", "little", "lost").code == 0
     foreseen = siltstone("recover", "little", "--dry-run", "--json").json
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert place.catalog.checkpoints.last_id("little") == BATCHES and len(place.catalog.runs.list("little")) == 1
     siltstone("recover", "little").failed(2, "savepoint lost", "siltstone recover little --accept-loss")
     head, reason = plain(siltstone("recover", "little", "--accept-loss"))
@@ -150,11 +150,11 @@ def test_what_is_not_there_or_cannot_be_reached_changes_nothing(damaged: Path) -
     siltstone("recover", "nothing").failed(2, "no stream 'nothing'", "little")
     siltstone("recover", "little", "--warehouse", "elsewhere").failed(2, "elsewhere")
     siltstone("recover").failed(2, "STREAM")
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         place.catalog.streams.register("empty", 8, {"operators": {}, "options": {}})
     siltstone("recover", "empty").failed(2, "of stream empty: it has none yet, run it first")
     away = "redis://127.0.0.1:1?local=w&attempts=1"
     siltstone("recover", "little", "--warehouse", away, "--catalog", "sqlite:///w/catalog.db").failed(3, "127.0.0.1:1")
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert [r.outcome for r in place.catalog.runs.list("little")] == ["done"]
         assert place.catalog.checkpoints.last_id("little") == BATCHES

@@ -47,7 +47,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
         run(settings(1), UNEVEN, RunRequest(), fail)
     arrive(path, 7)
     assert run(settings(2), UNEVEN, RunRequest()).checkpoints == [3]
-    with OpenWarehouse.existing(str(path / "w")) as place:
+    with OpenWarehouse.open_existing(str(path / "w")) as place:
         assert [(s.checkpoint, s.step) for s in place.catalog.input_log.list("uneven", 3)] == [
             (1, 1),
             (1, 2),
@@ -68,14 +68,14 @@ def arrive(path: Path, files: int) -> None:
 
 
 def digests() -> dict[int, str]:
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         return {c.id: c.digest for c in place.catalog.checkpoints.list("uneven")}
 
 
 def everything() -> tuple[object, ...]:
     """All that a replay must leave alone."""
     files = {p: p.stat().st_mtime_ns for p in Path("w").rglob("*") if not p.name.startswith("catalog.db")}
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         return files, digests(), place.catalog.streams.get("uneven"), place.catalog.runs.list("uneven")
 
 
@@ -185,7 +185,7 @@ def test_bad_input(arguments: list[object], said: str) -> None:
 def test_a_run_makes_checkpoints_that_were_given_up_again(project: Path) -> None:
     """With the boundaries they had, not those that it would have made, before it goes on."""
     recorded, sink = digests(), sink_rows()
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         epoch = place.catalog.runs.begin("uneven", "a test")
         place.catalog.rollbacks.roll_back("uneven", epoch, 0, "a test", "a test")
         assert digests() == {}

@@ -47,7 +47,7 @@ def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_spark_makes_no_difference(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """Three operators, two of them chained: the same checkpoints as in one process without Spark."""
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         from siltstone.chains.policies import policy_by_name
 
         alone = RegionRun(place, replace(LITTLE, source=None), policy_by_name("marginal-cost"), parallelism=3)
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_several_steps_and_one_for_the_rest(
     assert (result.checkpoints, result.rows, result.digest) == (wanted, 1500, undisturbed.digests[5])
     if "checkpoint_steps" in every:
         assert undisturbed.digests[3] in digests(settings, "little").values()
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         steps = place.catalog.input_log.list("little", 9)
         assert [s.batch_id for s in steps] == [0, 1, 2, 3, 4, None]
         directory = place.warehouse.local.source("little")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def test_a_runner_that_failed_takes_no_further_batch(spark: SparkSession, tmp_path: Path) -> None:
     settings = at(tmp_path / "w")
-    with OpenWarehouse.writable(settings.warehouse) as place:
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
         runner = StreamRunner(spark, open_region(settings, BREAKING, place, {}, 2))
         rows = open_source(spark, BREAKING, place.warehouse, {})
         for _ in range(2):
@@ -33,7 +33,10 @@ def test_a_runner_that_failed_takes_no_further_batch(spark: SparkSession, tmp_pa
 
 def test_a_second_writer_fences_the_first(spark: SparkSession, tmp_path: Path) -> None:
     settings = at(tmp_path / "w")
-    with OpenWarehouse.writable(settings.warehouse) as place, OpenWarehouse.writable(settings.warehouse) as other:
+    with (
+        OpenWarehouse.open_writable(settings.warehouse) as place,
+        OpenWarehouse.open_writable(settings.warehouse) as other,
+    ):
         rows = open_source(spark, COUNTS, place.warehouse, {})
         older = StreamRunner(spark, open_region(settings, COUNTS, place, {}, 2))
         newer = StreamRunner(spark, open_region(settings, COUNTS, other, {}, 2), max_steps=2)
@@ -56,7 +59,7 @@ def test_operators_hear_of_a_checkpoint_once_it_is_complete(tmp_path: Path, monk
 def test_without_deltas_nothing_is_tracked(tmp_path: Path) -> None:
     settings = at(tmp_path / "w", policy_options=PolicyOptions(d_max=0))
     run(settings, COUNTS, RunRequest(batches=3))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert [(c.forms, c.d) for c in place.catalog.checkpoints.list("counts")] == [
             ({"counts": Form.BASE}, {"counts": 0})
         ] * 3

@@ -25,8 +25,8 @@ def at(path: Path) -> Settings:
 
 
 def newest(settings: Settings, stream: str) -> tuple[int, str]:
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        found = place.catalog.checkpoints.latest(stream)
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        found = place.catalog.checkpoints.get_latest(stream)
         return found.id, found.digest
 
 
@@ -51,7 +51,7 @@ def test_after_a_pruning_of_the_input_log_no_file_is_read_again(tmp_path: Path) 
     tables = [STEPS[n % 4] for n in range(14)]
     stream = replace(COUNTS, source=source_of(tables[:12]))
     run(settings, stream, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         delete_checkpoints(place, "counts", range(1, 12))
         epoch = place.catalog.streams.get("counts").epoch
         assert place.catalog.input_log.prune("counts", epoch, at_least=1) == 10
@@ -82,7 +82,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
         UsageError, match=rf"option cleanSource={value} .* a rollback or a replay reads them again: leave it"
     ):
         run(settings, stream, RunRequest())
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.streams.list() == [], "before the stream is taken over"
     rows = cleaning(value)(spark, {DIRECTORY: str(tmp_path / "files")})
     for followed in (True, False):
@@ -93,7 +93,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
                     runner.follow_log(rows)
                 writer.trigger(availableNow=True).start().awaitTermination()
             assert followed or (isinstance(runner.failure, UsageError) and "cleanSource" in str(runner.failure))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.checkpoints.last_id("counts") == 0
     assert len(list((tmp_path / "files").glob("*.parquet"))) == len(STEPS)
 
@@ -114,7 +114,7 @@ def test_spark_calls_commit_of_a_source_when_it_plans_the_next_batch(
     told: list[int] = []
     request = RunRequest(batches=6, follow=True)
     run(settings, MESSAGES, request, lambda _: told.append(len(calls(source, "commit"))))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         last = [
             place.catalog.input_log.list("messages", c.id)[-1].batch_id
             for c in place.catalog.checkpoints.list("messages")

@@ -49,8 +49,8 @@ def test_what_is_drained_at_the_end_of_a_run_reaches_the_sink_and_the_reader_and
     assert sorted(row for rows in got.rows.values() for row in rows) == SENT and sorted(got.rows) == [1, 2]
     total = state(settings, STREAM, TOTAL, "totals", tmp_path / "one")
     assert sum(total["rows"].to_pylist()) == len(SENT) and sum(total["sum"].to_pylist()) == sum(v for _, v in SENT)
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        digest = place.catalog.checkpoints.latest(STREAM).digest
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        digest = place.catalog.checkpoints.get_latest(STREAM).digest
         kinds = [(s.checkpoint, s.kind, s.batch_id) for s in place.catalog.input_log.list(STREAM, 2)]
         assert kinds == [(1, "batch", 0), (1, "batch", 1), (2, "batch", 2), (2, "empty", None)]
         roll_back(place, 0, STREAM)
@@ -92,7 +92,7 @@ def test_keys_are_cast_as_in_micro_batches_whatever_is_set_meanwhile(spark: Spar
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

@@ -263,7 +263,7 @@ def test_no_secret_is_anywhere(project: Project, url: str, spark: SparkSession) 
 
 def shown_by_objects(url: str) -> None:
     """`repr` and `str` of everything that knows the URL."""
-    with OpenWarehouse.writable(url) as place:
+    with OpenWarehouse.open_writable(url) as place:
         options = RegionOptions(parallelism=1)
         region = ConsistentRegion.open(
             SMALL, place.warehouse, place.catalog, policy_by_name(DEFAULT_POLICY), options, "a test"

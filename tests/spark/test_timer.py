@@ -27,7 +27,7 @@ def test_the_last_steps_of_a_quiet_source_get_a_checkpoint(
             completed.notify_all()
 
     def batches() -> int:
-        with OpenWarehouse.existing(settings.warehouse) as place:
+        with OpenWarehouse.open_existing(settings.warehouse) as place:
             return place.catalog.input_log.get_position(
                 "counts", place.catalog.checkpoints.last_id("counts")
             ).next_batch
@@ -40,8 +40,11 @@ def test_the_last_steps_of_a_quiet_source_get_a_checkpoint(
             assert begun.is_active, "the run goes on"
     run(at(tmp_path / "steady"), COUNTS, RunRequest())
     with (
-        OpenWarehouse.existing(settings.warehouse) as place,
-        OpenWarehouse.existing(str(tmp_path / "steady")) as steady,
+        OpenWarehouse.open_existing(settings.warehouse) as place,
+        OpenWarehouse.open_existing(str(tmp_path / "steady")) as steady,
     ):
-        assert place.catalog.checkpoints.latest("counts").digest == steady.catalog.checkpoints.latest("counts").digest
+        assert (
+            place.catalog.checkpoints.get_latest("counts").digest
+            == steady.catalog.checkpoints.get_latest("counts").digest
+        )
     check_proven(settings, "counts")

@@ -23,7 +23,7 @@ MORE = 4
 def newest(warehouse: Path) -> list[int]:
     """The newest checkpoint of both."""
     try:
-        with OpenWarehouse.existing(str(warehouse)) as place:
+        with OpenWarehouse.open_existing(str(warehouse)) as place:
             return [place.catalog.checkpoints.last_id(name) for name in NAMES]
     except UsageError:  # it has not come so far
         return [0, 0]
@@ -46,7 +46,7 @@ def test_both_have_each_row_once(tmp_path: Path) -> None:
             time.sleep(chance.random() * STEP_S)
         finally:
             run.kill_all()
-        with OpenWarehouse.existing(str(warehouse)) as place:
+        with OpenWarehouse.open_existing(str(warehouse)) as place:
             assert not [failure for name in NAMES for failure in failures(place, name)]
     assert newest(warehouse)[0] + MORE <= len(small().digests), "it was killed in the middle"
     run = Run([command], tmp_path, "local[2]")
@@ -58,7 +58,7 @@ def test_both_have_each_row_once(tmp_path: Path) -> None:
     assert end.result["digest"] == small().digests[-1]
     [audit] = end.result["autonomous"]
     assert audit["stream"] == "beside-audit" and audit["checkpoints"]
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         assert not [failure for name in NAMES for failure in failures(place, name)]
     region, beside = rows(warehouse, "beside", "accounts"), rows(warehouse, "beside-audit", "audit")
     assert region.num_rows == sum(len(table) for table in small().batches) and beside.equals(region)

@@ -83,7 +83,7 @@ def _flights() -> Input:
 def _totals() -> Input:
     """The benchmarks' stream: four aggregates of each key."""
     digests = []
-    with TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/warehouse") as warehouse:
+    with TemporaryDirectory() as directory, OpenWarehouse.open_writable(f"{directory}/warehouse") as warehouse:
         WORKLOAD.write(Path(directory) / "input")
         files = [pq.read_table(path) for path in sorted((Path(directory) / "input").iterdir())]
         undisturbed = RegionRun(warehouse, TOTALS, policy_by_name(DEFAULT_POLICY))
@@ -106,7 +106,7 @@ INPUTS = {"flights": _flights, "totals": _totals}
 
 def _newest(warehouse: Path, stream: str) -> int:
     try:
-        with OpenWarehouse.existing(str(warehouse)) as place:
+        with OpenWarehouse.open_existing(str(warehouse)) as place:
             return place.catalog.checkpoints.last_id(stream)
     except UsageError:  # it has not come so far
         return 0
@@ -149,7 +149,7 @@ def test_killed_in_the_middle_and_resumed(
         at(warehouse, backend=other, policy=policy, max_pending=max_pending), given.stream, RunRequest(options=options)
     )
     assert resumed.digest == given.digests[-1] and resumed.resets == 0
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         assert [record.digest for record in place.catalog.checkpoints.list(stream)] == given.digests
         assert not failures(place, stream)
     if given.written is not None:

@@ -50,9 +50,9 @@ def test_chains_shorten_while_the_stream_runs(
     metrics = project / "metrics.txt"
     ran = siltstone("run", "little", "--set", f"files={FILES}", "--json", "--openmetrics", metrics).json
     assert ran["digest"] == small().digests[FILES - 1]
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         done = materializations(place, "little")
-        last = place.catalog.checkpoints.latest("little")
+        last = place.catalog.checkpoints.get_latest("little")
         # Beside the run, not behind it.
         assert {m.operator for m in done if m.ended_at and m.ended_at < last.committed_at} == OPERATORS
         assert min(beginnings(place.catalog, "little", last.id).values()) > 1
@@ -71,7 +71,7 @@ def test_chains_shorten_while_the_stream_runs(
 
 def test_what_the_command_line_says(spark: SparkSession, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = siltstone("run", "little", "--materialize-every", "off", "--json").json
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert place.catalog.materializations.list("little") == []
     siltstone("run", "little", "--materialize-every", "often").failed(2, "'often' is not a length of time", "15m")
     siltstone("materialize", "little", "--due", "--at", "2").failed(2, "due and at exclude each other")

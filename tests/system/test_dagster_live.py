@@ -123,7 +123,7 @@ def succeeded(page: Page, id: str) -> Run:
 def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, warehouse: Path) -> None:
     run = launch(page, 6)
     succeeded(page, run)
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         newest = place.catalog.checkpoints.list(NAME)[-1]
     events = materializations(page, run)
     (checkpoints,) = events[f"{NAME}/checkpoints"]
@@ -140,7 +140,7 @@ def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, wareh
 
 
 def test_a_run_that_is_terminated_ends_behind_its_step_and_is_canceled(page: Page, warehouse: Path) -> None:
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         catalog = place.catalog
         before = catalog.checkpoints.last_id(NAME)
         run = launch(page)
@@ -152,7 +152,7 @@ def test_a_run_that_is_terminated_ends_behind_its_step_and_is_canceled(page: Pag
 
 
 def test_a_run_that_is_killed_is_recovered_and_then_swept(page: Page, warehouse: Path) -> None:
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         before = place.catalog.checkpoints.list(NAME)[-1].id
         killed = launch(page)
         process = page.process(killed)
@@ -179,7 +179,7 @@ def test_a_run_whose_server_was_killed_too_fails_when_the_page_is_back(server: S
     page = server.start(SILTSTONE_RECOVERY__ATTEMPTS="0")
     assert page.ended(run).status == "FAILURE"
     assert page.ended(launch(page)).status == "SUCCESS", "its place in the pool must be free again"
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         records = place.catalog.checkpoints.list(NAME)
     assert len(records) == DAYS, "it went on behind both kills to the end of the input"
 
@@ -191,7 +191,7 @@ def test_a_backfill_of_days_is_one_run_and_says_each_digest(page: Page, warehous
     (run,) = page.runs({"dagster/backfill": backfill})
     events = materializations(page, run.id)[f"{NAME}/restored_state"]
     said = {event["partition"]: metadata(event) for event in events}
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         digests = [record.digest for record in place.catalog.checkpoints.list(NAME)]
     assert [said[day]["digest"] for day in days] == digests[: len(days)]
     assert all((Path(said[day]["path"]) / "_restored.json").is_file() for day in days)
@@ -199,7 +199,7 @@ def test_a_backfill_of_days_is_one_run_and_says_each_digest(page: Page, warehous
 
 
 def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: Page, warehouse: Path) -> None:
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         (*_, damaged) = (o for o in place.catalog.objects.list(NAME) if o.kind is ObjectKind.SEGMENT)
         path = place.warehouse.local.objects / damaged.name
     content = bytearray(path.read_bytes())

@@ -44,7 +44,7 @@ def test_rows_are_in_the_table_once_however_often_the_writer_is_killed(tmp_path:
     with place_at(tmp_path / "w") as place:
         done = place.catalog.checkpoints.last_id(NAME)
         last = TableRun(place)
-        assert outstanding(place) == [] and sink_table(place).delivered() == done >= KILLS
+        assert outstanding(place) == [] and sink_table(place).find_delivered() == done >= KILLS
         assert rows_in(place) == inputs(range(1, done + 1))
         last.step(batch(done + 1))
         optimize_sinks(place, NAME)

@@ -73,7 +73,7 @@ def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None
 
     wanted = expected(all_flights().head(begun.rows + ended.rows))
     assert begun.rows + ended.rows > ROWS_A_WEEK * WEEKS
-    with OpenWarehouse.existing(second.warehouse) as place:
+    with OpenWarehouse.open_existing(second.warehouse) as place:
         states = restored(place, FLIGHTS, place.catalog.checkpoints.last_id(FLIGHTS.name))
     check(wanted, tables(states), states["aircraft"].opaque["delays"], FLIGHTS.max_parallelism)
     alerts = open_client(tmp_path / "warehouse").stream("flights").sink_table("aircraft").to_pyarrow_table()
@@ -84,7 +84,7 @@ def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None
 def the_four_fields_are_short(settings: Settings) -> None:
     """Form, offset and what a delta builds on: few bytes an entry, for every operator, whatever the form."""
     found: dict[tuple[str, Form], list[float]] = {}
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         store = place.warehouse.store
         for record in place.catalog.checkpoints.list(FLIGHTS.name):
             handles = read_manifest(store, record.manifest).handles
@@ -105,5 +105,5 @@ def test_an_unknown_period_changes_nothing(spark: SparkSession, tmp_path: Path) 
     settings = Settings(warehouse=str(tmp_path / "warehouse"), parallelism=2)
     with pytest.raises(UsageError, match=r"period is 'hour': use day or week"):
         run(settings, FLIGHTS, RunRequest(options={"period": "hour"}))
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.streams.list() == []

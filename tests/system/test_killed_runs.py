@@ -32,7 +32,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
 
     def at_work() -> bool:
         try:
-            with OpenWarehouse.existing(str(warehouse)) as place:
+            with OpenWarehouse.open_existing(str(warehouse)) as place:
                 found = place.catalog.materializations.list("small")
         except UsageError:  # the run has not come so far
             return False
@@ -44,7 +44,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
         time.sleep(0.1)
     finally:
         run.kill_all()
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         done = place.catalog.checkpoints.last_id("small")
         assert done + MORE <= len(digests), "it was killed in the middle"
         assert not failures(place, "small")
@@ -58,7 +58,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
         again.kill_all()
     assert end.code == 0 and end.result is not None, end.said
     assert end.result["digest"] == digests[done + MORE - 1]
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         assert not failures(place, "small")
         ended = place.catalog.materializations.list("small")
         assert any(m.manifest for m in ended if m.checkpoint > done)
@@ -83,7 +83,7 @@ def test_killed_while_files_are_stored_it_resumes(tmp_path: Path, monkeypatch: p
     finally:
         run.kill_all()
     for parallelism in ("2", "3"):
-        with OpenWarehouse.existing(str(warehouse)) as place:
+        with OpenWarehouse.open_existing(str(warehouse)) as place:
             done = place.catalog.checkpoints.last_id("small")
             assert done + MORE <= len(digests), "it was killed in the middle"
             assert not failures(place, "small")
@@ -95,9 +95,9 @@ def test_killed_while_files_are_stored_it_resumes(tmp_path: Path, monkeypatch: p
         assert end.code == 0 and end.result is not None, end.said
         assert end.result["digest"] == digests[done + MORE - 1]
         shutil.rmtree(warehouse / "work")
-    with OpenWarehouse.existing(str(warehouse)) as place:
+    with OpenWarehouse.open_existing(str(warehouse)) as place:
         assert not failures(place, "small")
-        newest = place.catalog.checkpoints.latest("small")
+        newest = place.catalog.checkpoints.get_latest("small")
         assert set(newest.forms.values()) == {Form.FILES}
 
 

@@ -33,7 +33,7 @@ def test_another_machine_goes_on_with_what_the_store_and_the_catalog_hold(kind: 
         assert (tmp_path / "machine" / "work").is_dir() and not (tmp_path / "machine" / "catalog.db").exists()
         if machine == 0:
             shutil.rmtree(tmp_path / "machine")
-    with OpenWarehouse.existing(url, where[-1]) as place:
+    with OpenWarehouse.open_existing(url, where[-1]) as place:
         assert [c.digest for c in place.catalog.checkpoints.list(SMALL.name)] == list(reference.digests[:5])
     shutil.rmtree(tmp_path / "machine")
     proven = siltstone("verify", SMALL.name, *where, "--all", "--json").json

@@ -38,7 +38,7 @@ def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
     assert [line for line in err.splitlines() if "incubator" not in line] == []
     first = Ended(0, out, "").json
     assert first["checkpoints"][:2] == [1, 2] and first["stopped"] == "SIGINT"
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert [r.outcome for r in place.catalog.runs.list("counts")] == ["stopped"]
     rest = siltstone("run", "counts", "--json").json
     assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]

@@ -101,7 +101,7 @@ def lose_working_state(monkeypatch: pytest.MonkeyPatch, before: int) -> None:
 
 
 def outcomes(settings: Settings, stream: str) -> list[str | None]:
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         return [record.outcome for record in place.catalog.runs.list(stream)]
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_fenced_does_not_take_the_stream_back(tmp_path: Path, mon
     settings = at(tmp_path / "w", recovery=QUICK)
 
     def another_run(*_: object) -> None:
-        with OpenWarehouse.existing(settings.warehouse) as place:
+        with OpenWarehouse.open_existing(settings.warehouse) as place:
             place.catalog.runs.begin("counts", "another")
 
     with monkeypatch.context() as patch:
@@ -194,8 +194,8 @@ def test_metrics_are_served_while_a_run_is_at_work_and_go_on_over_a_reset(
                 found = scrape(url)
     with pytest.raises(urllib.error.URLError):
         scrape(url)
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        newest, stored = place.catalog.checkpoints.latest("counts"), place.catalog.objects.list("counts")
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        newest, stored = place.catalog.checkpoints.get_latest("counts"), place.catalog.objects.list("counts")
     assert found["siltstone_resets_total",] == 1
     assert found["siltstone_checkpoints_total",] == found["siltstone_checkpoint_id",] == count
     assert found["siltstone_steps_total",] == count + 1, "one was repeated"

@@ -95,7 +95,7 @@ def in_its_second_step(project: Path, command: Sequence[str]) -> Iterator[subpro
 
 def recorded(project: Path) -> tuple[int, str | None, int]:
     """The newest checkpoint, how the newest run ended, and how many leases are left."""
-    with OpenWarehouse.existing(str(project / "w")) as place:
+    with OpenWarehouse.open_existing(str(project / "w")) as place:
         catalog = place.catalog
         return (
             catalog.checkpoints.last_id(STREAM),

@@ -26,7 +26,7 @@ def rows(step: int) -> pa.Table:
 
 def digests(root: Path, runs: list[str]) -> list[str]:
     """Run three checkpoints of two steps with each backend in turn; the digests of all checkpoints."""
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         found, step = [], 0
         for kind in runs:
             run = RegionRun(place, STREAM, POLICY, parallelism=2, checkpoint_steps=2, backend=kind)
@@ -65,10 +65,10 @@ def test_state_of_another_backend_is_not_trusted(tmp_path: Path, first: str):
 
 
 def test_a_full_snapshot_of_state_in_rocksdb(tmp_path: Path):
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         run = RegionRun(place, STREAM, POLICY, parallelism=2, backend="rocksdb")
         completed = run.step(rows(1))
         assert completed is not None
-        manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.latest(NAME).manifest)
+        manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get_latest(NAME).manifest)
         tasks = snapshot_tasks(place.warehouse, manifest, "rocksdb", "a")
         assert sum(take_snapshot(task).rows for task in tasks) == completed.state_rows

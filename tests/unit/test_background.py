@@ -308,7 +308,7 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: OpenWa
     clock.move(seconds=100)
     done = run.step(next(rows))
     assert done is not None
-    worker.completed()
+    worker.note_checkpoint()
     until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.time})
     assert min(beginnings(place.catalog, NAME, 5).values()) >= 4
     run.step(next(rows))
@@ -384,7 +384,7 @@ def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(
     # A step that begins now may have been told of the old chain; when it has completed a checkpoint, none is.
     done = run.step(next(rows))
     assert done is not None
-    worker.completed()
+    worker.note_checkpoint()
     assert worker.look()
     assert [c.id for c in place.catalog.checkpoints.list(NAME, marked=True)] == [4, 5]
     outputs = {o.name for output in place.catalog.outbox.list(NAME) for o in output.objects}

@@ -50,7 +50,7 @@ def test_steps_go_on_while_a_store_is_slow_until_there_is_no_more_room(
         assert run.delivered == [1, 2, 3, 4, 5, 6] and not run.errors
     found = [record.digest for record in place.catalog.checkpoints.list(NAME)]
     assert not failures(place, NAME)
-    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
         assert found == expected(still, 6)
 
 
@@ -90,7 +90,7 @@ def test_a_store_that_fails_ends_the_run_at_its_newest_complete_checkpoint(
     again = RegionRun(place, STREAM, POLICY)
     assert again.batches == 1
     found = [again.step(rows(n)) for n in range(2, 5)]
-    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
         assert [done.digest for done in found if done] == expected(still, 4)[1:]
 
 

@@ -54,7 +54,7 @@ def test_metadata_is_counted_with_what_truncation_leaves(tmp_path: Path, monkeyp
 
 def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     sizes = approaches.Sizes(500, 50, (2,), 1)
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         running = approaches.Running(place, tmp_path / "inputs", sizes)
         running.upto(2)
         stored = running.stored()
@@ -70,7 +70,7 @@ def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
 
 
 def test_space_is_counted_for_one_operator(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         found = space.amplification(place, Balances(), space.update_heavy(2_000), 3)
         windows = space.amplification(place, space.Sliding(), space.sliding_window(50), 12)
     assert all(1 <= own < whole for own, whole in zip(found.own, found.all, strict=True))
@@ -81,8 +81,10 @@ def test_the_stream_with_a_sink_hands_over_every_row_and_the_one_without_none(tm
     found = outputs.measure(tmp_path, 500, 50, 2)  # which counts the rows
     assert {name: len(seconds) for name, seconds in found.items()} == {"with": 2, "without": 2, "delivery": 2}
     with (
-        OpenWarehouse.existing(str(tmp_path / "500-50-with")) as sink,
-        OpenWarehouse.existing(str(tmp_path / "500-50-without")) as none,
+        OpenWarehouse.open_existing(str(tmp_path / "500-50-with")) as sink,
+        OpenWarehouse.open_existing(str(tmp_path / "500-50-without")) as none,
     ):
-        assert sink.catalog.checkpoints.latest("bench").digest == none.catalog.checkpoints.latest("bench").digest
+        assert (
+            sink.catalog.checkpoints.get_latest("bench").digest == none.catalog.checkpoints.get_latest("bench").digest
+        )
         assert sink.catalog.outbox.list("bench") and not none.catalog.outbox.list("bench")

@@ -20,7 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def older_warehouse(root: Path, patch: pytest.MonkeyPatch) -> None:
     """Make a warehouse of an older Siltstone."""
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         place.catalog.streams.register("flights", 128, {})
     plant_next_revision(patch, root.parent)
 
@@ -55,14 +55,14 @@ def test_an_upgrade_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_lost_catalog_is_rebuilt(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "warehouse")) as place:
         write(place, Heard(), 2).region.close("done")
         identity = place.catalog.identity.read().identity
     siltstone("rebuild-catalog").failed(2, "there is a catalog at", "was not changed")
     for path in (tmp_path / "warehouse").glob("catalog.db*"):
         path.unlink()
     with pytest.raises(WrongWarehouse, match="siltstone rebuild-catalog"):
-        OpenWarehouse.writable(str(tmp_path / "warehouse"))
+        OpenWarehouse.open_writable(str(tmp_path / "warehouse"))
     doctor = siltstone("doctor")
     assert doctor.code == 1 and "`siltstone rebuild-catalog`" in " ".join(doctor.out.split())
     done = siltstone("rebuild-catalog", "--json").json

@@ -27,7 +27,7 @@ class AwayOnce(Transactions):
     away = True
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def begin_read(self) -> Iterator[Connection]:
         if self.away:
             self.away = False
             raise Unreachable("away", transient=True)
@@ -35,8 +35,8 @@ class AwayOnce(Transactions):
         yield
 
     @contextmanager
-    def writing(self, what: str) -> Iterator[Connection]:
-        with self.reading() as connection:
+    def begin_write(self, what: str) -> Iterator[Connection]:
+        with self.begin_read() as connection:
             yield connection
 
 

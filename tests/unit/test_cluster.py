@@ -20,7 +20,7 @@ FUNCTION = replace(STREAM, sinks={SINK: lambda rows, checkpoint: None})
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

@@ -43,7 +43,7 @@ PUTS_ASIDE = replace(STREAM, operators=[Choosy(name=SINK)], on_bad_row="dead-let
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

@@ -66,7 +66,7 @@ OLD, NEW = stream(Counts()), stream(More(), Others())
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

@@ -67,7 +67,7 @@ def test_a_stream_runs_on_after_its_checkpoints_were_deleted(
 ) -> None:
     shutil.copytree(written, tmp_path / "undisturbed")
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS))
-    with OpenWarehouse.writable(str(tmp_path / "undisturbed")) as other:
+    with OpenWarehouse.open_writable(str(tmp_path / "undisturbed")) as other:
         runs = [RegionRun(p, stream("old", "new"), POLICY) for p in (place, other)]
         assert runs[0].region.input_position() == runs[1].region.input_position()
         assert [s.step for s in runs[0].region.input_position().newest] == [CHECKPOINTS - 1, CHECKPOINTS]
@@ -146,7 +146,7 @@ def test_of_those_that_wait_only_opaque_values_are_left_that_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(FilesystemStore, "ranged", False)
-    with OpenWarehouse.writable(str(tmp_path / "apart")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "apart")) as place:
         run = RegionRun(place, stream("old"), POLICY, parallelism=2)
         for n in range(1, 8):
             run.step(rows(n))

@@ -71,7 +71,7 @@ def stop_at_each_delete(written: Path, directory: Path, monkeypatch: pytest.Monk
         again = AGAIN[(deletes + turn) % len(AGAIN)]
         root = directory / f"w{deletes}"
         shutil.copytree(written, root)
-        with OpenWarehouse.writable(str(root)) as place:
+        with OpenWarehouse.open_writable(str(root)) as place:
             first = firsts(place)
             total = len(place.catalog.objects.list(NAME, set(first) - needed(first, set(first) - set(IDS))))
             with monkeypatch.context() as patch, pytest.raises(Stop):

@@ -49,7 +49,7 @@ def test_each_checkpoint_is_one_transaction_whose_files_are_those_that_were_stag
     run = TableRun(place)
     for n in (1, 2, 3):
         run.step(batch(n))
-    assert rows_in(place) == inputs([1, 2, 3]) and sink_table(place).delivered() == 3
+    assert rows_in(place) == inputs([1, 2, 3]) and sink_table(place).find_delivered() == 3
     staged = table_files(place)
     run.region.close("done")
     sweep(place, NAME)
@@ -73,7 +73,7 @@ def test_large_output_is_written_by_the_tasks_as_files_of_their_own(
     run.step(batch(2, 60_000))
     names = table_files(place)
     assert len(names) == 4 and not any("driver" in name for name in names), "one per subtask and step"
-    assert rows_in(place) == inputs([1, 2], 60_000) and sink_table(place).delivered() == 1
+    assert rows_in(place) == inputs([1, 2], 60_000) and sink_table(place).find_delivered() == 1
     actions = pa.table(opened(place).get_add_actions(flatten=True))
     assert sum(actions.column("num_records").to_pylist()) == 120_000 and actions.num_rows == 4
     assert min(actions.column("min.n").to_pylist()) == 1000 and max(actions.column("max.n").to_pylist()) == 61_999
@@ -83,9 +83,9 @@ def test_a_checkpoint_without_rows_is_no_transaction(place: OpenWarehouse) -> No
     run = TableRun(place)
     run.step(batch(1, 0))
     run.step(batch(2))
-    assert sink_table(place).delivered() == 2 and rows_in(place) == inputs([2])
+    assert sink_table(place).find_delivered() == 2 and rows_in(place) == inputs([2])
     run.step(batch(3, 0))
-    assert sink_table(place).delivered() == 2
+    assert sink_table(place).find_delivered() == 2
 
 
 # What dies
@@ -173,7 +173,7 @@ def test_of_two_deliveries_at_once_the_log_takes_one(place: OpenWarehouse, monke
 
     monkeypatch.setattr(DeltaTable, "transaction_version", freeze)
     sink_table(place).deliver(output)
-    assert frozen == [1] and rows_in(place) == inputs([1, 2]) and sink_table(place).delivered() == 2
+    assert frozen == [1] and rows_in(place) == inputs([1, 2]) and sink_table(place).find_delivered() == 2
 
 
 # What comes again

@@ -98,7 +98,7 @@ def test_an_unknown_stream_is_refused_as_elsewhere(root: Path) -> None:
 
 
 def test_the_store_of_another_warehouse(root: Path, tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "other")):
+    with OpenWarehouse.open_writable(str(tmp_path / "other")):
         pass
     result = doctor("--warehouse", tmp_path / "other", "--catalog", f"sqlite:///{root}/catalog.db")
     state, said = found(result, "identity")
@@ -219,7 +219,7 @@ def of_store(url: str) -> list[tuple[str, str, str]]:
 def test_a_redis_that_may_lose_or_refuse_state(root: Path, tmp_path: Path) -> None:
     server = RedisServer()
     client, url = server.client(), server.url(f"local={tmp_path}/local")
-    with OpenWarehouse.writable(url):
+    with OpenWarehouse.open_writable(url):
         pass
     [_, (state, said, _)] = of_store(url)
     assert state == "ok" and "which maxmemory does not limit; policy noeviction" in said
@@ -294,7 +294,7 @@ def test_runs_that_were_killed_or_hang(root: Path) -> None:
 
 
 def delete(root: Path, *ids: int) -> None:
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         delete_checkpoints(place, NAME, ids)
 
 
@@ -315,7 +315,7 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
     told = re.match(
         r"unfinished: 2 checkpoints \(checkpoints 1 to 2\), marked since (\S+), with (\d+) objects of ", said
     )
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         assert told and int(told[2]) == len(place.catalog.tombstones.list(NAME)) > 0
         assert {
             c.deleted_at.isoformat(timespec="seconds")
@@ -335,14 +335,14 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
 def test_what_waits_for_others_is_no_deletion_that_stopped(root: Path) -> None:
     delete(root, 3)
     assert of_deletions(root) == "1 marked checkpoints wait for newer ones that build on them"
-    with OpenWarehouse.existing(str(root)) as place, hold_lease(place.catalog, NAME, [2], what="reads"):
+    with OpenWarehouse.open_existing(str(root)) as place, hold_lease(place.catalog, NAME, [2], what="reads"):
         place.catalog.deletions.mark(NAME, place.catalog.streams.get(NAME).epoch, [2])
         assert of_deletions(root).endswith("; 1 marked checkpoints are being read")
 
 
 def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
-    with OpenWarehouse.existing(str(root)) as place:
-        path = place.warehouse.local.objects / place.catalog.checkpoints.latest(NAME).manifest.name
+    with OpenWarehouse.open_existing(str(root)) as place:
+        path = place.warehouse.local.objects / place.catalog.checkpoints.get_latest(NAME).manifest.name
     data = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -354,12 +354,12 @@ def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
 
 
 def test_a_proof_that_failed(root: Path) -> None:
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         place.catalog.checkpoints.record_proof(NAME, 4, False, "another digest")
     state, said = found(doctor("--warehouse", root), "proofs")
     assert state == "problem" and "checkpoint 4 is not proven: another digest" in said
     assert f"`siltstone recover {NAME}`" in said
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         place.catalog.checkpoints.record_proof(NAME, 4, True)
         place.catalog.checkpoints.record_proof(NAME, 1, False, "another digest")
     assert f"`siltstone verify {NAME} --at 1`" in found(doctor("--warehouse", root), "proofs")[1]
@@ -367,14 +367,14 @@ def test_a_proof_that_failed(root: Path) -> None:
 
 def test_a_catalog_from_a_backup(root: Path) -> None:
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         RegionRun(place, tiny_stream.STREAM, outbox_run.POLICY).region.close("done")
     state, said = found(doctor("--warehouse", root, "--catalog", f"sqlite:///{root}/backup.db"), "epochs")
     assert state == "problem" and "older than the store" in said and f"`siltstone recover {NAME} --accept-loss`" in said
 
 
 def test_an_output_that_no_run_delivers(root: Path, tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "outbox")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "outbox")) as place:
         run = RegionRun(place, outbox_run.STREAM, outbox_run.POLICY)
         run.step(outbox_run.batch(0))
         run.region.close("failed")

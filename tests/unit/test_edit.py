@@ -213,7 +213,7 @@ def test_rows_are_put_and_deleted_and_nothing_else_changes(place: OpenWarehouse,
     for name in ("places", "last", "last.bounds"):
         assert state_of(place, 2, name) == before[name]
     assert not failures(place, "plant")
-    assert restored_digest(place, "plant", 2, 5) == place.catalog.checkpoints.latest("plant").digest
+    assert restored_digest(place, "plant", 2, 5) == place.catalog.checkpoints.get_latest("plant").digest
     [recorded] = place.catalog.edits.list("plant")
     assert (recorded.checkpoint, recorded.epoch, recorded.variable) == (2, 2, "totals")
     assert [step.kind for step in place.catalog.input_log.list("plant", 9)] == [StepKind.BATCH, StepKind.CHANGE]

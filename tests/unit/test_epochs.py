@@ -49,10 +49,10 @@ def marks(place: OpenWarehouse) -> list[str]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of two checkpoints each; and the catalog as it was between them."""
     root = tmp_path_factory.mktemp("epochs") / "w"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run_on(place, 1, 2)
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run_on(place, 3, 4)
     return root
 
@@ -69,13 +69,13 @@ def restored(root: Path) -> Iterator[OpenWarehouse]:
     for path in root.glob("catalog.db*"):
         path.unlink()
     (root / "backup.db").rename(root / "catalog.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         yield place
 
 
 @pytest.mark.slow
 def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None:
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         assert marks(place) == ["00000002"]
         assert [take_over(place, NAME, "a test") for _ in range(3)] == [3, 4, 5]
         assert marks(place) == ["00000005"]
@@ -139,7 +139,7 @@ def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(rest
 @pytest.mark.slow
 def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) -> None:
     """Its newest writer epoch is that of the store."""
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), purchases()
         run.step(rows[4])
         with sqlite3.connect(root / "catalog.db") as now, sqlite3.connect(root / "during.db") as backup:
@@ -148,7 +148,7 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
         for n in (5, 6, 7):
             run.step(rows[n])
         run.region.close("done")
-    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/during.db") as place:
+    with OpenWarehouse.open_writable(str(root), f"sqlite:///{root}/during.db") as place:
         assert (place.catalog.checkpoints.last_id(NAME), place.catalog.streams.get(NAME).epoch, marks(place)) == (
             5,
             3,
@@ -164,7 +164,7 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
 
 
 def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), iter(purchases()[4:])
         names = FilesystemStore.list
 
@@ -203,15 +203,15 @@ def test_stopped_while_it_goes_on_above_the_stores_epoch(
 @pytest.mark.slow
 def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
     root = tmp_path / "w"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         place.catalog.streams.register(NAME, SMALL.max_parallelism, definition_of(SMALL, {}))
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run_on(place, 1, 2)
     for path in root.glob("catalog.db*"):
         path.unlink()
     (root / "backup.db").rename(root / "catalog.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         with pytest.raises(WrongWarehouse):
             check_catalog(place, NAME)
         assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 0
@@ -223,8 +223,8 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
     """A copied catalog without an identity of its own: both begin the same epoch, and one is refused."""
     shutil.copy(root / "catalog.db", root / "copy.db")
     with (
-        OpenWarehouse.writable(str(root)) as place,
-        OpenWarehouse.writable(str(root), f"sqlite:///{root}/copy.db") as copy,
+        OpenWarehouse.open_writable(str(root)) as place,
+        OpenWarehouse.open_writable(str(root), f"sqlite:///{root}/copy.db") as copy,
     ):
         put = FilesystemStore.put
 
@@ -249,7 +249,7 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
 def test_an_epoch_without_a_mark_does_nothing(
     root: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
 
         def failed(*_: object) -> StoredObject:
             raise error
@@ -271,11 +271,11 @@ def test_a_frozen_writer_that_marks_its_epoch_anew_is_refused(root: Path, monkey
     def frozen(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         if not begun and name == epoch_mark(NAME, 3):
             begun.append(0)
-            with OpenWarehouse.writable(str(root)) as place:
+            with OpenWarehouse.open_writable(str(root)) as place:
                 begun.extend(take_over(place, NAME, "the original") for _ in range(2))
         return put(self, name, data)
 
-    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/copy.db") as copy:
+    with OpenWarehouse.open_writable(str(root), f"sqlite:///{root}/copy.db") as copy:
         with monkeypatch.context() as patch, pytest.raises(WrongWarehouse, match=r"epoch 4 .* by another catalog"):
             patch.setattr(FilesystemStore, "put", frozen)
             take_over(copy, NAME, "the copy")
@@ -290,11 +290,11 @@ def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.Mon
     def frozen(self: FilesystemStore, names: list[str]) -> None:
         if not begun:
             begun.append(1)
-            with OpenWarehouse.existing(str(root)) as other:
+            with OpenWarehouse.open_existing(str(root)) as other:
                 take_over(other, NAME, "another")
         delete(self, names)
 
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         with monkeypatch.context() as patch, pytest.raises(Fenced):
             patch.setattr(FilesystemStore, "delete", frozen)
             take_over(place, NAME, "late")
@@ -310,7 +310,7 @@ FORK = replace(SMALL, name="what-if")
 def forked(root: Path) -> list[str]:
     """Restore a backup that does not know of a fork which was made, and has run, since; all names in the store."""
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         fork(place, NAME, FORK.name)
         run = RegionRun(place, FORK, POLICY)
         run.step(purchases()[4])
@@ -329,7 +329,7 @@ def accepted(place: OpenWarehouse, stream: str) -> None:
 def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) -> None:
     """It shares objects with the stream it was made from, whose writer epochs the backup knows all of."""
     names, keep_one = forked(root), RetentionOptions.model_validate({"keep_last": 1})
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         for refused in (
             lambda: RegionRun(place, SMALL, POLICY),
             lambda: recover(place, NAME, run=in_order),
@@ -342,14 +342,14 @@ def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) 
             with pytest.raises(WrongWarehouse, match=r"not know what-if, made from stream small, .*--accept-loss"):
                 refused()
         assert [name for name, _ in place.warehouse.store.list("")] == names
-    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/newer.db") as place:
+    with OpenWarehouse.open_writable(str(root), f"sqlite:///{root}/newer.db") as place:
         assert not failures(place, FORK.name)
 
 
 @pytest.mark.slow
 def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_of_it(root: Path) -> None:
     names = forked(root)
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         accepted(place, NAME)
         place.catalog.rollbacks.skip_epochs(
             NAME, "a test", above=90, newest=4
@@ -371,7 +371,7 @@ def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_o
 
 def test_a_new_stream_is_not_begun_over_objects_from_before_there_were_marks(tmp_path: Path) -> None:
     old = CheckpointPath(NAME, 1, 1).manifest()
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         place.warehouse.store.put(old, b"of another stream")
         with pytest.raises(WrongWarehouse, match="epochs up to 0 and checkpoints up to 0, the store has newer"):
             RegionRun(place, SMALL, POLICY)
@@ -381,7 +381,7 @@ def test_a_new_stream_is_not_begun_over_objects_from_before_there_were_marks(tmp
 
 
 def test_forks_of_forks_are_marked_for_all_that_they_share_with(root: Path) -> None:
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         fork(place, NAME, "once")
         fork(place, "once", "twice")
         assert marks(place) == ["00000002", "fork-once", "fork-twice"]
@@ -400,7 +400,7 @@ def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
     def away(*_: object) -> StoredObject:
         raise Unreachable("the store is away")
 
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "put", away)
             fork(place, NAME, FORK.name)
@@ -410,7 +410,7 @@ def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
 
 
 def test_a_fork_has_marks_of_its_own(root: Path) -> None:
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         fork(place, NAME, "fork")
         assert take_over(place, "fork", "a test") == 3
         assert marks(place) == ["00000002", "fork-fork"]

@@ -21,7 +21,7 @@ STREAM = "flights"
 @pytest.fixture
 def flights(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A stream with 60 checkpoints of one step each, under epoch 1."""
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         place.catalog.streams.register(STREAM, 128, {})
         place.catalog.runs.begin(STREAM, "a test")
         place.catalog.input_log.record_beginning(STREAM, 1, Step(0, BEFORE_FIRST, "v1\n{}\n7"))
@@ -36,7 +36,7 @@ def _names(place: OpenWarehouse) -> list[str]:
     return [name for name, _ in place.warehouse.store.list(extract_prefix(STREAM))]
 
 
-def _unheld(place: OpenWarehouse) -> dict[int, str]:
+def _steps_in_parts(place: OpenWarehouse) -> dict[int, str]:
     """Step -> its offsets, of the steps in the parts."""
     extract = read_newest_extract(place.warehouse.store, STREAM)
     assert extract is not None
@@ -53,7 +53,7 @@ def test_steps_of_deleted_checkpoints_are_kept_in_few_parts(flights: OpenWarehou
         flights.catalog.deletions.mark(STREAM, 1, [id])
         extract = write_extract(flights, STREAM)
         assert len(extract.parts) <= 6, "each is at least half as large as all later ones"
-        assert _unheld(flights) == {n: f"v1\n{{}}\n{n}" for n in range(2, id + 1)}
+        assert _steps_in_parts(flights) == {n: f"v1\n{{}}\n{n}" for n in range(2, id + 1)}
         assert len(_names(flights)) <= 2 * len(extract.parts) + 5, "older ones are deleted"
     assert [(each.first, each.last, each.marked) for each in extract.retained] == [
         (1, 1, False),
@@ -73,7 +73,7 @@ def test_a_rollback_writes_the_parts_anew(flights: OpenWarehouse) -> None:
     flights.catalog.commits.add(STREAM, epoch, commit_of(51, tag="b", steps=[Step(51, 50, "v1\n{}\n51")]))
     flights.catalog.deletions.mark(STREAM, epoch, [50])
     assert not write_extract(flights, STREAM).logged
-    assert _unheld(flights) == {50: "v1\n{}\nother"}
+    assert _steps_in_parts(flights) == {50: "v1\n{}\nother"}
 
 
 def test_what_a_killed_writer_left_goes_with_the_next(flights: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_what_a_killed_writer_left_goes_with_the_next(flights: OpenWarehouse, mo
     with monkeypatch.context() as patch, pytest.raises(Unreachable):
         patch.setattr(FilesystemStore, "delete", away)
         write_extract(flights, STREAM)
-    assert _unheld(flights) == {7: "v1\n{}\n7"} and len(list(filter(extract_number, _names(flights)))) == 2
+    assert _steps_in_parts(flights) == {7: "v1\n{}\n7"} and len(list(filter(extract_number, _names(flights)))) == 2
     for _ in range(2):
         newest = write_extract(flights, STREAM)
     [part] = newest.parts
@@ -118,7 +118,7 @@ def test_of_two_writers_the_one_that_saw_more_counts(flights: OpenWarehouse) -> 
 def test_an_extract_that_is_altered_is_refused_and_written_anew(flights: OpenWarehouse) -> None:
     flights.catalog.deletions.mark(STREAM, 1, [7])
     write_extract(flights, STREAM)
-    before = _unheld(flights)
+    before = _steps_in_parts(flights)
     name = max(filter(extract_number, _names(flights)))
     path = Path(flights.warehouse.local.objects) / name
     data = bytearray(path.read_bytes())
@@ -128,7 +128,7 @@ def test_an_extract_that_is_altered_is_refused_and_written_anew(flights: OpenWar
     with pytest.raises(CorruptObject, match=name):
         read_newest_extract(flights.warehouse.store, STREAM)
     write_extract(flights, STREAM)
-    assert _unheld(flights) == before == {7: "v1\n{}\n7"}
+    assert _steps_in_parts(flights) == before == {7: "v1\n{}\n7"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_is_found_by_name_from_the_repository_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     stream = find_stream("flights", Settings().streams)
-    assert [op.name for op in stream.topological()] == ["aircraft", "routes", "carriers"]
+    assert [op.name for op in stream.sort_operators()] == ["aircraft", "routes", "carriers"]
     assert stream.options == {"period": "week"}
     kinds = {v["kind"] for op in stream.definition()["operators"].values() for v in op["variables"].values()}
     assert kinds == {"ValueState", "MapState", "ListState", "WindowState", "OpaqueState"}

@@ -61,7 +61,7 @@ class InProcess:
                 backend("heap").open(
                     self.directory / op.name / str(i),
                     op.tables(),
-                    op.opaque(),
+                    op.opaque_variables(),
                     groups,
                     FLIGHTS.max_parallelism,
                 )
@@ -71,7 +71,7 @@ class InProcess:
     def push(self, batch: pa.Table) -> None:
         self.step += 1
         made = {SOURCE: batch}
-        for op in FLIGHTS.topological():
+        for op in FLIGHTS.sort_operators():
             out = [self._subtask(op, state, made[op.reads]) for state in self.states[op.name]]
             if op.output is not None:
                 made[op.name] = pa.concat_tables(table for table in out if table is not None)

@@ -114,7 +114,7 @@ _NOTHING = pa.table({name: pa.nulls(0) for name in _COLUMNS})
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

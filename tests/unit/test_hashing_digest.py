@@ -80,7 +80,7 @@ def test_no_rows():
     empty = pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.string())})
     assert hashing.xxhash64(empty.columns).tolist() == []
     assert row_digests(empty).tolist() == []
-    first, group = hashing.distinct(np.empty(0, np.uint64), empty.columns)
+    first, group = hashing.find_distinct(np.empty(0, np.uint64), empty.columns)
     assert len(first) == len(group) == 0
 
 
@@ -111,18 +111,18 @@ def test_float_keys_are_normalised():
     hashes = hashing.xxhash64([table["k"]])
     assert hashes[0] == hashes[1]
     assert hashes[2] == hashes[3]
-    assert len(hashing.distinct(hashes, [done["k"]])[0]) == 3
+    assert len(hashing.find_distinct(hashes, [done["k"]])[0]) == 3
 
 
 def test_distinct_keys_in_spite_of_equal_hashes():
     a = pa.array([1, 2, 1, 1, 2, 1])
     b = pa.array(["x", "x", "y", "x", "x", "y"])
     for hashes in (np.zeros(6, np.uint64), np.array([5, 5, 9, 5, 5, 9], np.uint64), hashing.xxhash64([a, b])):
-        first, group = hashing.distinct(hashes, [a, b])
+        first, group = hashing.find_distinct(hashes, [a, b])
         assert sorted(first.tolist()) == [0, 1, 2]
         assert first[group].tolist() == [0, 1, 2, 0, 1, 2]
     nan = pa.array([float("nan"), 1.0, float("nan")])
-    assert len(hashing.distinct(np.zeros(3, np.uint64), [nan])[0]) == 2
+    assert len(hashing.find_distinct(np.zeros(3, np.uint64), [nan])[0]) == 2
 
 
 ROW = pa.table(

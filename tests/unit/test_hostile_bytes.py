@@ -425,7 +425,7 @@ def test_a_crafted_acknowledgement_is_an_error_of_ours(data: bytes) -> None:
 def test_a_restore_reserves_nothing_for_rows_that_a_crafted_handle_claims(tmp_path: Path) -> None:
     many = (1 << 62) - 1
     handle = replace(_manifest().handles[0], form=Form.BASE, rows=many, length=many, previous=0)
-    target = MemoryState.empty({"totals": TOTALS}, GROUPS, 2)
+    target = MemoryState.make_empty({"totals": TOTALS}, GROUPS, 2)
     reader = BlockReader(FilesystemStore(tmp_path), [StoredObject(handle.object, many, handle.checksum)])
     with pytest.raises(CorruptObject, match=r"s/1/a\.segment"):
         apply_reads(target, [Read(2, handle, (GROUPS,))], reader)

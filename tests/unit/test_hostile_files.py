@@ -83,7 +83,7 @@ def test_a_later_format_says_so() -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("written")
-    with OpenWarehouse.writable(str(root / "w")) as place:
+    with OpenWarehouse.open_writable(str(root / "w")) as place:
         run = run_of(place)
         for n in (1, 2):
             run.step(rows(n))
@@ -94,7 +94,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("what", [".sst", ".files"])
 def test_another_genuine_file_is_refused(written: Path, tmp_path: Path, what: str) -> None:
     shutil.copytree(written / "w", tmp_path / "w")
-    with OpenWarehouse.existing(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_existing(str(tmp_path / "w")) as place:
         objects = place.warehouse.local.objects
         new = sorted(n for n in files_of(place, 2) if n.endswith(what) and n not in files_of(place, 1))
         old = sorted(n for n in files_of(place, 1) if n.endswith(what))
@@ -109,7 +109,7 @@ def test_another_genuine_file_is_refused(written: Path, tmp_path: Path, what: st
 def test_files_that_claim_others_are_refused_before_rocksdb_opens_them(written: Path, tmp_path: Path) -> None:
     """A whole set of genuine objects, with a manifest that leaves one of them out."""
     shutil.copytree(written / "w", tmp_path / "w")
-    with OpenWarehouse.existing(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_existing(str(tmp_path / "w")) as place:
         manifest = manifest_of(place, 1)
         gone = sorted(n for n in files_of(place, 1) if n.endswith(".sst"))[0]
         handles = [h for h in manifest.handles if h.object != gone]
@@ -118,7 +118,7 @@ def test_files_that_claim_others_are_refused_before_rocksdb_opens_them(written: 
 
 
 def test_an_export_with_files_is_refused(written: Path, tmp_path: Path) -> None:
-    with OpenWarehouse.existing(str(written / "w")) as place:
+    with OpenWarehouse.open_existing(str(written / "w")) as place:
         manifest = replace(manifest_of(place, 1), epoch=1, checkpoint=1)
         assert any(h.form is Form.FILES for h in manifest.handles)
         store, data = FilesystemStore(tmp_path), encode_manifest(manifest)

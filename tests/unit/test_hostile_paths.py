@@ -10,7 +10,7 @@ from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.spark.source_log import SourceLog
 from siltstone.store.base import Store
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import open_store
 from siltstone.store.paths import LocalLayout
@@ -59,7 +59,7 @@ def test_a_batch_id_of_merged_entries_never_becomes_a_path_outside(tmp_path: Pat
 @pytest.mark.parametrize("part", OUTSIDE)
 def test_a_join_of_paths_stays_below_its_root(tmp_path: Path, part: str) -> None:
     with pytest.raises(UsageError, match="cannot be a name"):
-        below(tmp_path, "inner", part)
+        path_below(tmp_path, "inner", part)
 
 
 def test_a_link_below_a_warehouse_is_refused_and_one_above_it_is_not(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_sweep_deletes_nothing_through_a_planted_link(tmp_path: Path, stores: 
         (tmp_path / root).mkdir()
         (tmp_path / root / ".tmp").symlink_to(treasure.parent)
         with pytest.raises(UsageError, match="symbolic link"):
-            list(store.unfinished())
+            list(store.list_unfinished())
         with pytest.raises(UsageError, match="symbolic link"):
             store.put("s/1/a", os.urandom(4096))
         assert [path.name for path in treasure.parent.iterdir()] == ["treasure"]

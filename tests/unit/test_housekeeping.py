@@ -103,7 +103,7 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     for n in range(1, 51):
         clock.move(seconds=1)
         run.step(rows(n))
-        background.completed()
+        background.note_checkpoint()
         assert background.look()
         most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
     assert most <= 2 * 15 + 5 + 5
@@ -313,7 +313,7 @@ def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_complet
 
     for n in range(1, 4):
         run.step(rows(n))
-        background.completed()
+        background.note_checkpoint()
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "delete", away)
             assert background.look() == (n == 1), "of which nothing goes yet"

@@ -30,7 +30,7 @@ POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse with two checkpoints."""
     root = tmp_path_factory.mktemp("identity") / "w"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), purchases()
         for n in range(2):
             run.step(rows[n])
@@ -53,13 +53,13 @@ def objects(root: Path) -> dict[str, bytes]:
 
 
 def test_a_new_warehouse_has_one_identity_in_both(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         first = identity_of(place)
         assert first is not None and len(first) == 32
-    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
+    for opened in (OpenWarehouse.open_existing, OpenWarehouse.open_writable):
         with opened(str(tmp_path / "w")) as place:
             assert identity_of(place) == first
-    with OpenWarehouse.writable(str(tmp_path / "other")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "other")) as place:
         assert identity_of(place) != first
 
 
@@ -67,27 +67,27 @@ def test_an_empty_directory_with_an_objects_folder(root: Path, tmp_path: Path) -
     """As an empty volume, with the catalog elsewhere."""
     (tmp_path / "empty" / "objects").mkdir(parents=True)
     catalog = f"sqlite:///{root}/catalog.db"
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         identity = identity_of(place)
         runs = place.catalog.runs.list(NAME)
-    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
+    for opened in (OpenWarehouse.open_existing, OpenWarehouse.open_writable):
         said = (
             rf"empty does not hold this catalog's warehouse: it has no identity, .* has {identity}; check --warehouse"
         )
         with pytest.raises(WrongWarehouse, match=said):
             opened(str(tmp_path / "empty"), catalog)
     assert objects(tmp_path / "empty") == {}
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         assert place.catalog.checkpoints.last_id(NAME) == 2 and place.catalog.runs.list(NAME) == runs
 
 
 def test_the_right_store_with_another_catalog(root: Path, tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "other")) as other:
+    with OpenWarehouse.open_writable(str(tmp_path / "other")) as other:
         other.catalog.streams.register(NAME, 128, {})
         second = identity_of(other)
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         first = identity_of(place)
-    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
+    for opened in (OpenWarehouse.open_existing, OpenWarehouse.open_writable):
         with pytest.raises(
             WrongWarehouse, match=rf"it has identity {first}, the catalog .*other.* has identity {second}"
         ):
@@ -97,18 +97,18 @@ def test_the_right_store_with_another_catalog(root: Path, tmp_path: Path) -> Non
 def test_a_forgotten_catalog_makes_no_new_one(root: Path, tmp_path: Path) -> None:
     (root / "catalog.db").rename(tmp_path / "elsewhere.db")
     before = sorted(root.rglob("*"))
-    for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
+    for opened in (OpenWarehouse.open_writable, OpenWarehouse.open_existing):
         with pytest.raises(
             WrongWarehouse,
             match=rf"with stream {NAME}, but there is no catalog at .*catalog.db: name its own .*`siltstone rebuild-",
         ):
             opened(str(root))
     assert sorted(root.rglob("*")) == before
-    with OpenWarehouse.writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
+    with OpenWarehouse.open_writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
         assert place.catalog.checkpoints.last_id(NAME) == 2
 
 
-@pytest.mark.parametrize("opened", [OpenWarehouse.writable, OpenWarehouse.existing])
+@pytest.mark.parametrize("opened", [OpenWarehouse.open_writable, OpenWarehouse.open_existing])
 def test_an_empty_catalog_where_the_own_one_is_lost(
     root: Path, tmp_path: Path, opened: Callable[[str, str], OpenWarehouse]
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_empty_catalog_where_the_own_one_is_lost(
 @pytest.mark.slow
 def test_objects_without_identity_and_a_catalog_that_is_not_theirs(root: Path, tmp_path: Path) -> None:
     (root / "objects" / IDENTITY).unlink()
-    for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
+    for opened in (OpenWarehouse.open_writable, OpenWarehouse.open_existing):
         with pytest.raises(WrongWarehouse, match=r"has an identity, and they are not new: name the"):
             opened(str(root), f"sqlite:///{tmp_path}/new.db")
 
@@ -131,11 +131,11 @@ def test_objects_without_identity_and_a_catalog_that_is_not_theirs(root: Path, t
 def test_stopped_while_an_identity_is_written(tmp_path: Path, after: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=after)
-        OpenWarehouse.writable(str(tmp_path / "w"))
-    with OpenWarehouse.existing(str(tmp_path / "w")) as place:  # makes no identity, finds none that is not its own
+        OpenWarehouse.open_writable(str(tmp_path / "w"))
+    with OpenWarehouse.open_existing(str(tmp_path / "w")) as place:  # makes no identity, finds none that is not its own
         assert place.catalog.streams.list() == []
         proposed = place.catalog.identity.read()
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         assert identity_of(place) == (proposed.identity or proposed.next)
 
 
@@ -144,12 +144,12 @@ def test_many_processes_make_one_warehouse(tmp_path: Path) -> None:
 
     def make(_: int) -> str | None:
         start.wait()
-        with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
             return place.catalog.identity.read().identity
 
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(make, range(4)))
-    with OpenWarehouse.existing(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_existing(str(tmp_path / "w")) as place:
         assert found == {identity_of(place)}
 
 
@@ -178,21 +178,21 @@ def test_two_catalogs_make_a_warehouse_in_one_store(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{n}.db" for n in "ab"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=False)
-        OpenWarehouse.writable(str(tmp_path / "w"), urls[0])
-    with OpenWarehouse.writable(str(tmp_path / "w"), urls[1]) as place:
+        OpenWarehouse.open_writable(str(tmp_path / "w"), urls[0])
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), urls[1]) as place:
         assert identity_of(place)
     with pytest.raises(WrongWarehouse):
-        OpenWarehouse.writable(str(tmp_path / "w"), urls[0])
-    with OpenWarehouse.writable(str(tmp_path / "free"), urls[0]) as place:
+        OpenWarehouse.open_writable(str(tmp_path / "w"), urls[0])
+    with OpenWarehouse.open_writable(str(tmp_path / "free"), urls[0]) as place:
         assert identity_of(place)
 
 
 def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, tmp_path: Path) -> None:
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         identity = identity_of(place)
         fork(place, NAME, "fork")
     root.rename(tmp_path / "moved")
-    with OpenWarehouse.existing(str(tmp_path / "moved")) as place:
+    with OpenWarehouse.open_existing(str(tmp_path / "moved")) as place:
         assert identity_of(place) == identity and {s.name for s in place.catalog.streams.list()} == {NAME, "fork"}
     (tmp_path / "moved").rename(root)
 
@@ -201,12 +201,12 @@ def test_a_cloned_warehouse_gets_an_identity_of_its_own(root: Path, tmp_path: Pa
     clone = tmp_path / "clone"
     shutil.copytree(root, clone)
     made = OpenWarehouse.reidentify(str(clone))
-    with OpenWarehouse.existing(str(clone)) as cloned, OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(clone)) as cloned, OpenWarehouse.open_existing(str(root)) as place:
         assert identity_of(cloned) == made.identity != made.before == identity_of(place)
     with pytest.raises(WrongWarehouse):
-        OpenWarehouse.existing(str(root), f"sqlite:///{clone}/catalog.db")
+        OpenWarehouse.open_existing(str(root), f"sqlite:///{clone}/catalog.db")
     with pytest.raises(WrongWarehouse):
-        OpenWarehouse.existing(str(clone), f"sqlite:///{root}/catalog.db")
+        OpenWarehouse.open_existing(str(clone), f"sqlite:///{root}/catalog.db")
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the object", "after the object"])
@@ -214,11 +214,11 @@ def test_stopped_while_a_new_identity_is_written(root: Path, after: bool) -> Non
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=after)
         OpenWarehouse.reidentify(str(root))
-    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
+    for opened in (OpenWarehouse.open_existing, OpenWarehouse.open_writable):
         with pytest.raises(WrongWarehouse, match="was interrupted: run `siltstone reidentify` again"):
             opened(str(root))
     made = OpenWarehouse.reidentify(str(root))
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         assert identity_of(place) == made.identity
 
 
@@ -226,18 +226,18 @@ def test_no_new_identity_without_what_the_catalog_tells_of(root: Path, tmp_path:
     (tmp_path / "empty" / "objects").mkdir(parents=True)
     with pytest.raises(WrongWarehouse):
         OpenWarehouse.reidentify(str(tmp_path / "empty"), f"sqlite:///{root}/catalog.db")
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         assert identity_of(place)
 
 
 def test_a_spell_of_404s_is_not_another_warehouse(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(Unreachable, match="lists _warehouse/identity but does not ret"):
         answer_not_found(patch)
-        OpenWarehouse.existing(str(root))
+        OpenWarehouse.open_existing(str(root))
     with monkeypatch.context() as patch, pytest.raises(WrongWarehouse, match="that the store answers"):
         answer_not_found(patch, listed=False)
-        OpenWarehouse.existing(str(root))
-    with OpenWarehouse.existing(str(root)) as place:
+        OpenWarehouse.open_existing(str(root))
+    with OpenWarehouse.open_existing(str(root)) as place:
         place.confirm_store()
         for listed in (True, False):
             with monkeypatch.context() as patch, pytest.raises(Unreachable):
@@ -252,9 +252,9 @@ def test_a_damaged_identity_is_written_anew_by_hand(root: Path) -> None:
     for bad in (good[:-1], good.replace(good[30:32], b"zz")):
         path.write_bytes(bad)
         with pytest.raises(CorruptObject, match="siltstone reidentify"):
-            OpenWarehouse.existing(str(root))
+            OpenWarehouse.open_existing(str(root))
     made = OpenWarehouse.reidentify(str(root))
-    with OpenWarehouse.existing(str(root)) as place:
+    with OpenWarehouse.open_existing(str(root)) as place:
         assert identity_of(place) == made.identity
         assert read_identity(FilesystemStore(root / "objects")) == made.identity
     assert path.read_bytes() == encode_identity(made.identity)

@@ -47,7 +47,7 @@ def test_changes_of_more_than_2_gib_in_one_column_are_merged(tmp_path: Path) -> 
         columns = [np.arange(KEYS), values, np.arange(KEYS) % 11 == 10]
         changes.add(pa.table(columns, schema=SCHEMA.changes), owners)
     rows, seen = [], []
-    for table, groups in changes.merged([], KeyGroupRange(0, 2)):
+    for table, groups in changes.merge([], KeyGroupRange(0, 2)):
         assert table.nbytes < 1 << 30
         rows += [
             (key, hashlib.sha256(text.encode()).digest()) for key, text in zip(*table.to_pydict().values(), strict=True)
@@ -91,7 +91,7 @@ def consolidate(place: OpenWarehouse, operator: str) -> None:
 @pytest.mark.slow
 def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(merge, "TOGETHER_BYTES"), (merge, "MERGED_BYTES"), (base, "PIECE_BYTES"), (base, "READ_BYTES")]
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, SMALL, LONG, parallelism=2)
         few = [rows.slice(0, 100) for rows in purchases()[:5]]
         for rows in few[:4]:

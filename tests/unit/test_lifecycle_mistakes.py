@@ -28,7 +28,10 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """Every row and every object."""
-    with OpenWarehouse.existing(str(warehouse)) as place, place.catalog.transactions.engine.connect() as connection:
+    with (
+        OpenWarehouse.open_existing(str(warehouse)) as place,
+        place.catalog.transactions.engine.connect() as connection,
+    ):
         rows = [tuple(connection.execute(table.select()).all()) for table in tables.METADATA.sorted_tables]
         return rows, sorted(stream_objects(place.warehouse.store)), sorted(warehouse.rglob("*.parquet"))
 
@@ -99,7 +102,7 @@ def test_a_command_that_a_new_run_overtakes_ends_fenced_and_changes_nothing(
     before: list[Any] = []
 
     def overtaken(self: object, stream: str, *rest: Any, **named: Any) -> Any:
-        with OpenWarehouse.existing(str(tmp_path / "w")) as place:
+        with OpenWarehouse.open_existing(str(tmp_path / "w")) as place:
             place.catalog.runs.begin(stream, "a new run")
         before.append(contents(tmp_path / "w"))
         return guarded(self, stream, *rest, **named)

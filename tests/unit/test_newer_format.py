@@ -43,7 +43,7 @@ def test_a_segment() -> None:
 @pytest.fixture
 def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenWarehouse:
     """A stream whose newest checkpoint a newer Siltstone wrote."""
-    place = OpenWarehouse.writable(str(tmp_path / "w"))
+    place = OpenWarehouse.open_writable(str(tmp_path / "w"))
     run, rows = RegionRun(place, SMALL, POLICY), purchases()
     run.step(rows[0])
     with monkeypatch.context() as patch:

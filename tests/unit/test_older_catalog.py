@@ -32,7 +32,7 @@ def written(place: OpenWarehouse) -> set[int]:
 @pytest.mark.slow
 def test_a_backup_of_the_newest_run_is_noticed_although_later_checkpoints_are_deleted(tmp_path: Path) -> None:
     root, rows = tmp_path / "w", purchases()
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run = RegionRun(place, SMALL, POLICY)
         run.step(rows[0])
         with sqlite3.connect(root / "catalog.db") as now, sqlite3.connect(root / "during.db") as backup:
@@ -45,7 +45,7 @@ def test_a_backup_of_the_newest_run_is_noticed_although_later_checkpoints_are_de
     for path in root.glob("catalog.db*"):
         path.unlink()
     (root / "during.db").rename(root / "catalog.db")
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         before = dict(stream_objects(place.warehouse.store))
         for change in (
             lambda: sweep(place, SMALL.name, SweepOptions(age_guard=timedelta(0))),
@@ -66,7 +66,7 @@ def test_a_backup_of_the_newest_run_is_noticed_although_later_checkpoints_are_de
 def test_what_a_run_had_pending_is_swept_once_another_has_begun(tmp_path: Path) -> None:
     """A catalog that is older than its store is refused, so nothing ahead of the newest checkpoint can be complete."""
     rows = purchases()
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         killed = RegionRun(place, SMALL, BASES, max_pending=2)
         for n in range(3):
             killed.step(rows[n])  # the third waits until the first is complete

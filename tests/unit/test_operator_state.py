@@ -75,7 +75,7 @@ def test_variables_and_their_tables():
     assert tables["log"].primary_key.names == ["plane", "year", "position"]
     assert tables["log.bounds"].value.names == ["head", "tail"]
     assert tables["routes"].subkey.names == ["route"]
-    assert operator.opaque() == ("seen",)
+    assert operator.opaque_variables() == ("seen",)
     never_null = [pa.field("plane", pa.string(), nullable=False), pa.field("year", pa.int16(), nullable=False)]
     assert operator.key == pa.schema(never_null)
     assert operator.definition()["key"] == [["plane", "string"], ["year", "int16"]]
@@ -175,7 +175,7 @@ def test_value_state(task):
     task.run(lambda s: s.totals.delete(keys_of(task, "b", "q")))
     task.run(lambda s: s.totals.put(keys_of(task, "c"), {"flights": [9], "note": pa.array(["n"])}))
     keys = keys_of(task, "c", "q", "b", "a")
-    got, found = task.run(lambda s: (s.totals.get(keys), s.totals.found(keys)))
+    got, found = task.run(lambda s: (s.totals.get(keys), s.totals.contains(keys)))
     assert got.to_pydict() == {"flights": [9, None, None, 1], "note": ["n", None, None, "x"]}
     assert found.tolist() == [True, False, False, True]
 
@@ -199,7 +199,7 @@ def test_map_state_newest_of_several_wins(task):
     got = task.run(lambda s: s.routes.get(entries("baaba", [0.0, 0.0, 2.0, 1.0, 0.0])))
     assert got["flown"].to_pylist() == [None, 3, 4, 2, 3]
     task.run(lambda s: s.routes.delete(pa.record_batch(entries("aab", [0.0, 0.0, 5.0]))))
-    found = task.run(lambda s: s.routes.found(routes))
+    found = task.run(lambda s: s.routes.contains(routes))
     assert found.tolist() == [False, True, False, True]
     assert {(r["plane"], r["route"], r["flown"]) for r in task.dump("routes")} == {
         ("b", 1.0, 2),

@@ -49,7 +49,7 @@ class Opened(Sums):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 

@@ -110,10 +110,10 @@ def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place
 
 @pytest.mark.slow
 def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_path: Path, heard: Heard) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         write(place, heard, 2).region.close("done")
     shutil.copytree(tmp_path / "w", tmp_path / "backup")
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = Outboxed(place, heard)
         run.step(batch(3))
         run.step(batch(4))
@@ -121,7 +121,7 @@ def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_p
     for path in (tmp_path / "w").glob("catalog.db*"):
         path.unlink()
     shutil.copy(tmp_path / "backup" / "catalog.db", tmp_path / "w")
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         recover(place, NAME, run=in_order, accept_loss=True)
         run = Outboxed(place, heard)
         for n in (5, 6, 7):

@@ -17,7 +17,7 @@ def rows(*numbers: int) -> Any:
 
 def delivered(path: Path) -> dict[int, list[int]]:
     sink = ParquetSink(path)
-    return {id: pq.read_table(sink.published(id)).column("n").to_pylist() for id in sorted(sink.all_published())}
+    return {id: pq.read_table(sink.published_path(id)).column("n").to_pylist() for id in sorted(sink.list_published())}
 
 
 def left(path: Path) -> list[str]:

@@ -55,7 +55,7 @@ def go_on(place: OpenWarehouse, heard: Heard, batches: int = 4, **options: Any) 
 
 def undisturbed(root: Path, batches: int = 4) -> str | None:
     """The digest of the state after `batches` micro-batches, if each waits for its checkpoint."""
-    with OpenWarehouse.writable(str(root / "undisturbed")) as place:
+    with OpenWarehouse.open_writable(str(root / "undisturbed")) as place:
         run = Outboxed(place, Heard())
         for n in range(1, batches + 1):
             run.step(batch(n))
@@ -223,7 +223,7 @@ def test_killed_at_any_moment_with_two_checkpoints_pending_no_row_is_lost_or_dou
         root = tmp_path / str(moment)
 
         def prepare(root: Path = root) -> Behind:
-            run = ToFiles(OpenWarehouse.writable(str(root)), Heard())
+            run = ToFiles(OpenWarehouse.open_writable(str(root)), Heard())
             for n in (1, 2):
                 run.step(batch(n))
             return run
@@ -233,7 +233,7 @@ def test_killed_at_any_moment_with_two_checkpoints_pending_no_row_is_lost_or_dou
             run.region.close("done")
 
         ended = prepared_and_killed_at(prepare, work, moment)
-        with OpenWarehouse.writable(str(root)) as place:
+        with OpenWarehouse.open_writable(str(root)) as place:
             run = ToFiles(place, Heard())
             while run.batches < 4:
                 run.step(batch(run.batches + 1))

@@ -169,7 +169,7 @@ class Run:
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory: pytest.TempPathFactory) -> str | None:
     """That of a run in which nothing happens."""
-    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("undisturbed") / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("undisturbed") / "w")) as place:
         run = Outboxed(place, Heard(), checkpoint_steps=BATCHES)
         for n in range(1, BATCHES + 1):
             run.step(batch(n))

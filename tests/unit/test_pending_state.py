@@ -65,7 +65,7 @@ def test_a_reset_while_operators_come_and_go_goes_back_to_those_of_the_newest_ch
     while again.batches < 6:
         again.step(sums.rows(again.batches + 1))
     again.complete_pending()
-    with OpenWarehouse.writable(str(tmp_path / "still")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as still:
         calm = begin(still, 0)
         for n in (3, 4, 5, 6):
             calm.step(sums.rows(n))
@@ -93,7 +93,7 @@ def test_chains_of_no_and_of_any_length_are_the_same_with_checkpoints_pending(
             run, resets = opened(place, definition("counted"), max_pending=2, **given), resets + 1
     run.complete_pending()
     assert bool(resets) == (not d)
-    with OpenWarehouse.writable(str(tmp_path / "still")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as still:
         calm = opened(still, definition("counted"), **given)
         for n in range(1, 13):
             calm.step(sums.rows(n))
@@ -131,7 +131,7 @@ def test_uploads_that_fail_three_times_or_are_answered_late_complete_with_their_
         run.step(sums.rows(n))
     run.complete_pending()
     assert [tries[2], tries[3]] == [4, 4]
-    with OpenWarehouse.writable(str(tmp_path / "still")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as still:
         calm = opened(still, definition("counted"))
         for n in (1, 2, 3):
             calm.step(sums.rows(n))

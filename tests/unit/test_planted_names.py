@@ -49,7 +49,7 @@ def test_a_terminal_interprets_nothing_in_what_it_shows(name: str, is_terminal: 
 def test_what_somebody_else_wrote_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
     """An edit's author and source, an object's name, an error and a line of another program."""
     root = tmp_path / "w"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run = RegionRun(place, stream_of(Sums()), POLICY)
         run.step(rows(0))
         for name, task in run.region.begin_step(ends=True).items():
@@ -106,10 +106,10 @@ def test_what_no_writer_left_under_tmp_is_not_taken_for_unfinished(tmp_path: Pat
     (tmp_path / ".tmp/adir").mkdir()
     (tmp_path / ".tmp/a b").touch()
     (tmp_path / ".tmp/1-left").touch()
-    found = list(store.unfinished())
+    found = list(store.list_unfinished())
     assert [write.token for write in found] == ["1-left"]
     store.discard(found)
-    assert list(store.unfinished()) == []
+    assert list(store.list_unfinished()) == []
 
 
 def test_staged_rows_altered_before_their_delivery_are_not_blamed_on_the_sink(

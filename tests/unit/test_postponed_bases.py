@@ -58,13 +58,13 @@ def check(place: OpenWarehouse) -> None:
 
 @pytest.mark.parametrize("max_pending", [0, 2])
 def test_no_step_writes_a_base_after_the_first(tmp_path: Path, max_pending: int) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "steps")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "steps")) as place:
         run = run_of(place, Busy(), postpones=False)
         for n in range(1, STEPS):
             run.step(rows(n, keys=5000, changed=200))
         expected, often = run.region.digest, bases(place)
     assert len(often) > 3
-    with OpenWarehouse.writable(str(tmp_path / "beside")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "beside")) as place:
         run = run_of(place, Busy(), max_pending=max_pending)
         worker = background(place, run)
         for n in range(1, STEPS):
@@ -113,7 +113,7 @@ def test_between_two_steps_nothing_waits_for_the_store(
     for name in ("begin_step", "commit"):
         mark(name)
     taken_over = set[str]()
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = run_of(place, Busy(), max_pending=max_pending, upload=UploadOptions(inline_bytes=0))
         worker = background(place, run)
         for n in range(1, STEPS):

@@ -18,7 +18,7 @@ from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.restore.export import staged_directory, write_state
 from siltstone.restore.restore import MemoryState
-from siltstone.run.working_state import locked
+from siltstone.run.working_state import lock_directory
 from siltstone.store.private import VARIABLE, make_private_file, own_umask, replace_file
 from tests.command_line import siltstone
 from tests.delta_run import TableRun
@@ -46,13 +46,13 @@ def test_warehouse_catalog_and_working_state_are_private(
     if asked:
         monkeypatch.setenv(VARIABLE, asked)
     root = tmp_path / "w"
-    OpenWarehouse.writable(str(root)).catalog.close()
+    OpenWarehouse.open_writable(str(root)).catalog.close()
     assert (mode(root), mode(root / "catalog.db")) == (directory, file)
     with open_catalog(f"sqlite:///{tmp_path}/elsewhere.db"):
         found = {path.name: mode(path) for path in tmp_path.glob("elsewhere.db*")}
     assert found and set(found.values()) == {file}
     # On a host that only runs tasks nobody made the warehouse's directory.
-    with locked(tmp_path / "host" / "work" / "s" / "state" / "00000", 1.0):
+    with lock_directory(tmp_path / "host" / "work" / "s" / "state" / "00000", 1.0):
         assert mode(tmp_path / "host" / "work" / "s" / "state") == directory
 
 
@@ -70,7 +70,7 @@ def test_what_a_library_makes_in_a_directory_of_everybody_is_private(
     """Seen: all that a run of `st.open` made was readable for everybody, since only commands set the umask."""
     root = tmp_path / "w"
     root.mkdir(0o755)
-    with OpenWarehouse.writable(f"{scheme}://{root}") as place:
+    with OpenWarehouse.open_writable(f"{scheme}://{root}") as place:
         run = (
             TableRun(place)
             if tables
@@ -89,7 +89,7 @@ def test_what_a_library_makes_in_a_directory_of_everybody_is_private(
 
 def test_a_restore_makes_private_files(tmp_path: Path) -> None:
     with staged_directory(tmp_path / "out") as staged:
-        state = MemoryState.empty({}, KeyGroupRange(0, 4), 4)
+        state = MemoryState.make_empty({}, KeyGroupRange(0, 4), 4)
         state.opaque["counts"] = {0: b"1"}
         write_state(state, staged / "op")
     assert {mode(path) for path in (tmp_path / "out").rglob("*.parquet")} == {0o600}
@@ -104,7 +104,7 @@ def test_what_a_command_writes_elsewhere_is_private(tmp_path: Path, monkeypatch:
         seen.append(mode(tmp_path / "made"))
 
     monkeypatch.setattr("siltstone.chains.inspect.list_checkpoints", look)
-    OpenWarehouse.writable(str(tmp_path / "w")).catalog.close()
+    OpenWarehouse.open_writable(str(tmp_path / "w")).catalog.close()
     siltstone("checkpoints", "none", "--warehouse", str(tmp_path / "w"))
     assert seen == [0o600]
     assert os.umask(0) == 0, "this process has its own again"

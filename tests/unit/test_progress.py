@@ -67,7 +67,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path):
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         yield Watched(place)
 
 
@@ -95,7 +95,7 @@ def test_the_newest_checkpoint_is_described(watched: Watched) -> None:
     watched.step()
     completed = watched.step()
     assert completed is not None
-    record = watched.place.catalog.checkpoints.latest(NAME)
+    record = watched.place.catalog.checkpoints.get_latest(NAME)
     assert watched.get("siltstone_checkpoints_total") == watched.get("siltstone_checkpoint_id") == record.id == 1
     assert watched.get("siltstone_checkpoint_bytes") == record.bytes
     assert watched.get("siltstone_checkpoint_seconds") == completed.seconds
@@ -120,7 +120,7 @@ def test_counts_go_on_after_a_reset(watched: Watched, monkeypatch: pytest.Monkey
     assert watched.get("siltstone_resets_total") == 1
     assert watched.get("siltstone_checkpoints_total") == watched.get("siltstone_checkpoint_id") == 2
     assert watched.get("siltstone_uncommitted_steps") == 0
-    assert watched.get("siltstone_checkpoint_bytes") == watched.place.catalog.checkpoints.latest(NAME).bytes
+    assert watched.get("siltstone_checkpoint_bytes") == watched.place.catalog.checkpoints.get_latest(NAME).bytes
     assert watched.get("siltstone_checkpoint_seconds") is None, "nobody knows"
     watched.step()
     assert watched.get("siltstone_steps_total") == watched.get("siltstone_placement_moves_total") == 5

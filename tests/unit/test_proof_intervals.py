@@ -32,7 +32,7 @@ def set_until(place: OpenWarehouse, name: str, until: int) -> int:
     """Make the catalog say that no checkpoint after `until` needs an object; return what it said before."""
     o = t.object_.c
     [before] = [stored.until for stored in place.catalog.objects.list(name.partition("/")[0]) if stored.name == name]
-    with place.catalog.transactions.writing("a wrong interval") as connection:
+    with place.catalog.transactions.begin_write("a wrong interval") as connection:
         connection.execute(update(t.object_).where(o.name == name).values(until=until))
     return before
 

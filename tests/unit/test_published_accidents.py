@@ -92,7 +92,7 @@ def test_iceberg_4346_a_location_spelled_otherwise_makes_no_orphans(tmp_path: Pa
         write(place)
         injected = inject(place)
     (tmp_path / "link").symlink_to(tmp_path / "w")
-    with OpenWarehouse.writable(spelling.format(w=tmp_path / "w", link=tmp_path / "link")) as place:
+    with OpenWarehouse.open_writable(spelling.format(w=tmp_path / "w", link=tmp_path / "link")) as place:
         assert sweep(place, NAME).deleted == len(injected.orphans)
         check_whole(place, *injected.kept)
         assert new_run(place).step(rows(6))

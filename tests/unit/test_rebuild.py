@@ -40,7 +40,7 @@ def test_a_long_history_comes_back(place: OpenWarehouse, heard: Heard, tmp_path:
         assert [output.sink_id for output in found[NAME].pop("outputs")] == [17]
         assert known[NAME].pop("outputs") == []
     assert found.keys() == known.keys() == {NAME, FORK}
-    with OpenWarehouse.existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME) and not failures(again, FORK)
     check_same(found, known)
     assert [(s.stream, s.newest) for s in done.streams] == [(NAME, 17), (FORK, 10)]
@@ -80,7 +80,7 @@ def test_killed_between_the_manifest_and_its_commit_the_checkpoint_is_there_and_
     done, found = rebuilt(place, catalog_url(tmp_path))
     assert (done.streams[0].newest, done.streams[0].adopted) == (2, 2)
     assert [output.checkpoint for output in found[NAME]["outputs"]] == [2]
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME)
         later = Outboxed(again, heard)
         assert later.batches == 2, "its input is not read again"
@@ -114,7 +114,7 @@ def test_a_rollback_that_is_not_followed_by_a_run_stays(place: OpenWarehouse, he
     done, found = rebuilt(place, catalog_url(tmp_path))
     check_same(found, known)
     assert done.streams[0].newest == 3 and [step.checkpoint for step in found[NAME]["logged"]] == [4, 5]
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         run = Outboxed(again, heard)
         follow_log(run)
         run.step(batch(6))
@@ -156,7 +156,7 @@ def test_a_rebuilt_stream_runs_on_and_no_output_of_yesterday_comes_again(
     if ends:
         run.region.close("done")
     rebuilt(place, catalog_url(tmp_path))
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         later = Outboxed(again, heard)
         assert later.region.epoch == 3 and later.batches == 4
         later.step(batch(5))
@@ -219,7 +219,10 @@ def test_a_stream_that_an_older_version_ran_last_is_left_out_and_stays_safe(
     place.warehouse.store.put(CheckpointPath("old", 3, 1).manifest(), b"x")
     done, found = rebuilt(place, catalog_url(tmp_path))
     assert [each.stream for each in done.left_out] == ["old"] and found.keys() == {NAME}
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again, pytest.raises(WrongWarehouse):
+    with (
+        OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again,
+        pytest.raises(WrongWarehouse),
+    ):
         check_new_name(again, "old")
 
 
@@ -229,7 +232,7 @@ def test_a_stream_whose_first_run_was_killed_before_it_wrote_anything_can_begin_
     write(place, heard, 1).region.close("done")
     place.warehouse.store.put(epoch_mark("new", 1), b"me\n")
     assert not rebuilt(place, catalog_url(tmp_path))[0].left_out
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         check_new_name(again, "new")
 
 
@@ -249,7 +252,7 @@ def test_a_materialization_at_a_deleted_checkpoint_without_manifest_comes_back(
     run.region.close("done")
     _, found = rebuilt(place, catalog_url(tmp_path))
     assert found[NAME]["marked"] == known[NAME]["marked"] and 7 in found[NAME]["manifests"]
-    with OpenWarehouse.existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME)
 
 
@@ -269,7 +272,7 @@ def test_what_a_deleted_materialization_replaced_is_kept_no_longer(place: OpenWa
     first = [[o.until for o in of[NAME]["objects"] if o.checkpoint == 1] for of in (known, found)]
     assert set(first[0]) == {1} and set(first[1]) == {2}
     check_same(found, known)
-    with OpenWarehouse.existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME)
 
 

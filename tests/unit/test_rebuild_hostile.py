@@ -48,7 +48,7 @@ def test_no_output_that_a_sweep_deleted_in_part_is_taken_for_delivered(
             patch.setattr(type(place.warehouse.store), "delete", delete_first)
         sweep(place, NAME, options)
     rebuilt(place, catalog_url(tmp_path))
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert not failures(again, NAME)
         later = Outboxed(again, heard)
         for n in range(later.batches + 1, 4):

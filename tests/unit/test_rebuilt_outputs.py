@@ -75,7 +75,7 @@ def test_what_is_outstanding_reaches_its_sinks_from_another_catalog(
         known = place.catalog.outbox.list(NAME)
         replace_catalog(place, catalog_url(tmp_path))
     heard, letters = Heard(), Heard()
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         assert again.catalog.outbox.list(NAME) == known and outstanding(again) == [1, 1, 2, 2, 3, 3]
         assert damaged_output(again.warehouse.store, again.catalog, NAME) is None, "so that `recover` finds nothing"
         run = MixedRun(again, heard, letters=letters, **options)
@@ -98,7 +98,7 @@ def test_rows_staged_as_files_reach_their_table_though_the_sink_is_a_function_si
     with place_at(tmp_path / "w") as place:
         TableRun(place, delivers=False).step(batch(1))
         rebuild(place, catalog_url(tmp_path))
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
         [output] = again.catalog.outbox.list(NAME)
         sinks: Any = deliverers(None, {SINK: pytest.fail}, again.warehouse.store_url)  # type: ignore[arg-type]
         sinks[SINK](output)

@@ -238,7 +238,7 @@ def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: OpenWa
 def test_no_stream_and_no_checkpoint_are_said_to_be(place: OpenWarehouse, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream):
         recover(place, "unknown", run=in_order)
-    with OpenWarehouse.writable(str(tmp_path / "empty")) as empty:
+    with OpenWarehouse.open_writable(str(tmp_path / "empty")) as empty:
         new_run(empty)
         with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
             recover(empty, NAME, run=in_order)

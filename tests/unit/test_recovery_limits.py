@@ -33,7 +33,7 @@ def new_run(place: OpenWarehouse) -> RegionRun:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("limits") / "w"
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run, rows = new_run(place), purchases()
         for n in range(CHECKPOINTS):
             run.step(rows[n])
@@ -44,7 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(written: Path, tmp_path: Path) -> Iterator[OpenWarehouse]:
     shutil.copytree(written, tmp_path / "w")
-    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
@@ -123,7 +123,7 @@ def test_a_savepoint_that_is_set_under_the_fence_is_seen(place: OpenWarehouse, m
 
 
 def test_a_stream_of_one_checkpoint_is_not_given_up_without_being_asked(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = new_run(place)
         run.step(purchases()[0])
         run.region.close("done")

@@ -33,8 +33,8 @@ from siltstone.restore.export import (
 from siltstone.restore.proof import plan_checkpoints
 from siltstone.restore.verify import check_indexes
 from siltstone.run import persist
-from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
-from siltstone.run.working_state import locked
+from siltstone.run.snapshot import pin_states, snapshot_tasks, take_snapshot
+from siltstone.run.working_state import lock_directory
 from siltstone.state.backends.named import BACKENDS
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
@@ -81,13 +81,13 @@ def test_steps_that_only_an_earlier_epoch_made_are_never_used(place: OpenWarehou
         older.step(rows(n))
     newer = RegionRun(place, stream(name), POLICY, checkpoint_steps=9)
     local = place.warehouse.local
-    with locked(local.state(name, 1, name, 0), 0):
+    with lock_directory(local.state(name, 1, name, 0), 0):
         # The older writer is at work on its directory still, so the newer one restores the checkpoint.
         newer.step(rows(3))
     shutil.rmtree(local.state(name, 2, name, 0))  # so the older one's is taken over, at step 3
     completed = newer.step(rows(4), last=True)
     assert completed is not None and not local.state(name, 1, name, 0).exists()
-    with OpenWarehouse.writable(str(local.root.parent / "undisturbed")) as other:
+    with OpenWarehouse.open_writable(str(local.root.parent / "undisturbed")) as other:
         run = RegionRun(other, stream(name), POLICY, checkpoint_steps=3)
         for n in (1, 3, 4):
             undisturbed = run.step(rows(n))
@@ -100,7 +100,7 @@ def test_a_run_learns_from_restores_that_other_processes_measured(place: OpenWar
     run, checkpoints = RegionRun(place, stream("sums"), policy), place.catalog.checkpoints
 
     def measure(factor: float, extra: int = 0) -> float:
-        record = checkpoints.latest("sums")
+        record = checkpoints.get_latest("sums")
         [chain] = recorded_states(record, "sums")
         took, size = factor * (chain.base_s + chain.deltas_s), chain.base_bytes + chain.deltas_bytes
         checkpoints.record_restore("sums", record.id, epoch=record.epoch, restore_s=took, restore_bytes=size + extra)
@@ -110,8 +110,8 @@ def test_a_run_learns_from_restores_that_other_processes_measured(place: OpenWar
         run.step(rows(n))
         measure(0.01)
     run.step(rows(10))
-    newest = checkpoints.latest("sums").statistics["operators"]["sums"]
-    [chain] = recorded_states(checkpoints.latest("sums"), "sums")
+    newest = checkpoints.get_latest("sums").statistics["operators"]["sums"]
+    [chain] = recorded_states(checkpoints.get_latest("sums"), "sums")
     predicted = chain.base_factor * chain.base_s + chain.delta_factor * chain.deltas_s
     assert predicted <= 2 * 0.01 * (chain.base_s + chain.deltas_s)
     assert newest["restore_bound_s"] >= predicted * (1 - 1e-6)
@@ -121,7 +121,7 @@ def test_a_run_learns_from_restores_that_other_processes_measured(place: OpenWar
     measure(1e-9, extra=1 << 20)
     completed = run.step(rows(12))
     assert completed is not None and completed.forms == {"sums": Form.BASE}
-    [chain] = recorded_states(checkpoints.latest("sums"), "sums")
+    [chain] = recorded_states(checkpoints.get_latest("sums"), "sums")
     assert chain.base_factor > 1e3 and chain.delta_factor > 1e3
 
 
@@ -151,7 +151,7 @@ def test_a_snapshot_of_the_newest_checkpoint_is_taken_while_the_stream_goes_on(
     assert [each is not None for each in completed] == [False, False, True, False, False]
     store, catalog = place.warehouse.store, place.catalog
     manifests = read_manifests(store, catalog.chains.list_manifests("sums", 1))
-    with pinned(snapshot_tasks(place.warehouse, manifests[1], backend, "test")) as tasks:
+    with pin_states(snapshot_tasks(place.warehouse, manifests[1], backend, "test")) as tasks:
         for n in range(6, 13):  # two more checkpoints; what the steps need no more goes
             run.step(rows(n))
         parts = [take_snapshot(task) for task in tasks]
@@ -219,7 +219,7 @@ def test_one_that_is_fenced_while_it_begins_says_so(place: OpenWarehouse, monkey
 
 def test_a_run_that_cannot_resume_is_noted_as_failed(place: OpenWarehouse) -> None:
     RegionRun(place, stream("old"), POLICY, parallelism=2).step(rows(1))
-    manifest = place.warehouse.local.objects / place.catalog.checkpoints.latest("sums").manifest.name
+    manifest = place.warehouse.local.objects / place.catalog.checkpoints.get_latest("sums").manifest.name
     manifest.chmod(0o644)
     manifest.write_bytes(manifest.read_bytes()[:-1])
     with pytest.raises(CorruptObject, match=r"manifest\.arrow"):
@@ -249,7 +249,7 @@ def test_however_segments_travel_the_state_is_the_same(
         [o for o in place.catalog.objects.list("sums", [c.id]) if o.kind is ObjectKind.SEGMENT] for c in done if c
     ]
     assert [len(objects) for objects in written[1:]] == [segments] * 2
-    with OpenWarehouse.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+    with OpenWarehouse.open_writable(str(place.warehouse.local.root.parent / "other")) as plain:
         expected = [RegionRun(plain, together, POLICY, parallelism=1)]
         digests = [expected[0].step(rows(n)) for n in (1, 2, 3)]
     assert [c.digest for c in done if c] == [c.digest for c in digests if c]
@@ -285,7 +285,7 @@ def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     assert len(ranges[2]) > 2 == len(ranges[3])
     assert all({h.key_groups for h in m.handles} == ranges[c] for c, m in manifests.items())
     assert not failures(place, "sums")
-    newest = place.catalog.checkpoints.latest("sums")
+    newest = place.catalog.checkpoints.get_latest("sums")
     assert {restored_digest(place, "sums", 4, parallelism) for parallelism in (1, 3, 8)} == {newest.digest}
     read = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("sums", 4))
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, read[4], "heap", "test")]
@@ -293,7 +293,7 @@ def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     assert sum(part.rows for part in parts) == 100
     assert all(found.same for task in tasks for found in compare(place.warehouse.store, task))
     again = RegionRun(place, whole, POLICY, parallelism=3, upload=upload).step(rows(5))
-    with OpenWarehouse.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+    with OpenWarehouse.open_writable(str(place.warehouse.local.root.parent / "other")) as plain:
         monkeypatch.undo()
         other = RegionRun(plain, whole, POLICY)
         undisturbed = [other.step(rows(n, keys)) for n, keys in ((1, 100), (2, 100), (3, 5), (4, 60), (5, 100))][-1]

@@ -43,7 +43,7 @@ class EditRun(RegionRun):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
-    with OpenWarehouse.writable(str(tmp_path)) as opened:
+    with OpenWarehouse.open_writable(str(tmp_path)) as opened:
         yield opened
 
 

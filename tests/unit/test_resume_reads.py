@@ -51,7 +51,7 @@ def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place:
         first.step(next(batches))
     if died == "in the middle of an interval":
         first.step(next(batches))
-    newest = place.catalog.checkpoints.latest(SMALL.name)
+    newest = place.catalog.checkpoints.get_latest(SMALL.name)
     with counted_reads() as reads:
         run = RegionRun(place, SMALL, LONG, parallelism=3)
         run.step(purchases()[4])

@@ -125,7 +125,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
         there = [s.name for s in catalog.savepoints.list(NAME)]
         if there and chance.random() < 0.3:
             drop_savepoint(catalog, NAME, chance.choice(there))
-        pins = {s.checkpoint for s in catalog.savepoints.list(NAME) if not s.expired(clock())}
+        pins = {s.checkpoint for s in catalog.savepoints.list(NAME) if not s.is_expired(clock())}
         first = firsts(catalog, NAME)
         rules: dict[str, Any] = {"keep_last": chance.randint(1, 3), "keep_daily": chance.randint(0, 3)}
         done = truncate(place, NAME, RetentionOptions(**rules, min_count=chance.randint(0, 4)))

@@ -66,7 +66,7 @@ def project(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def contents() -> tuple[Any, ...]:
     """All that a command that fails must leave alone."""
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         objects = sorted(stream_objects(place.warehouse.store))
         return (
             objects,
@@ -78,7 +78,7 @@ def contents() -> tuple[Any, ...]:
 
 def visible() -> list[int]:
     """What is to be seen; it proves, and the store holds just what the catalog names."""
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         assert not failures(place, NAME)
         policy_by_name = sorted((o.name, o.bytes) for o in place.catalog.objects.list(NAME))
         assert sorted(stream_objects(place.warehouse.store)) == policy_by_name
@@ -164,7 +164,7 @@ def test_truncate_for_people() -> None:
 
 @pytest.mark.slow
 def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
-    with OpenWarehouse.existing("w") as place:
+    with OpenWarehouse.open_existing("w") as place:
         place.catalog.streams.set_retention(NAME, None)
     [line] = plain(siltstone("truncate", NAME))
     assert "6 checkpoints kept, 0 deleted" in line and line.endswith(

@@ -58,7 +58,7 @@ def test_what_will_not_pass_and_what_is_no_failure_of_the_store_is_tried_once() 
     with pytest.raises(Unreachable):
         policy.call(_failing(1, transient=False))
     with pytest.raises(Unreachable):
-        replace(policy, kind="none").until(600, "option").call(_failing(1, transient=True))
+        replace(policy, kind="none").with_timeout(600, "option").call(_failing(1, transient=True))
     with pytest.raises(ZeroDivisionError):
         policy.call(lambda: 1 // 0)
     assert not watcher.retries
@@ -70,7 +70,7 @@ def test_attempts_go_on_until_shortly_before_the_time_limit_and_not_beyond(kind,
     clock, watcher = Seconds(), Watcher()
     policy = RetryPolicy(kind=kind, watcher=watcher, now_s=clock.now_s, sleep=clock.sleep)
     with pytest.raises(Unreachable, match=r"away; tried \d+ times in \d+ s; raise upload.wait_s") as raised:
-        policy.until(total_s, "upload.wait_s").call(_failing(1 << 30, transient=True))
+        policy.with_timeout(total_s, "upload.wait_s").call(_failing(1 << 30, transient=True))
     assert not raised.value.transient  # nobody who called it starts again
     assert 0.8 * total_s <= clock.at_s <= total_s
     waits = np.diff([0.0, *(seconds for _, seconds in watcher.retries), clock.at_s])

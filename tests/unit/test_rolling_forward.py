@@ -33,7 +33,7 @@ def run_on(
 
 
 def test_state_from_before_a_materialization_is_not_rolled_forward_by_deleted_changes(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = run_on(tmp_path, place, on(0, 0, 1, 1, 1, 1, 0, 0))
         for n in range(1, 7):
             run.step(rows(n))
@@ -45,7 +45,7 @@ def test_state_from_before_a_materialization_is_not_rolled_forward_by_deleted_ch
 
 
 def test_changes_that_are_damaged_in_the_log_reset_a_run_whose_state_is_older_too(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = run_on(tmp_path, place, on(0, 1, 1, 0), checkpoint_steps=3)
         for n in (1, 2, 3):
             run.step(rows(n))
@@ -60,7 +60,7 @@ def test_changes_that_are_damaged_in_the_log_reset_a_run_whose_state_is_older_to
 
 
 def test_a_chain_that_is_replaced_between_two_steps_is_followed(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = run_on(tmp_path, place, on(0, 0, 0, 0, 1, 1))
         for n in (1, 2, 3):
             run.step(rows(n))
@@ -77,7 +77,7 @@ def test_a_chain_that_is_replaced_between_two_steps_is_followed(tmp_path: Path) 
 def test_state_with_changes_that_were_not_tracked_is_not_used_for_a_step_that_logs_them(tmp_path: Path) -> None:
     """An epoch without tracking left it; the same step of the next epoch, with tracking, ran on another host."""
     untracked = policy_by_name("adjust-d", PolicyOptions(d0=0, d_max=0))
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = run_on(tmp_path, place, on(0), policy=untracked, checkpoint_steps=3)
         for n in (1, 2, 3, 4):
             run.step(rows(n))

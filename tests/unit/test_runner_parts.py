@@ -31,7 +31,7 @@ NO_SPARK: Any = None
 
 def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
     """Its input log names a batch that no operator has seen to its end."""
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         policy = policy_by_name("marginal-cost", PolicyOptions())
         options = RegionOptions(checkpoint_steps=9)
         region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, options, "a test")
@@ -48,7 +48,7 @@ def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
 
 
 def test_after_the_last_checkpoint_no_batch_is_taken(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         policy = policy_by_name("marginal-cost", PolicyOptions())
         region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
         runner = StreamRunner(NO_SPARK, region)
@@ -68,7 +68,7 @@ def test_the_log_of_what_comes_next_is_read_once_when_a_run_starts(
         return read(self, stream)
 
     monkeypatch.setattr(InputLog, "list_logged", counted)
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         policy = policy_by_name("marginal-cost", PolicyOptions())
         region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
         StreamRunner(NO_SPARK, region)

@@ -72,7 +72,7 @@ def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
 
 
 def export_again(root: Path, to: Path) -> None:
-    with OpenWarehouse.existing(str(root / "w")) as source:
+    with OpenWarehouse.open_existing(str(root / "w")) as source:
         export_savepoint(source, NAME, SAVED, str(to))
 
 
@@ -91,7 +91,7 @@ def moments(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int,
 
 
 def import_again(saved: Path, root: Path) -> None:
-    with OpenWarehouse.existing(str(root / "w")) as target:
+    with OpenWarehouse.open_existing(str(root / "w")) as target:
         import_savepoint(target, prove_export(str(saved / "export")))
 
 
@@ -253,7 +253,7 @@ def test_an_imported_stream_survives_the_loss_of_its_catalog(saved: Path, tmp_pa
 def test_a_savepoint_is_imported_under_another_name(saved: Path) -> None:
     """Also beside the stream that it is of; what is there is never touched."""
     proven = prove_export(str(saved / "export"))
-    with OpenWarehouse.existing(str(saved / "w")) as place:
+    with OpenWarehouse.open_existing(str(saved / "w")) as place:
         before = place.catalog.checkpoints.list(NAME)
         with pytest.raises(UsageError, match="exists here already: import the savepoint under another name"):
             import_savepoint(place, proven)
@@ -303,7 +303,7 @@ def test_outputs_that_sinks_lack_are_delivered_first(
 
     monkeypatch.setattr(OutboxRecords, "list", lambda *_, **__: [Waiting()])
     refused = pytest.raises(UsageError, match=f"output by_key of checkpoint {AT} has not reached its sink; run")
-    with OpenWarehouse.existing(str(saved / "w")) as place, refused:
+    with OpenWarehouse.open_existing(str(saved / "w")) as place, refused:
         export_savepoint(place, NAME, SAVED, str(tmp_path / "x"))
 
 

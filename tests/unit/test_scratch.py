@@ -128,7 +128,7 @@ def test_a_proof_of_files_keeps_them_in_the_warehouse(tmp_path: Path, monkeypatc
         seen.append(opened.directory)
         return opened
 
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, SMALL, policy_by_name("files", PolicyOptions()), backend="rocksdb")
         for rows in list(purchases())[:2]:
             run.step(rows)

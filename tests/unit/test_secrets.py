@@ -11,7 +11,7 @@ from siltstone.errors import UsageError
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.secret import Secret, hide
 from siltstone.settings import given_settings, load_settings
-from siltstone.store.url import has_password, redacted
+from siltstone.store.url import has_password, redact_url
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL
 
@@ -101,7 +101,7 @@ HOSTILE = [
 def test_no_part_of_a_password_is_shown_whatever_is_in_it(scheme: str, password: str) -> None:
     for url in (f"{scheme}://user:{password}@host:1/0", f"{scheme}://:{password}@host/0?a=b"):
         told = []
-        for show in (redacted, lambda url: engine.redacted_url(engine.parse_url(url))):
+        for show in (redact_url, lambda url: engine.redacted_url(engine.parse_url(url))):
             try:
                 told.append(show(url))
             except UsageError as error:

@@ -33,7 +33,7 @@ class Uneven(Operator):
 def test_a_small_segment_sent_before_a_large_one_keeps_its_place(tmp_path: Path) -> None:
     deltas = PolicyOptions(d_max=30, size_ratio_max=None, space_amplification_max=None)
     upload = UploadOptions(inline_bytes=1000, preemptive_persist_bytes=1)
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         run = RegionRun(place, stream_of(Uneven()), policy_by_name("marginal-cost", deltas), upload=upload)
         for n in range(1, 4):
             run.step(rows(n, changed=60))

@@ -90,7 +90,7 @@ def test_a_stream_that_has_a_table_goes_on_with_it_whatever_the_catalog_says(pla
 
 
 def test_a_warehouse_that_nobody_else_reads_has_files_on_this_machine(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(f"rocksdb://{tmp_path}/w") as place:
+    with OpenWarehouse.open_writable(f"rocksdb://{tmp_path}/w") as place:
         assert kind_of(DEFAULT, place) == ParquetSink(place.warehouse.local.sink(NAME) / SINK)
         with pytest.raises(UsageError, match=r"no other program could read it in rocksdb://.*: give .* a ParquetSink"):
             kind_of(replace(STREAM, sinks={SINK: DeltaSink()}), place)

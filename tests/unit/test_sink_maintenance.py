@@ -56,7 +56,7 @@ def test_small_files_become_one_and_readers_see_the_same_rows(place: OpenWarehou
     assert done.tables == [TableMaintenance(SINK, merged=5, written=1)], "what the log has just removed stays"
     assert rows_in(place) == inputs([1, 2, 3, 4, 5]) and old < table_files(place)
     run.step(batch(6))
-    assert rows_in(place) == inputs([1, 2, 3, 4, 5, 6]) and sink_table(place).delivered() == 6
+    assert rows_in(place) == inputs([1, 2, 3, 4, 5, 6]) and sink_table(place).find_delivered() == 6
     assert optimize_sinks(place, NAME, dry_run=True).tables == [TableMaintenance(SINK)]
 
 

@@ -109,7 +109,7 @@ def test_the_cap_is_of_what_is_live_indeed(place: OpenWarehouse, stream: Stream,
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
     capped = RegionRun(place, stream, policy_by_name("adjust-d", free))
     whole = RegionRun(
-        OpenWarehouse.writable(str(place.warehouse.local.root) + "-bases"),
+        OpenWarehouse.open_writable(str(place.warehouse.local.root) + "-bases"),
         stream,
         policy_by_name("adjust-d", PolicyOptions(d_max=0)),
     )

@@ -205,7 +205,7 @@ def test_unfinished_writes_go_with_their_run_or_by_age(tmp_path: Path, kind: str
         store, name = place.warehouse.store, CheckpointPath(NAME, epoch, 6 if epoch == 2 else 3).segment("slow")
         with pytest.raises(Unreachable), store.create(name) as writer:
             writer.write(os.urandom(20_000_000))  # so large that every store has begun to write
-            [write_] = store.unfinished()
+            [write_] = store.list_unfinished()
             # Of a file system's it is not known of which object they are.
             at_once = epoch == 1 and kind != "filesystem"
             assert (write_.name is None) == (kind == "filesystem")
@@ -214,7 +214,7 @@ def test_unfinished_writes_go_with_their_run_or_by_age(tmp_path: Path, kind: str
             assert sweep(place, NAME).deleted == at_once
             if not at_once:
                 assert by_reason(sweep(place, NAME, NO_GUARD)) == {Reason.ABANDONED: 1}
-            assert list(store.unfinished()) == []
+            assert list(store.list_unfinished()) == []
         [recorded] = place.catalog.tombstones.list(NAME)
         assert (recorded.name, recorded.modified_at) == (f"unfinished {write_.token}", write_.began_at)
         check_whole(place)

@@ -21,7 +21,7 @@ def age(place: OpenWarehouse, prefix: str, days: int) -> None:
 
 
 def test_the_first_steps_of_an_interval_that_is_longer_than_the_age_guard_stay(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         RegionRun(place, STREAM, POLICY).step(rows(1))
         run = RegionRun(place, STREAM, POLICY, checkpoint_steps=3, upload=UploadOptions(inline_bytes=0))
         begun = CheckpointPath(NAME, run.region.epoch, 2).prefix
@@ -34,7 +34,7 @@ def test_the_first_steps_of_an_interval_that_is_longer_than_the_age_guard_stay(t
 
 
 def test_an_interval_in_which_nothing_was_stored_for_the_age_guard_is_abandoned(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         RegionRun(place, STREAM, POLICY).step(rows(1))
         run = RegionRun(place, STREAM, POLICY, checkpoint_steps=3, upload=UploadOptions(inline_bytes=0))
         run.step(rows(2))

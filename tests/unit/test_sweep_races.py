@@ -129,7 +129,7 @@ class Moments:
         for kind, names in (
             (References, ("view",)),
             (Tombstones, ("record_orphans",)),
-            (FilesystemStore, ("unfinished", "list", "modified_at", "delete")),
+            (FilesystemStore, ("list_unfinished", "list", "modified_at", "delete")),
         ):
             for name in names:
                 patch.setattr(kind, name, self._around(name, getattr(kind, name)))
@@ -137,7 +137,7 @@ class Moments:
     def _around(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
             self._moment(f"before {name}")
-            if name in {"list", "unfinished"}:
+            if name in {"list", "list_unfinished"}:
                 return self._through(name, method(*arguments))
             if name == "delete":
                 store, names = arguments
@@ -168,7 +168,7 @@ class Moments:
 
 def _snapshot(place: OpenWarehouse) -> None:
     """What `siltstone snapshot` does: objects named after the run that wrote the checkpoint."""
-    epoch, newest = place.catalog.streams.get(NAME).epoch, place.catalog.checkpoints.latest(NAME)
+    epoch, newest = place.catalog.streams.get(NAME).epoch, place.catalog.checkpoints.get_latest(NAME)
     with hold_lease(place.catalog, NAME, [newest.id]):
         name = CheckpointPath(NAME, newest.epoch, newest.id).snapshot("by_key", "totals", 0, "s1")
         written = place.warehouse.store.put(name, b"rows")
@@ -210,7 +210,7 @@ def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
     for at in itertools.count(list(ACTIONS).index(name) % every, every):
         root = tmp_path / f"w{at}"
         shutil.copytree(source, root)
-        with OpenWarehouse.writable(str(root)) as place, pytest.MonkeyPatch.context() as patch:
+        with OpenWarehouse.open_writable(str(root)) as place, pytest.MonkeyPatch.context() as patch:
             # Nobody is at work but this run, which goes on: epoch 2 of the copy is taken over by epoch 3.
             run = new_run(place)
             moment = Moments(patch, at, lambda place=place, run=run: ACTIONS[name](place, run))
@@ -325,7 +325,7 @@ def test_two_sweeps_at_once_delete_what_one_does(place: OpenWarehouse) -> None:
     start = threading.Barrier(2, timeout=60)
 
     def swept() -> int:
-        with OpenWarehouse.existing(str(place.warehouse.local.root)) as own:
+        with OpenWarehouse.open_existing(str(place.warehouse.local.root)) as own:
             start.wait()
             return sweep(own, NAME).deleted
 

@@ -128,7 +128,7 @@ def test_a_large_static_table_costs_nothing_beside_a_small_busy_one(
 ) -> None:
     written = []
     for operator in (Static(), Busy()):
-        with OpenWarehouse.writable(str(tmp_path / type(operator).__name__)) as place:
+        with OpenWarehouse.open_writable(str(tmp_path / type(operator).__name__)) as place:
             run = RegionRun(
                 place, stream_of(operator, max_parallelism=16), policy_by_name(name, options), parallelism=2
             )

@@ -22,14 +22,14 @@ main(lambda: hold(sys.argv[1]))
 
 def hold(warehouse: str) -> None:
     """Read a checkpoint for as long as one lets it."""
-    with OpenWarehouse.existing(warehouse) as place, hold_lease(place.catalog, "flights", [1]):
+    with OpenWarehouse.open_existing(warehouse) as place, hold_lease(place.catalog, "flights", [1]):
         print("reading", flush=True)
         signal.pause()
 
 
 @pytest.mark.slow
 def test_a_command_releases_its_leases(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path)) as place:
+    with OpenWarehouse.open_writable(str(tmp_path)) as place:
         place.catalog.streams.register("flights", 8, {})
         place.catalog.commits.add("flights", place.catalog.runs.begin("flights", "a test"), commit_of(1))
         with subprocess.Popen(

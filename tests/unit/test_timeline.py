@@ -208,7 +208,7 @@ def overlapping(tmp_path: Path) -> ReportData:
 
 
 def test_pending_checkpoints_are_drawn_above_each_other(overlapping: ReportData) -> None:
-    shown = overlapping.timeline.newest(SHOWN)
+    shown = overlapping.timeline.select_newest(SHOWN)
     assert len(shown.checkpoints) == SHOWN and max(shown.lanes()) == 2
     figure = drawn(overlapping)
     (ax,) = (ax for ax in figure.axes if ax.get_title(loc="left").startswith("Timeline"))

@@ -76,7 +76,7 @@ class Hosts:
 
 def undisturbed(root: Path, accepted: Sequence[int]) -> str | None:
     """The digest after steps of these rows, on one host."""
-    with OpenWarehouse.writable(str(root)) as place:
+    with OpenWarehouse.open_writable(str(root)) as place:
         run = RegionRun(place, STREAM, POLICY, parallelism=1)
         for n in accepted:
             run.step(added(n))
@@ -130,7 +130,7 @@ def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: O
     hosts = Hosts(place)
     hosts.step(("a", 1), ("b", 1))
     hosts.step(("a", 20), ("b", 2))
-    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.latest(NAME).manifest)
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get_latest(NAME).manifest)
     for task in snapshot_tasks(hosts.on("a"), manifest, "heap", "s1"):
         with pytest.raises(NoLiveState, match="is not the one that checkpoint 2 accepted"):
             take_snapshot(task)
@@ -153,7 +153,7 @@ def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
     plan: list[tuple[list[tuple[str, int]], bool]],
 ) -> None:
     """Steps of one to three attempts on two hosts, in runs that begin anew where a host cannot go on."""
-    with tempfile.TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/w") as place:
+    with tempfile.TemporaryDirectory() as directory, OpenWarehouse.open_writable(f"{directory}/w") as place:
         hosts, accepted, open_steps = Hosts(place), [], []
         for step_attempts, ends in plan:
             try:
@@ -173,7 +173,7 @@ def test_a_task_from_before_a_reset_wakes_up_and_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, place: OpenWarehouse
 ) -> None:
     """Its process was frozen while the run reset itself; the new epoch has taken its working state over."""
-    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("steady") / "w")) as elsewhere:
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("steady") / "w")) as elsewhere:
         steady = RegionRun(elsewhere, sums.STREAM, sums.POLICY)
         digests = [done.digest for done in (steady.step(sums.rows(n)) for n in range(1, 5)) if done]
     before = RegionRun(place, sums.STREAM, sums.POLICY)

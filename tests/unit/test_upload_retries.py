@@ -204,7 +204,7 @@ def test_of_a_base_that_was_cut_off_nothing_is_seen_and_it_can_be_written_again(
             out.write(LARGE)
         taken = uploader.metrics.take()
         assert (taken.requests, taken.failures, taken.objects) == (1, 1, 0)
-        assert list(store.list("")) == [] and list(store.unfinished()) == []
+        assert list(store.list("")) == [] and list(store.list_unfinished()) == []
         store.at_bytes = len(LARGE)
         with create_ranged(uploader, "s/1/base") as again:
             again.write(LARGE)
@@ -219,7 +219,7 @@ def test_a_base_that_cannot_be_encoded_leaves_nothing(tmp_path: Path) -> None:
                 out.write(LARGE[:size_bytes])
                 _ = 1 // 0
         taken = uploader.metrics.take()
-    assert list(store.list("")) == [] and list(store.unfinished()) == []
+    assert list(store.list("")) == [] and list(store.list_unfinished()) == []
     assert (taken.requests, taken.failures) == (1, 1)  # the small one was never sent
 
 

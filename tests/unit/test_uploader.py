@@ -123,23 +123,23 @@ def test_a_lone_writer_never_waits_and_two_wait_for_each_other(tmp_path: Path) -
 
         def store(number: int, writer: str) -> "Future[Placed]":
             future = uploader.submit(PATH, opaque(number))
-            uploader.done(writer)
+            uploader.close_writer(writer)
             return future
 
-        uploader.opened("a")
+        uploader.open_writer("a")
         store(1, "a").result(10)
-        uploader.opened("a")
-        uploader.opened("b")
+        uploader.open_writer("a")
+        uploader.open_writer("b")
         first = store(2, "a")
         time.sleep(0.1)
         assert not first.done()
         second = store(3, "b")
         assert first.result(10).objects == second.result(10).objects
-        uploader.opened("b")
+        uploader.open_writer("b")
         third = store(4, "a")
         time.sleep(0.1)
         assert not third.done()
-        uploader.done("b")  # it had nothing to store
+        uploader.close_writer("b")  # it had nothing to store
         third.result(10)
 
 
@@ -147,7 +147,7 @@ def test_a_lone_writer_never_waits_and_two_wait_for_each_other(tmp_path: Path) -
 def test_what_nobody_joins_goes_off_after_the_delay(tmp_path: Path, opened: bool) -> None:
     with Uploader(HookedStore(tmp_path), UploadOptions(persist_delay_s=0.2)) as uploader:
         if opened:
-            uploader.opened("idle")
+            uploader.open_writer("idle")
         began = time.monotonic()
         uploader.submit(PATH, opaque(1)).result(10)
         assert time.monotonic() - began >= 0.2
@@ -301,10 +301,10 @@ def measured(seed: int) -> UploadStatistics:
     rng, metrics = random.Random(seed), UploadMetrics()
     for _ in range(rng.randint(0, 50)):
         metrics.count("requests")
-        metrics.stored(rng.randint(1, 1 << 24), rng.expovariate(20))
-        metrics.batch(rng.randint(1, 300))
-    metrics.level(rng.randint(0, 9), rng.randint(0, 1000))
-    metrics.waited(rng.random())
+        metrics.count_stored(rng.randint(1, 1 << 24), rng.expovariate(20))
+        metrics.count_batch(rng.randint(1, 300))
+    metrics.note_level(rng.randint(0, 9), rng.randint(0, 1000))
+    metrics.count_wait(rng.random())
     return metrics.take()
 
 
@@ -324,8 +324,8 @@ def test_statistics_merge_and_travel(one: int, other: int) -> None:
 
 def test_what_is_taken_is_taken_once_and_summarised() -> None:
     metrics = UploadMetrics()
-    metrics.stored(1000, 0.25)
-    metrics.batch(7)
+    metrics.count_stored(1000, 0.25)
+    metrics.count_batch(7)
     summary = metrics.take().summary()
     assert summary["latency_p999_s"] == summary["latency_p50_s"] == pytest.approx(0.25, rel=0.01)
     assert (summary["objects"], summary["batch_max_segments"]) == (1, 7)

@@ -36,9 +36,9 @@ def test_warehouses_and_replays_do_not_share_a_directory(tmp_path: Path, monkeyp
 
 
 def test_an_open_warehouse_has_the_identity_that_its_catalog_and_store_have(tmp_path: Path) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         assert place.warehouse.identity == place.catalog.identity.read().identity
-    with OpenWarehouse.existing(str(tmp_path / "w")) as again:
+    with OpenWarehouse.open_existing(str(tmp_path / "w")) as again:
         assert again.warehouse == place.warehouse and len(again.warehouse.identity) == 32
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import exc as sa
 from siltstone.errors import Unreachable, UsageError
 from siltstone.extras import require_extra
 from siltstone.store.private import make_private_file
-from siltstone.store.url import redacted
+from siltstone.store.url import redact_url
 
 WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
@@ -81,7 +81,7 @@ def redacted_url(url: URL) -> str:
     """Return the URL for people: without any password."""
     if url.drivername == "sqlite":
         return f"{_SQLITE}{url.database}"
-    return redacted(url.render_as_string(hide_password=True))
+    return redact_url(url.render_as_string(hide_password=True))
 
 
 @contextmanager

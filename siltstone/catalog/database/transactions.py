@@ -83,7 +83,7 @@ class Outages:
                 return function()
             except Unreachable as error:
                 if error.transient and not self._given_up:
-                    self._failed(error)
+                    self._note_outage(error)
                 raise
 
         try:
@@ -93,17 +93,17 @@ class Outages:
             raise
         self._given_up = self._timeout_s <= 0
         if self._away_since is not None:
-            self._succeeded()
+            self._note_answer()
         return answer
 
-    def _failed(self, error: Unreachable) -> None:
+    def _note_outage(self, error: Unreachable) -> None:
         """Log an outage once, by whichever thread sees it first, and not at each attempt."""
         with self._changing:
             if self._away_since is None:
                 self._away_since = time.monotonic()
                 _LOG.warning("catalog is unreachable, trying again", error=str(error), up_to_s=self._timeout_s)
 
-    def _succeeded(self) -> None:
+    def _note_answer(self) -> None:
         with self._changing:
             if self._away_since is not None:
                 seconds, self._away_since = time.monotonic() - self._away_since, None
@@ -134,7 +134,7 @@ class Receipts:
         """Note that the transaction was committed, so that its receipt may be deleted."""
         self._used.append(receipt)
 
-    def committed(self, receipt: str) -> bool:
+    def is_committed(self, receipt: str) -> bool:
         """Whether the transaction was committed; waits while it is open."""
         with self._engine.connect() as connection:
             connection.begin()
@@ -186,7 +186,7 @@ class Transactions:
         """
 
         def ask() -> datetime:
-            with self.reading() as connection:
+            with self.begin_read() as connection:
                 return self.time(connection)
 
         return self.outages.call(ask)
@@ -198,7 +198,7 @@ class Transactions:
         return database_time(connection)
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def begin_read(self) -> Iterator[Connection]:
         """Read in one transaction.
 
         Raises:
@@ -208,7 +208,7 @@ class Transactions:
             yield connection
 
     @contextmanager
-    def writing(self, what: str) -> Iterator[Connection]:
+    def begin_write(self, what: str) -> Iterator[Connection]:
         """Write `what` in one transaction. Raises a transient `Unreachable` only if it was not committed."""
         receipts, receipt, lost = self._receipts, "", False
         with (
@@ -239,7 +239,7 @@ class Transactions:
 
         def look() -> bool:
             with translate_errors(self.engine.url):
-                return receipts.committed(receipt)
+                return receipts.is_committed(receipt)
 
         try:
             committed = self.outages.persist(look)
@@ -264,10 +264,10 @@ class CatalogPart:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
             if isinstance(method, FunctionType) and not name.startswith("_"):
-                setattr(cls, name, _persistent(method))
+                setattr(cls, name, _retry_method(method))
 
 
-def _persistent(method: Callable[..., Any]) -> Callable[..., Any]:
+def _retry_method(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: CatalogPart, *args: Any, **named: Any) -> Any:
         # Iterators can be consumed only once, so their items are kept for the next attempt.

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, select
 from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import ID_END, in_batches
 from siltstone.catalog.database.transactions import CatalogPart
-from siltstone.catalog.records.checkpoints import unknown_checkpoint
+from siltstone.catalog.records.checkpoints import unknown_checkpoint_error
 from siltstone.catalog.records.objects import ObjectKind, ObjectRecord, needed_by, read_needed
 from siltstone.model import StoredObject
 from siltstone.store.paths import is_materialization_manifest
@@ -36,7 +36,7 @@ class Chains(CatalogPart):
         """
         ordered = sorted(id for id in ids if 0 < id < ID_END)
         listed: dict[int, list[Row[Any]]] = {id: [] for id in ordered}
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             if ordered:
                 wanted = needed_by(ordered[-1], ordered[0]), t.object_.c.kind != ObjectKind.REFERENCE_COPY
                 for row in _read(connection, stream, *wanted):
@@ -53,7 +53,7 @@ class Chains(CatalogPart):
         Raises:
             UnknownCheckpoint: it does not exist or is marked as deleted.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             needed = read_needed(connection, stream, id) if 0 < id < ID_END else []
             _check_visible(connection, stream, [id])
             return needed
@@ -65,7 +65,7 @@ class Chains(CatalogPart):
         Raises:
             UnknownCheckpoint: it does not exist or is marked as deleted.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             manifests = read_manifests(connection, stream, id) if 0 < id < ID_END else []
             _check_visible(connection, stream, [id])
             return manifests
@@ -76,7 +76,7 @@ class Chains(CatalogPart):
         What the checkpoint before it needed may have been deleted since, so some may be missing.
         """
         m = t.materialization.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             there = (m.stream == stream) & (m.operator == operator) & (m.checkpoint == id)
             later = set(connection.scalars(select(m.manifest).where(there)))
             # An object that the checkpoint needed is its own, or the one before needed it, too.
@@ -98,7 +98,7 @@ def _check_visible(connection: Connection, stream: str, ids: Collection[int]) ->
     known = in_batches(id for id in ids if 0 < id < ID_END)
     there = {id for part in known for id in connection.scalars(visible.where(c.id.in_(part)))}
     if missing := set(ids) - there:
-        raise unknown_checkpoint(connection, stream, f"no checkpoint {min(missing)}")
+        raise unknown_checkpoint_error(connection, stream, f"no checkpoint {min(missing)}")
 
 
 def read_manifests(

@@ -68,18 +68,18 @@ class Checkpoints(CatalogPart):
 
     def last_id(self, stream: str) -> int:
         """Return the newest checkpoint's id, 0 if there is none."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             newest = find_newest(connection, stream)
             return newest.id if newest else 0
 
-    def latest(self, stream: str) -> CheckpointRecord:
+    def get_latest(self, stream: str) -> CheckpointRecord:
         """Return the newest checkpoint.
 
         Raises:
             UnknownCheckpoint: there is none yet.
         """
-        return self._newest(stream, "no latest checkpoint")
+        return self._get_newest(stream, "no latest checkpoint")
 
     def get(self, stream: str, id: int) -> CheckpointRecord:
         """Return one checkpoint; also one marked as deleted (`deleted_at`), while others build on it.
@@ -87,7 +87,7 @@ class Checkpoints(CatalogPart):
         Raises:
             UnknownCheckpoint: it does not exist; the message says which do.
         """
-        return self._newest(stream, f"no checkpoint {id}", has_id(id), marked=True)
+        return self._get_newest(stream, f"no checkpoint {id}", has_id(id), marked=True)
 
     def resolve(self, stream: str, at: str) -> int:
         """Return the id for `at`: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
@@ -99,21 +99,21 @@ class Checkpoints(CatalogPart):
             UnknownCheckpoint: none matches; the message says which exist.
         """
         if at == LATEST:
-            return self.latest(stream).id
+            return self.get_latest(stream).id
         if at.isascii() and at.isdigit():
             id = int(at) if len(at) < 20 else ID_END
-            return self._newest(stream, f"no checkpoint {id}", has_id(id)).id
+            return self._get_newest(stream, f"no checkpoint {id}", has_id(id)).id
         try:
             time = parse_time(at)
         except UsageError:
             named = self._savepoints(stream)
             if at in named:
-                return self._newest(stream, f"no checkpoint {named[at]}", has_id(named[at])).id
+                return self._get_newest(stream, f"no checkpoint {named[at]}", has_id(named[at])).id
             names = f" ({', '.join(named)})" if named else ""
             use = f"use latest, an id, a savepoint{names}, or an ISO time (UTC)"
             raise UnknownCheckpoint(f"{at!r} is not a checkpoint: {use}") from None
         missing = f"no checkpoint as old as {time.isoformat()}"
-        return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id
+        return self._get_newest(stream, missing, t.checkpoint.c.committed_at <= time).id
 
     def as_of(self, stream: str, event_time: datetime) -> int:
         """Return the id of the last checkpoint whose highest event time is not later than `event_time`.
@@ -123,11 +123,11 @@ class Checkpoints(CatalogPart):
         """
         time = as_utc(event_time)
         missing = f"no checkpoint of events up to {time.isoformat()}"
-        return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
+        return self._get_newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
 
     def successor(self, stream: str, id: int) -> CheckpointRecord | None:
         """Return the checkpoint after `id`, even if it is marked as deleted; None if it does not exist."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = find_newest(connection, stream, has_id(id + 1), marked=True)
             return None if found is None else to_checkpoint(found)
 
@@ -156,12 +156,12 @@ class Checkpoints(CatalogPart):
         values: dict[str, Any] = {"proof": None if proven else reason or "failed"}
         if restore_s is not None:
             values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
-        with self._transactions.writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the proof of checkpoint {id} of stream {stream}") as connection:
             at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, has_id(id))
             at = at if epoch is None else at.where(t.checkpoint.c.epoch == epoch)
             values["proven_at"] = self._transactions.time(connection) if proven else None
             if connection.execute(at.values(values)).rowcount == 0:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {id}")
 
     def record_restore(self, stream: str, id: int, *, epoch: int, restore_s: float, restore_bytes: int) -> None:
         """Record the seconds and bytes of a restore of the whole checkpoint, replacing the previous measurement.
@@ -169,7 +169,7 @@ class Checkpoints(CatalogPart):
         Nothing is recorded if the checkpoint of this writer epoch no longer exists.
         """
         values = {"restore_s": restore_s, "restore_bytes": restore_bytes}
-        with self._transactions.writing(f"a restore of checkpoint {id} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a restore of checkpoint {id} of stream {stream}") as connection:
             c = t.checkpoint.c
             at = update(t.checkpoint).where(c.stream == stream, has_id(id), c.epoch == epoch)
             connection.execute(at.values(values))
@@ -177,20 +177,22 @@ class Checkpoints(CatalogPart):
     def list_restored(self, stream: str, limit: int) -> list[CheckpointRecord]:
         """List the newest `limit` checkpoints of which a restore was measured, oldest first; marked ones too."""
         query = select_checkpoints(stream, marked=True).where(t.checkpoint.c.restore_s.is_not(None)).limit(limit)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return [to_checkpoint(row) for row in connection.execute(query)][::-1]
 
-    def _newest(self, stream: str, missing: str, *where: ColumnElement[bool], marked: bool = False) -> CheckpointRecord:
-        with self._transactions.reading() as connection:
+    def _get_newest(
+        self, stream: str, missing: str, *where: ColumnElement[bool], marked: bool = False
+    ) -> CheckpointRecord:
+        with self._transactions.begin_read() as connection:
             found = find_newest(connection, stream, *where, marked=marked)
             if found is None:
-                raise unknown_checkpoint(connection, stream, missing)
+                raise unknown_checkpoint_error(connection, stream, missing)
             return to_checkpoint(found)
 
     def _savepoints(self, stream: str) -> Mapping[str, int]:
         """Return savepoint -> checkpoint."""
         s = t.savepoint.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             found = connection.execute(select(s.name, s.checkpoint).where(s.stream == stream).order_by(s.name))
             return {name: checkpoint for name, checkpoint in found}
@@ -206,12 +208,12 @@ class Checkpoints(CatalogPart):
             .order_by(None)
             .order_by(t.checkpoint.c.id)
         )
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return [to_checkpoint(row) for row in connection.execute(later.limit(limit))]
 
     def list_retained(self, stream: str) -> list[RetainedCheckpoint]:
         """List every checkpoint that the catalog still has, marked ones too, ascending."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return _read_retained(connection, stream)
 
@@ -221,12 +223,12 @@ class Checkpoints(CatalogPart):
         With `marked`, also those marked as deleted that others build on.
         """
         query = select_checkpoints(stream, marked=marked).limit(limit)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return [to_checkpoint(row) for row in connection.execute(query)][::-1]
 
 
-def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> UnknownCheckpoint:
+def unknown_checkpoint_error(connection: Connection, stream: str, missing: str) -> UnknownCheckpoint:
     """Make the error for a missing checkpoint: `missing` says which; the message lists what exists.
 
     Raises:

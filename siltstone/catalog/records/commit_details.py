@@ -93,7 +93,9 @@ def encode_details(details: CommitDetails) -> tuple[bytes, ...]:
             for o in details.outputs
         ],
         "repeats": details.repeats,
-        "previous": None if previous is None else [_plain(previous.manifest), previous.committed_at.isoformat()],
+        "previous": None
+        if previous is None
+        else [stored_to_json(previous.manifest), previous.committed_at.isoformat()],
         "outstanding": None if details.outstanding is None else [list(each) for each in details.outstanding],
     }
     return pack_parts(json.dumps(values, separators=(",", ":"), allow_nan=False))
@@ -112,15 +114,15 @@ def decode_details(parts: Sequence[bytes], name: str) -> CommitDetails:
             check_integer(parallelism, 1, MAX_MAX_PARALLELISM, "parallelism")
         outstanding = values["outstanding"]
         return CommitDetails(
-            steps=_steps(values),
-            edit=None if values["edit"] is None else _edit(check_object(values["edit"], "the edit")),
+            steps=_decode_new_steps(values),
+            edit=None if values["edit"] is None else _decode_edit(check_object(values["edit"], "the edit")),
             parallelism=parallelism,
             definition=None if definition is None else decode_definition(definition),
             dropped=tuple(check_text(each, "what was dropped") for each in values["dropped"]),
-            outputs=tuple(_output(*each) for each in values["outputs"]),
+            outputs=tuple(_decode_output(*each) for each in values["outputs"]),
             repeats=check_flag(values["repeats"], "repeats"),
-            previous=None if values["previous"] is None else _previous(*values["previous"]),
-            outstanding=None if outstanding is None else tuple(_outstanding(*each) for each in outstanding),
+            previous=None if values["previous"] is None else _decode_previous(*values["previous"]),
+            outstanding=None if outstanding is None else tuple(_decode_outstanding(*each) for each in outstanding),
         )
 
 
@@ -226,27 +228,28 @@ def check_stored(name: object, size: object, checksum: object) -> StoredObject:
     return StoredObject(name, check_integer(size, 0, _MAX, "bytes"), str(checksum))
 
 
-def _plain(stored: StoredObject) -> list[Any]:
+def stored_to_json(stored: StoredObject) -> list[Any]:
+    """Return a plain list of what names and verifies a stored object; `check_stored` turns it back."""
     return [stored.name, stored.bytes, stored.checksum]
 
 
 def _staged_to_json(staged: StoredObject) -> list[Any]:
-    return [*_plain(staged), *([staged.statistics] if isinstance(staged, SinkFile) else ())]
+    return [*stored_to_json(staged), *([staged.statistics] if isinstance(staged, SinkFile) else ())]
 
 
-def _staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
+def _decode_staged(name: object, size: object, checksum: object, statistics: object = None) -> StoredObject:
     stored = check_stored(name, size, checksum)
     if statistics is not None:
         check_object(parse_json(check_text(statistics, "statistics")), "statistics")
     return staged_object(stored.name, stored.bytes, stored.checksum, None if statistics is None else str(statistics))
 
 
-def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:
+def _decode_previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:
     name, size, checksum = manifest
     return PreviousCheckpoint(check_stored(name, size, checksum), check_time(committed_at))
 
 
-def _steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
+def _decode_new_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     """Return the steps of one checkpoint, of which each is later than the one before."""
     steps = decode_steps(values)
     numbers = [0, *(step.step for step in steps)]
@@ -255,7 +258,7 @@ def _steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     return steps
 
 
-def _edit(values: Mapping[str, Any]) -> Edit:
+def _decode_edit(values: Mapping[str, Any]) -> Edit:
     checksum = values["source_checksum"]
     return Edit(
         operator=check_name("operator", values["operator"]),
@@ -268,17 +271,17 @@ def _edit(values: Mapping[str, Any]) -> Edit:
     )
 
 
-def _output(name: object, schema: object, rows: object, objects: Sequence[Sequence[object]]) -> Output:
+def _decode_output(name: object, schema: object, rows: object, objects: Sequence[Sequence[object]]) -> Output:
     output = Output(
         name=check_text(name, "the name of an output"),
         arrow_schema=base64.b64decode(check_text(schema, "a schema"), validate=True),
         rows=check_integer(rows, 0, _MAX, "rows"),
-        objects=tuple(_staged(*each) for each in objects),
+        objects=tuple(_decode_staged(*each) for each in objects),
     )
     if output.sink_files and len(output.sink_files) != len(output.objects):
         raise ValueError(f"the output {output.name} has objects of two kinds")
     return output
 
 
-def _outstanding(checkpoint: object, name: object) -> tuple[int, str]:
+def _decode_outstanding(checkpoint: object, name: object) -> tuple[int, str]:
     return check_integer(checkpoint, 1, MAX_ID, "a checkpoint"), check_text(name, "the name of an output")

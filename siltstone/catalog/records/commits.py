@@ -110,7 +110,7 @@ class Commits(CatalogPart):
             StateError: its output is decided already, and it would bring other rows (`catalog.outbox`).
             Unreachable: the outcome is unknown until the catalog answers.
         """
-        with self._transactions.writing(f"checkpoint {commit.id} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"checkpoint {commit.id} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             newest = find_newest(connection, stream)
             last = newest.id if newest else 0

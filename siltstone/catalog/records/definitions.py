@@ -36,7 +36,7 @@ class Definitions(CatalogPart):
         Raises:
             UnknownStream: the stream does not exist.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return definition_at(connection, stream, checkpoint)
 
     def list(self, stream: str) -> list[DefinitionRecord]:
@@ -47,7 +47,7 @@ class Definitions(CatalogPart):
         """
         d = t.definition.c
         query = select(t.definition).where(d.stream == stream).order_by(d.checkpoint)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return [_record(row) for row in connection.execute(query).mappings()]
 

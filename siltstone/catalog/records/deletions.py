@@ -9,7 +9,7 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import in_batches
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint_error
 from siltstone.catalog.records.leases import read_leases
 from siltstone.catalog.records.passes import Pass, note_pass
 from siltstone.catalog.records.savepoints import read_savepoints
@@ -38,7 +38,7 @@ class Deletions(CatalogPart):
             Fenced: `epoch` is not the stream's newest.
         """
         ids = set(ids)
-        with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             live = read_leases(connection, stream, self._transactions.time(connection)) if spare_leased else []
             spared = {id for id in ids if any(lease.covers(id) for lease in live)}
@@ -58,7 +58,7 @@ class Deletions(CatalogPart):
                 nothing is removed.
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             _forget(connection, stream, ids, objects)
 
@@ -70,10 +70,10 @@ def _mark(connection: Connection, stream: str, ids: Iterable[int], now: datetime
         UnknownCheckpoint, UsageError: as `Deletions.mark`.
     """
     last = find_newest(connection, stream)
-    pins = {s.checkpoint: s.name for s in read_savepoints(connection, stream) if not s.expired(as_utc(now))}
+    pins = {s.checkpoint: s.name for s in read_savepoints(connection, stream) if not s.is_expired(as_utc(now))}
     for id in sorted(set(ids)):
         if last is None or not 1 <= id <= last.id:
-            raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+            raise unknown_checkpoint_error(connection, stream, f"no checkpoint {id}")
         if id == last.id:
             raise UsageError(
                 f"checkpoint {id} of stream {stream} is its newest, which the next run resumes from: "

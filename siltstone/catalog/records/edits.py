@@ -42,7 +42,7 @@ class Edits(CatalogPart):
     def list(self, stream: str) -> list[EditRecord]:
         """List the edits by hand, oldest checkpoint first. Includes those of deleted checkpoints."""
         e = t.edit.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             found = connection.execute(select(t.edit).where(e.stream == stream).order_by(e.checkpoint, e.epoch))
             return [EditRecord(**row) for row in found.mappings()]

@@ -160,7 +160,7 @@ class TakenExtract:
 
     extract: Extract
     beginning: Step | None
-    unheld: tuple[int, ...]
+    catalog_only: tuple[int, ...]
 
 
 class Extracts(CatalogPart):
@@ -176,7 +176,7 @@ class Extracts(CatalogPart):
             UnknownStream: the stream does not exist.
             WrongWarehouse: the extract `after` is not older than this catalog; nothing was changed.
         """
-        with self._transactions.writing(f"the number of an extract of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the number of an extract of stream {stream}") as connection:
             epoch = fencing.lock(connection, stream)
             s = t.stream.c
             raised = update(t.stream).where(s.name == stream).values(extracts=s.extracts + 1)
@@ -189,7 +189,7 @@ class Extracts(CatalogPart):
             retained = _read_retained(connection, stream)
             newest = retained[-1].last if retained else 0
             visible = [(each.first, each.last) for each in retained if not each.marked]
-            unheld = _with_steps(connection, stream, newest, visible)
+            catalog_only = _find_catalog_only(connection, stream, newest, visible)
             st = t.step.c
             oldest = connection.scalar(select(func.min(st.step)).where(st.stream == stream, st.step > 0))
             extract = Extract(
@@ -203,11 +203,11 @@ class Extracts(CatalogPart):
                 logged=_read_steps(connection, stream, newest + 1, _MAX),
             )
             beginning = connection.execute(select(t.step).where(st.stream == stream, st.step == 0)).first()
-            return TakenExtract(extract, None if beginning is None else to_step(beginning), unheld)
+            return TakenExtract(extract, None if beginning is None else to_step(beginning), catalog_only)
 
     def list_steps(self, stream: str, ranges: Sequence[tuple[int, int]]) -> list[StepRecord]:
         """List the recorded steps of the checkpoints in `ranges` (first, last), in order."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return [step for first, last in ranges for step in _read_steps(connection, stream, first, last)]
 
 
@@ -232,7 +232,7 @@ def _read_retained(connection: Connection, stream: str) -> list[Retained]:
     return found
 
 
-def _with_steps(
+def _find_catalog_only(
     connection: Connection, stream: str, newest: int, visible: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
     """Return the checkpoints up to `newest` that have steps which no manifest is sure to hold."""

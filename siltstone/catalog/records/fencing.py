@@ -10,7 +10,7 @@ from siltstone.catalog.database.tables import stream
 from siltstone.errors import Fenced, UnknownStream, Unreachable
 
 
-def unknown_stream(connection: Connection, name: str) -> UnknownStream:
+def unknown_stream_error(connection: Connection, name: str) -> UnknownStream:
     """Make the error for a stream that is not recorded; the message lists those that are."""
     names = connection.scalars(select(stream.c.name).order_by(stream.c.name)).all()
     there = f"it has {', '.join(names)}" if names else "it has none yet, run a stream first"
@@ -25,7 +25,7 @@ def lock(connection: Connection, name: str) -> int:
     """
     newest = connection.scalar(select(stream.c.epoch).where(stream.c.name == name).with_for_update())
     if newest is None:
-        raise unknown_stream(connection, name)
+        raise unknown_stream_error(connection, name)
     return newest
 
 

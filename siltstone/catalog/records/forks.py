@@ -16,7 +16,7 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import in_batches
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint_error
 from siltstone.catalog.records.definitions import definition_at
 from siltstone.catalog.records.objects import ObjectRecord, insert_objects, read_needed
 from siltstone.catalog.records.streams import TABLE, StreamRecord, find_stream, get_stream
@@ -39,12 +39,12 @@ class Forks(CatalogPart):
             UnknownCheckpoint: the checkpoint does not exist, or is marked as deleted.
         """
         check_name("stream", new)
-        with self._transactions.writing(f"stream {new}, a fork of {stream},") as connection:
+        with self._transactions.begin_write(f"stream {new}, a fork of {stream},") as connection:
             epoch = fencing.lock(connection, stream)
             if find_stream(connection, new) is not None:
-                raise _name_taken(new)
+                raise _name_taken_error(new)
             if find_newest(connection, stream, has_id(checkpoint)) is None:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {checkpoint}")
             made = {"name": new, "epoch": epoch, "created_at": self._transactions.time(connection)}
             made["definition"] = definition_at(connection, stream, checkpoint)
             try:
@@ -52,7 +52,7 @@ class Forks(CatalogPart):
                     made |= {"forked_from": stream, "forked_at": checkpoint, "default_sink": TABLE}
                     _copy(connection, t.stream, t.stream.c.name == stream, **made)
             except sa.IntegrityError:  # another process was first
-                raise _name_taken(new) from None
+                raise _name_taken_error(new) from None
             _copy_chain(connection, stream, new, checkpoint, self._transactions.time(connection))
             _copy_history(connection, stream, new, checkpoint)
             return get_stream(connection, new)
@@ -63,7 +63,7 @@ class Forks(CatalogPart):
         Raises:
             UnknownStream: the stream does not exist.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found, name = [], stream
             while name is not None:
                 found.append(name)
@@ -71,7 +71,7 @@ class Forks(CatalogPart):
             return found
 
 
-def _name_taken(name: str) -> UsageError:
+def _name_taken_error(name: str) -> UsageError:
     return UsageError(f"stream {name} exists already: give the fork another name")
 
 

@@ -45,7 +45,7 @@ class Imports(CatalogPart):
             Unreachable: the outcome is unknown until the catalog answers.
         """
         check_name("savepoint", savepoint)
-        with self._transactions.writing(f"savepoint {savepoint} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"savepoint {savepoint} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             newest = find_newest(connection, stream, marked=True)
             if newest is not None or commit.id != 1:

@@ -56,15 +56,15 @@ class InputLog(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the initial offsets of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the initial offsets of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
-            if _beginning(connection, stream) is None:
+            if _read_beginning(connection, stream) is None:
                 _insert_beginning(connection, stream, beginning)
 
     def get_position(self, stream: str, upto: int) -> InputPosition:
         """Return what a query needs to continue after checkpoint `upto`; 0 is before the first."""
         s = t.step.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             newest = _newest_two(connection, stream, upto)
             with_entries = select(t.step).where(
@@ -72,12 +72,12 @@ class InputLog(CatalogPart):
             )
             entries = [to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
             # Step 0 is read last: a step pruned meanwhile was read above, or its files are in step 0, or both.
-            return InputPosition(_beginning(connection, stream), entries, newest)
+            return InputPosition(_read_beginning(connection, stream), entries, newest)
 
     def replayable_from(self, stream: str) -> int:
         """Return the first checkpoint from which the input log continues, even if it is gone; 0 is the start."""
         s = t.step.c
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             read = (s.stream == stream) & (s.step > 0) & s.batch_id.is_not(None)
             oldest = connection.execute(select(s.batch_id, s.checkpoint).where(read).order_by(s.step).limit(2)).all()
@@ -105,7 +105,7 @@ class InputLog(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the input log of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the input log of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             needed = _first_needed(connection, stream)
             if needed is None or needed.batch - _first_batch(connection, stream) < at_least:
@@ -114,7 +114,7 @@ class InputLog(CatalogPart):
             now = self._transactions.time(connection)
             since = now - min(keep, now - datetime.min.replace(tzinfo=UTC)) if keep else None
             pruned = list(_planned_before(connection, stream, needed.step, since))
-            beginning = _beginning(connection, stream)
+            beginning = _read_beginning(connection, stream)
             known = NO_ENTRIES if beginning is None else beginning.sources
             if len(pruned) < at_least:
                 return 0
@@ -135,7 +135,7 @@ class InputLog(CatalogPart):
 
         Changes that nothing follows are left out: they read nothing, and brought no sink anything.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             newest = find_newest(connection, stream)
             s = t.step.c
@@ -151,7 +151,7 @@ class InputLog(CatalogPart):
         Includes those of deleted checkpoints.
         """
         within = t.step.c.checkpoint.between(min(after, ID_END - 2) + 1, min(upto, ID_END - 1))
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
             return [to_step(row) for row in connection.execute(query)]
@@ -164,13 +164,13 @@ def forget_input(connection: Connection, stream: str) -> bool:
     pruned = _first_batch(connection, stream) > 0
     if pruned:
         connection.execute(delete(t.step).where(s.stream == stream, s.step > 0))
-        beginning = _beginning(connection, stream)
+        beginning = _read_beginning(connection, stream)
         if beginning is not None:
             _note_entries(connection, stream, beginning, without_files(beginning.sources))
     return pruned
 
 
-def _beginning(connection: Connection, stream: str) -> Step | None:
+def _read_beginning(connection: Connection, stream: str) -> Step | None:
     s = t.step.c
     row = connection.execute(select(t.step).where(s.stream == stream, s.step == 0)).first()
     return None if row is None else to_step(row)

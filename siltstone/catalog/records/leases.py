@@ -16,7 +16,7 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import in_batches
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import unknown_checkpoint
+from siltstone.catalog.records.checkpoints import unknown_checkpoint_error
 from siltstone.catalog.records.processes import is_known_dead, this_process_identity
 
 _ALL = (0, 2**63 - 1)
@@ -60,7 +60,7 @@ class Leases(CatalogPart):
         Raises:
             UnknownCheckpoint: one of them does not exist, or is marked as deleted.
         """
-        with self._transactions.writing(f"a lease on stream {stream}") as connection:
+        with self._transactions.begin_write(f"a lease on stream {stream}") as connection:
             fencing.lock(connection, stream)
             remove_expired(connection, stream, self._transactions.time(connection))
             first, last = _ALL if checkpoints is None else _span(connection, stream, checkpoints)
@@ -71,7 +71,7 @@ class Leases(CatalogPart):
 
     def renew(self, id: str, lasts: timedelta) -> bool:
         """Extend a lease by `lasts` from now; return False if it expired and was removed."""
-        with self._transactions.writing("a lease") as connection:
+        with self._transactions.begin_write("a lease") as connection:
             changed = (
                 update(t.lease).where(t.lease.c.id == id).values(expires_at=self._transactions.time(connection) + lasts)
             )
@@ -79,19 +79,19 @@ class Leases(CatalogPart):
 
     def release(self, id: str) -> None:
         """End a lease; it is no error if it is already gone."""
-        with self._transactions.writing("a lease") as connection:
+        with self._transactions.begin_write("a lease") as connection:
             connection.execute(delete(t.lease).where(t.lease.c.id == id))
 
     def list_live(self, stream: str) -> list[LeaseRecord]:
         """List live leases, oldest first; remove expired ones, and those of dead processes."""
-        with self._transactions.writing(f"the leases of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the leases of stream {stream}") as connection:
             fencing.lock(connection, stream)
             remove_expired(connection, stream, self._transactions.time(connection))
             return read_leases(connection, stream)
 
     def list(self, stream: str) -> list[LeaseRecord]:
         """List every recorded lease, oldest first; also expired ones, and those of dead processes."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return read_leases(connection, stream)
 
 
@@ -124,7 +124,7 @@ def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tu
         found = set(connection.scalars(select(c.id).where(visible)))
         for id in part:
             if id not in found:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {id}")
         # An object older than these checkpoints that a later one of them needs is needed by all of them.
         needed = (o.stream == stream) & (o.checkpoint <= part[0]) & (o.until >= part[0])
         oldest = connection.scalar(select(func.min(o.checkpoint)).where(needed))

@@ -19,7 +19,7 @@ from siltstone.catalog.database.column_types import UtcTime
 from siltstone.catalog.database.limits import in_batches
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint_error
 from siltstone.catalog.records.leases import read_leases
 from siltstone.catalog.records.objects import ObjectKind, close_objects, insert_objects, read_needed, read_objects
 from siltstone.catalog.records.streams import get_stream
@@ -68,12 +68,12 @@ class Materializations(CatalogPart):
             UsageError: another process is at it, or the checkpoint has no such operator.
             UnknownCheckpoint: the checkpoint does not exist.
         """
-        with self._transactions.writing(f"a materialization of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a materialization of stream {stream}") as connection:
             fencing.lock(connection, stream)
             self._refuse_second(connection, stream, operator)
             at = find_newest(connection, stream, t.checkpoint.c.id == checkpoint)
             if at is None:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {checkpoint}")
             if operator not in at.forms:
                 known = ", ".join(sorted(at.forms)) or "none"
                 raise UsageError(
@@ -128,7 +128,7 @@ class Materializations(CatalogPart):
         """
         for stored in (manifest, *objects):
             check_object_name(stored.name)
-        with self._transactions.writing(f"a materialization of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a materialization of stream {stream}") as connection:
             fencing.lock(connection, stream)
             place = (_M.stream == stream) & (_M.id == id)
             begun = connection.execute(select(t.materialization).where(place, _M.ended_at.is_(None))).first()
@@ -140,7 +140,7 @@ class Materializations(CatalogPart):
                 )
             at = find_newest(connection, stream, t.checkpoint.c.id == begun.checkpoint, marked=True)
             if at is None:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {begun.checkpoint} any more")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {begun.checkpoint} any more")
             said = {
                 "manifest": manifest.name,
                 "manifest_bytes": manifest.bytes,
@@ -176,7 +176,7 @@ class Materializations(CatalogPart):
 
     def fail(self, stream: str, id: str, error: str) -> None:
         """Record why a materialization failed; one that has already ended stays as it is."""
-        with self._transactions.writing(f"a materialization of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a materialization of stream {stream}") as connection:
             mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
             failed = {"ended_at": self._transactions.time(connection), "error": error}
             connection.execute(update(t.materialization).where(mine).values(failed))
@@ -185,13 +185,13 @@ class Materializations(CatalogPart):
         """Return operator -> when its newest materialization was completed."""
         done = (_M.stream == stream) & _M.manifest.is_not(None)
         query = select(_M.operator, func.max(_M.ended_at, type_=UtcTime())).where(done).group_by(_M.operator)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return {operator: ended for operator, ended in connection.execute(query)}
 
     def count_failed(self, stream: str, operator: str, since: datetime) -> tuple[int, MaterializationRecord | None]:
         """Count one operator's failed materializations that began at `since` or later; return also the last of them."""
         failed = (_M.stream == stream) & (_M.operator == operator) & _M.error.is_not(None) & (_M.began_at >= since)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             count = connection.scalar(select(func.count()).where(failed)) or 0
             query = select(t.materialization).where(failed).order_by(_M.ended_at.desc(), _M.id).limit(1)
             last = connection.execute(query).first() if count else None
@@ -199,7 +199,7 @@ class Materializations(CatalogPart):
 
     def abandon(self, stream: str, id: str) -> None:
         """Forget a materialization that is no longer wanted, which is not a failure. One that has ended stays."""
-        with self._transactions.writing(f"a materialization of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a materialization of stream {stream}") as connection:
             mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
             connection.execute(delete(t.materialization).where(mine))
 
@@ -208,12 +208,12 @@ class Materializations(CatalogPart):
 
         An operator has several if a later one left out tables that had not changed since.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return [_record(row) for row in _read_needed(connection, stream, id)]
 
     def list(self, stream: str) -> list[MaterializationRecord]:
         """List all materializations of a stream, oldest first."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             query = select(t.materialization).where(_M.stream == stream).order_by(_M.began_at, _M.id)
             return [_record(row) for row in connection.execute(query)]

@@ -72,7 +72,7 @@ class Objects(CatalogPart):
 
     def list(self, stream: str, checkpoints: Iterable[int] | None = None) -> list[ObjectRecord]:
         """List the objects that these checkpoints wrote (default all), by checkpoint and name."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             if checkpoints is None:
                 return read_objects(connection, stream, None)

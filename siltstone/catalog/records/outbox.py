@@ -79,9 +79,11 @@ class OutboxRecords(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the delivery of checkpoint {checkpoint} of stream {stream}") as connection:
+        with self._transactions.begin_write(
+            f"the delivery of checkpoint {checkpoint} of stream {stream}"
+        ) as connection:
             fencing.hold(connection, stream, epoch)
-            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            mine = _is_output(stream, checkpoint, name) & _O.delivered_at.is_(None)
             connection.execute(update(t.output).where(mine).values(delivered_at=self._transactions.time(connection)))
 
     def mark_lost(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
@@ -91,10 +93,10 @@ class OutboxRecords(CatalogPart):
             Fenced: `epoch` is not the stream's newest.
             StateError: the checkpoint exists, or the output was delivered.
         """
-        with self._transactions.writing(f"the outputs of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the outputs of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             there = find_newest(connection, stream, has_id(checkpoint), marked=True) is not None
-            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            mine = _is_output(stream, checkpoint, name) & _O.delivered_at.is_(None)
             if there or connection.execute(update(t.output).where(mine).values(lost=True)).rowcount == 0:
                 raise StateError(f"the output {name} of checkpoint {checkpoint} of stream {stream} cannot come again")
             _delete_objects(connection, stream, [(checkpoint, name)])
@@ -108,7 +110,7 @@ class OutboxRecords(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the outputs of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the outputs of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             done = (_O.stream == stream) & _O.delivered_at.is_not(None)
             found = [
@@ -120,7 +122,7 @@ class OutboxRecords(CatalogPart):
 
     def list(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
         """List every recorded output, by checkpoint and name; with `outstanding`, those not delivered yet."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
             staged: dict[tuple[int, str], list[StoredObject]] = {}
@@ -173,12 +175,12 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     sink_ids = {}
     offset = connection.scalar(select(t.stream.c.sink_offset).where(t.stream.c.name == stream)) or 0
     for output in outputs:
-        lost = delete(t.output).where(_one(stream, checkpoint, output.name), _O.lost).returning(_O.sink_id)
+        lost = delete(t.output).where(_is_output(stream, checkpoint, output.name), _O.lost).returning(_O.sink_id)
         sink_ids[output.name] = connection.scalar(lost)
         if sink_ids[output.name] is not None:
             continue
         sink_ids[output.name] = checkpoint + offset
-        if connection.scalar(select(_O.epoch).where(_one(stream, checkpoint, output.name))) is not None:
+        if connection.scalar(select(_O.epoch).where(_is_output(stream, checkpoint, output.name))) is not None:
             raise StateError(
                 f"checkpoint {checkpoint} of stream {stream} has already brought output {output.name}: other rows "
                 "under its id would be lost or doubled"
@@ -216,7 +218,7 @@ def forget_outputs(connection: Connection, stream: str) -> None:
         connection.execute(delete(table).where(table.c.stream == stream))
 
 
-def _one(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:
+def _is_output(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:
     return (_O.stream == stream) & (_O.checkpoint == checkpoint) & (_O.name == name)
 
 

@@ -56,7 +56,7 @@ class Passes(CatalogPart):
         """List all passes, or the newest `limit`; oldest first."""
         p = t.deletion_pass.c
         newest = select(t.deletion_pass).where(p.stream == stream).order_by(p.began_at.desc(), p.id).limit(limit)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return [PassRecord(**row) for row in connection.execute(newest).mappings()][::-1]
 
 

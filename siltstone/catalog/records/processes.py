@@ -39,7 +39,7 @@ def is_known_dead(identity: str | None) -> bool:
         return False
     with suppress(OSError, IndexError, ValueError):  # /proc may hide it
         stat = _stat(int(pid))
-        return _ended(stat) or stat[_STARTED] != started
+        return _has_ended(stat) or stat[_STARTED] != started
     return False
 
 
@@ -58,11 +58,11 @@ def is_known_gone(who: str) -> bool:
     except (OSError, OverflowError):
         return False
     with suppress(OSError, IndexError, ValueError):
-        return _ended(_stat(int(pid)))
+        return _has_ended(_stat(int(pid)))
     return False
 
 
-def _ended(stat: list[str]) -> bool:
+def _has_ended(stat: list[str]) -> bool:
     """Whether a listed process has ended and only waits for its parent to collect it."""
     return stat[_STATE] in _DEAD and int(stat[_THREADS]) <= 1
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, insert, select
 from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, unknown_checkpoint_error
 from siltstone.catalog.records.objects import ObjectKind, insert_objects
 from siltstone.catalog.records.streams import get_stream
 from siltstone.errors import UsageError
@@ -44,12 +44,12 @@ class ReferenceCopies(CatalogPart):
         """
         for stored in objects:
             check_object_name(stored.name)
-        with self._transactions.writing(
+        with self._transactions.begin_write(
             f"the reference copy of checkpoint {checkpoint} of stream {stream}"
         ) as connection:
             fencing.hold(connection, stream, epoch)
             if find_newest(connection, stream, t.checkpoint.c.id == checkpoint) is None:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {checkpoint}")
             at = (t.reference_copy.c.stream == stream) & (t.reference_copy.c.checkpoint == checkpoint)
             if connection.scalar(select(t.reference_copy.c.checkpoint).where(at)) is not None:
                 raise UsageError(f"checkpoint {checkpoint} of {stream} has a reference copy already")
@@ -67,7 +67,7 @@ class ReferenceCopies(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(
+        with self._transactions.begin_write(
             f"the reference copy of checkpoint {checkpoint} of stream {stream}"
         ) as connection:
             fencing.hold(connection, stream, epoch)
@@ -78,7 +78,7 @@ class ReferenceCopies(CatalogPart):
 
     def list(self, stream: str) -> list[ReferenceCopyRecord]:
         """List all reference copies, oldest checkpoint first."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return read_copies(connection, stream)
 

@@ -53,12 +53,12 @@ class References(CatalogPart):
 
     def view(self, stream: str, names: Iterable[str] | None = None) -> CatalogView:
         """Return a view of now, with references among `names`, or, if None, among all names of the stream."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return read_view(connection, stream, names, self._transactions.time(connection))
 
     def find_shared(self, stream: str, names: Iterable[str]) -> frozenset[str]:
         """Return the names that another stream refers to."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return read_shared(connection, stream, names)
 

@@ -28,7 +28,7 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import ID_END
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint_error
 from siltstone.catalog.records.definitions import forget_definitions
 from siltstone.catalog.records.input_log import forget_input
 from siltstone.catalog.records.objects import reopen_objects
@@ -93,10 +93,10 @@ class Rollbacks(CatalogPart):
             UsageError: this epoch has already rolled back, or would give up its own checkpoint: begin a new epoch.
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the rollback of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the rollback of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             if checkpoint != 0 and find_newest(connection, stream, has_id(checkpoint)) is None:
-                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+                raise unknown_checkpoint_error(connection, stream, f"no checkpoint {checkpoint}")
             lost = _foresee(connection, stream, checkpoint)
             if not lost.given_up:
                 return lost
@@ -128,7 +128,7 @@ class Rollbacks(CatalogPart):
         Args:
             extracts: the number of the store's newest extract; those of this catalog get higher ones.
         """
-        with self._transactions.writing(f"a run of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a run of stream {stream}") as connection:
             now = self._transactions.time(connection)
             epoch = take_over(connection, stream, who, now, above)
             last = find_newest(connection, stream)
@@ -143,13 +143,13 @@ class Rollbacks(CatalogPart):
 
     def foresee(self, stream: str, checkpoint: int, newest: int | None = None) -> RollbackLoss:
         """Return what `roll_back` would give up, up to checkpoint `newest` if given."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return _foresee(connection, stream, checkpoint, newest)
 
     def list(self, stream: str) -> list[RollbackRecord]:
         """List all rollbacks of a stream, oldest first."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return list(read_rollbacks(connection, stream))
 
@@ -166,12 +166,12 @@ def _foresee(connection: Connection, stream: str, checkpoint: int, newest: int |
     c, s, e = t.checkpoint.c, t.savepoint.c, t.edit.c
     end = ID_END - 1 if newest is None else newest
 
-    def lost(table: Table, id: ColumnElement[int]) -> ColumnElement[bool]:
+    def is_lost(table: Table, id: ColumnElement[int]) -> ColumnElement[bool]:
         return (table.c.stream == stream) & (id > checkpoint) & (id <= end)
 
-    written_by = dict(connection.execute(select(c.id, c.epoch).where(lost(t.checkpoint, c.id)).order_by(c.id)).all())
-    names = select(s.name).where(lost(t.savepoint, s.checkpoint)).order_by(s.name)
-    edited = select(e.checkpoint, e.epoch).where(lost(t.edit, e.checkpoint)).order_by(e.checkpoint)
+    written_by = dict(connection.execute(select(c.id, c.epoch).where(is_lost(t.checkpoint, c.id)).order_by(c.id)).all())
+    names = select(s.name).where(is_lost(t.savepoint, s.checkpoint)).order_by(s.name)
+    edited = select(e.checkpoint, e.epoch).where(is_lost(t.edit, e.checkpoint)).order_by(e.checkpoint)
     edits = [id for id, epoch in connection.execute(edited) if written_by.get(id) == epoch]
     return RollbackLoss(tuple(written_by), tuple(connection.scalars(names)), tuple(edits))
 

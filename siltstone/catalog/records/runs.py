@@ -52,7 +52,7 @@ class Runs(CatalogPart):
         Raises:
             Fenced: the newest epoch is another one.
         """
-        with self._transactions.writing(f"a run of stream {stream}") as connection:
+        with self._transactions.begin_write(f"a run of stream {stream}") as connection:
             if after is not None:
                 fencing.hold(connection, stream, after)
             return take_over(connection, stream, who, self._transactions.time(connection), above)
@@ -66,7 +66,7 @@ class Runs(CatalogPart):
         Returns:
             Whether the catalog has that checkpoint; if it has lost it, nothing is recorded.
         """
-        with self._transactions.writing(f"the end of a run of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the end of a run of stream {stream}") as connection:
             fencing.lock(connection, stream)
             newest = find_newest(connection, stream)
             if (newest.id if newest else 0) < completed:
@@ -80,14 +80,14 @@ class Runs(CatalogPart):
         Raises:
             Fenced: it is not.
         """
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             fencing.hold(connection, stream, epoch)
 
     def is_open(self, stream: str) -> bool:
         """Whether the newest writer epoch has not ended; a killed run's has not, either."""
         r = run.c
         newest = select(r.ended_at).where(r.stream == stream).order_by(r.epoch.desc()).limit(1)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = connection.execute(newest).first()
             return found is not None and found.ended_at is None
 
@@ -95,7 +95,7 @@ class Runs(CatalogPart):
         """Whether the run of an epoch has not ended by itself: it is at work, or was killed or superseded."""
         r = run.c
         query = select(r.outcome).where(r.stream == stream, r.epoch == epoch)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = connection.execute(query).first()
             return found is not None and (found.outcome is None or found.outcome.startswith(_SUPERSEDED))
 
@@ -103,13 +103,13 @@ class Runs(CatalogPart):
         """List the runs of a stream that had not ended when `epoch` began and fenced them."""
         r = run.c
         fenced = (r.stream == stream) & (r.epoch < epoch) & (r.outcome == superseded_by(epoch))
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = connection.execute(select(run).where(fenced).order_by(r.epoch))
             return [RunRecord(**row) for row in found.mappings()]
 
     def list(self, stream: str) -> list[RunRecord]:
         """List all writer epochs of a stream, oldest first."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             found = connection.execute(select(run).where(run.c.stream == stream).order_by(run.c.epoch))
             return [RunRecord(**row) for row in found.mappings()]
@@ -126,7 +126,7 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
     raised = update(stream).where(stream.c.name == name).values(epoch=next_)
     epoch = connection.scalar(raised.returning(stream.c.epoch))
     if epoch is None:
-        raise fencing.unknown_stream(connection, name)
+        raise fencing.unknown_stream_error(connection, name)
     if epoch > MAX_EPOCH:
         raise WrongWarehouse(
             f"the writer epochs of stream {name} are used up, {MAX_EPOCH} is the highest: restore the catalog from a "

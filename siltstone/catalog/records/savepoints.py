@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, insert, select
 from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint
+from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint_error
 from siltstone.catalog.records.streams import get_stream
 from siltstone.errors import UsageError
 from siltstone.model import LATEST, check_name
@@ -24,7 +24,7 @@ class SavepointRecord:
     created_at: datetime
     expires_at: datetime | None
 
-    def expired(self, now: datetime) -> bool:
+    def is_expired(self, now: datetime) -> bool:
         """Whether it no longer keeps its checkpoint."""
         return self.expires_at is not None and self.expires_at <= now
 
@@ -46,7 +46,7 @@ class Savepoints(CatalogPart):
         """
         if check_name("savepoint", name) == LATEST:
             raise UsageError(f"a savepoint cannot be named {LATEST}, which means the newest checkpoint: choose another")
-        with self._transactions.writing(f"savepoint {name} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"savepoint {name} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             created = self._transactions.time(connection)
             savepoint = SavepointRecord(stream, name, checkpoint, created, _expiry(name, created, expires_in))
@@ -60,13 +60,13 @@ class Savepoints(CatalogPart):
             UsageError: it does not exist; the message lists those that do.
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"savepoint {name} of stream {stream}") as connection:
+        with self._transactions.begin_write(f"savepoint {name} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             _delete(connection, stream, name)
 
     def list(self, stream: str) -> list[SavepointRecord]:
         """List all savepoints of a stream, by name; expired ones too, until their checkpoint is deleted."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return read_savepoints(connection, stream)
 
@@ -86,7 +86,7 @@ def _insert(connection: Connection, savepoint: SavepointRecord) -> None:
     """
     stream, name, id = savepoint.stream, savepoint.name, savepoint.checkpoint
     if find_newest(connection, stream, has_id(id)) is None:
-        raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+        raise unknown_checkpoint_error(connection, stream, f"no checkpoint {id}")
     for taken in read_savepoints(connection, stream):
         if taken.name == name:
             raise UsageError(

@@ -69,7 +69,7 @@ class Streams(CatalogPart):
             "retention": None if retention is None else dict(retention),
             "default_sink": TABLE,
         }
-        with self._transactions.writing(f"stream {stream}") as connection:
+        with self._transactions.begin_write(f"stream {stream}") as connection:
             found = find_stream(connection, stream)
             if found is None:
                 try:
@@ -94,7 +94,7 @@ class Streams(CatalogPart):
         Raises:
             UnknownStream: the stream does not exist.
         """
-        with self._transactions.writing(f"the retention of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the retention of stream {stream}") as connection:
             fencing.lock(connection, stream)
             kept = None if retention is None else dict(retention)
             connection.execute(update(t.stream).where(t.stream.c.name == stream).values(retention=kept))
@@ -107,12 +107,12 @@ class Streams(CatalogPart):
             UnknownStream: it does not exist; the message lists those that do.
         """
         check_name("stream", name)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             return get_stream(connection, name)
 
     def list(self) -> list[StreamRecord]:
         """List all streams, by name."""
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             found = connection.execute(select(t.stream).order_by(t.stream.c.name))
             return [StreamRecord(**row) for row in found.mappings()]
 
@@ -131,5 +131,5 @@ def get_stream(connection: Connection, name: str) -> StreamRecord:
     """
     found = find_stream(connection, name)
     if found is None:
-        raise fencing.unknown_stream(connection, name)
+        raise fencing.unknown_stream_error(connection, name)
     return found

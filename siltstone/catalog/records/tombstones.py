@@ -71,7 +71,7 @@ class Tombstones(CatalogPart):
             decide: chooses among them, given a current view; no commit and no lease can come between it and the record.
             by: the pass to record this under.
         """
-        with self._transactions.writing(f"the deletion of orphans of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the deletion of orphans of stream {stream}") as connection:
             fencing.lock(connection, stream)
             now = self._transactions.time(connection)
             remove_expired(connection, stream, now)
@@ -91,7 +91,7 @@ class Tombstones(CatalogPart):
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
-        with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
+        with self._transactions.begin_write(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             spared = read_shared(connection, stream, [each.name for each in tombstones])
             tombstones = [each for each in tombstones if each.name not in spared]
@@ -103,7 +103,7 @@ class Tombstones(CatalogPart):
         """List all tombstones, or the newest `limit`; oldest first."""
         d = t.deletion.c
         query = select(t.deletion).where(d.stream == stream).order_by(d.deleted_at.desc(), d.name.desc()).limit(limit)
-        with self._transactions.reading() as connection:
+        with self._transactions.begin_read() as connection:
             get_stream(connection, stream)
             return [TombstoneRecord(**row) for row in connection.execute(query).mappings()][::-1]
 

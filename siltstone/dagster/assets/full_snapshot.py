@@ -65,14 +65,14 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
 
 def _has_snapshot(settings: Settings, stream: str) -> bool:
     """Whether the newest checkpoint has a full snapshot. The state of a checkpoint never changes."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        newest = place.catalog.checkpoints.latest(stream).id
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
+        newest = place.catalog.checkpoints.get_latest(stream).id
         return any(snapshot.checkpoint == newest for snapshot in place.catalog.reference_copies.list(stream))
 
 
 def _describe_newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
     """Describe the newest full snapshot; return its metadata and the digest of its checkpoint."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         snapshot = place.catalog.reference_copies.list(stream)[-1]
         digest = place.catalog.checkpoints.get(stream, snapshot.checkpoint).digest
     return {

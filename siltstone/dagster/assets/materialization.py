@@ -49,7 +49,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
                 .stream(stream.name)
                 .materialize(at=config.at, operators=config.operators, due=config.due)
             )
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                 digest = place.catalog.checkpoints.get(stream.name, done.checkpoint).digest
         rows = [
             {"operator": m.operator, "checkpoint": m.checkpoint, "rows": m.rows, "bytes": m.bytes, "seconds": m.seconds}

@@ -67,7 +67,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
             if context.selected_asset_keys:
-                with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                     labels = _labels(context, place.catalog, stream)
                 result = Client(settings).stream(stream.name).restore_series(labels, tell)
                 for label in result.kept:
@@ -75,7 +75,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
                 context.log.info(_summary(result))
                 _check_proven(result)
             if context.selected_asset_check_keys:
-                with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                     for key in context.partition_keys:
                         context.log_event(_evaluation(place, stream, key))  # pyright: ignore[reportArgumentType]
         yield from ()

@@ -98,7 +98,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 "resets": result.resets,
                 "seconds": result.seconds,
             }
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                 yield from _parts(place, stream, result.checkpoints)
                 yield dg.MaterializeResult(
                     asset_key(stream.name, CHECKPOINTS),
@@ -114,7 +114,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     name = stream.name
     group = dagster_name(name)
     specs = []
-    for operator in stream.topological():
+    for operator in stream.sort_operators():
         base, deltas = (asset_key(name, operator.name, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN))
         reads = [asset_key(name, EVENTS)]
         if operator.reads != SOURCE:
@@ -188,7 +188,7 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
         for operator, form in place.catalog.checkpoints.get(stream.name, id).forms.items():
             newest[operator, form] = id
     # Dagster requires the events of dependencies first.
-    for operator in stream.topological():
+    for operator in stream.sort_operators():
         # Files are a checkpoint that holds everything, as a base is.
         for forms, part in (((Form.BASE, Form.FILES), BASE_CHECKPOINT), ((Form.DELTA,), DELTA_CHAIN)):
             if id := max(newest.get((operator.name, form), 0) for form in forms):

@@ -49,7 +49,7 @@ class Subject:
 
     def warehouse(self) -> OpenWarehouse:
         """Open its warehouse and catalog; the caller closes them."""
-        return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
+        return OpenWarehouse.open_existing(self.settings.warehouse, self.settings.catalog)
 
 
 def proofs(subject: Subject) -> Facts:
@@ -252,7 +252,7 @@ def sinks(subject: Subject) -> Facts:
         resolved = resolve_sinks(subject.stream, warehouse)
     for name, sink in resolved.items():
         if isinstance(sink, ParquetSink):
-            ids, since = sink.all_published(), 1
+            ids, since = sink.list_published(), 1
         elif isinstance(sink, SinkTable):
             ids, since = sink.list_published()
         else:

@@ -33,19 +33,19 @@ class Suite:
     needs_rows: bool = True
 
 
-def _in(column: str, *values: object) -> Expected:
+def _expect_in(column: str, *values: object) -> Expected:
     return {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": column, "value_set": list(values)}}
 
 
-def _known(column: str) -> Expected:
+def _expect_value(column: str) -> Expected:
     return {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": column}}
 
 
-def _unknown(column: str) -> Expected:
+def _expect_null(column: str) -> Expected:
     return {"type": "expect_column_values_to_be_null", "kwargs": {"column": column}}
 
 
-def _equal(a: str, b: str, ignored: str = "neither") -> Expected:
+def _expect_equal(a: str, b: str, ignored: str = "neither") -> Expected:
     kwargs = {"column_A": a, "column_B": b, "ignore_row_if": ignored}
     return {"type": "expect_column_pair_values_to_be_equal", "kwargs": kwargs}
 
@@ -61,7 +61,7 @@ PROVEN = Suite(
     "Every retained checkpoint restores to exactly the state that the stream had: it is rebuilt from its base and "
     "deltas, and each digest is compared with the one recorded while the stream ran.",
     facts.proofs,
-    [_in("proven", True)],
+    [_expect_in("proven", True)],
     ("checkpoint", "object", "reason"),
     blocking=True,
 )
@@ -69,7 +69,7 @@ NO_GAP = Suite(
     "no_gap",
     "No chain has a gap: every checkpoint that a table of a retained checkpoint builds on exists.",
     facts.links,
-    [_in("whole", True)],
+    [_expect_in("whole", True)],
     ("checkpoint", "operator", "table", "builds_on"),
     blocking=True,
 )
@@ -77,7 +77,7 @@ NOTHING_MISSING = Suite(
     "nothing_missing",
     "Every object that the catalog refers to is in the store, with its recorded size.",
     facts.references,
-    [_known("stored_bytes"), _equal("stored_bytes", "recorded_bytes", "either_value_is_missing")],
+    [_expect_value("stored_bytes"), _expect_equal("stored_bytes", "recorded_bytes", "either_value_is_missing")],
     ("checkpoint", "kind", "object", "recorded_bytes", "stored_bytes"),
     blocking=True,
 )
@@ -107,7 +107,7 @@ NO_ORPHAN = Suite(
     "no_orphan",
     "The store has no object that nothing refers to and that a sweep would delete.",
     facts.orphans,
-    [_in("deletable", False)],
+    [_expect_in("deletable", False)],
     ("reason", "objects", "bytes", "examples"),
     needs_rows=False,
 )
@@ -115,14 +115,14 @@ NOT_STALLED = Suite(
     "materialization_not_stalled",
     "Materialization keeps up with every operator's chain: it neither fails repeatedly nor is overdue.",
     facts.materializations,
-    [_in("state", "fine")],
+    [_expect_in("state", "fine")],
     ("operator", "state", "failures", "last_success", "error"),
 )
 SINK_AGREES = Suite(
     "sink_agrees",
     "The stream's sinks have the output of every completed checkpoint, exactly once, and no other output.",
     facts.sinks,
-    [_equal("completed", "published")],
+    [_expect_equal("completed", "published")],
     ("sink", "checkpoint", "completed", "published"),
     needs_rows=False,
 )
@@ -132,10 +132,10 @@ RESTORE_EQUALS_SNAPSHOT = Suite(
     "column, and the digest of each key group.",
     facts.comparisons,
     [
-        _equal("restored_rows", "live_rows"),
-        *(_in(column, 0) for column in ("only_restored", "only_live", "unequal")),
-        _unknown("columns"),
-        _equal("restored_digest", "live_digest"),
+        _expect_equal("restored_rows", "live_rows"),
+        *(_expect_in(column, 0) for column in ("only_restored", "only_live", "unequal")),
+        _expect_null("columns"),
+        _expect_equal("restored_digest", "live_digest"),
     ],
     ("checkpoint", "operator", "table", "key_group", "columns", "examples"),
     blocking=True,

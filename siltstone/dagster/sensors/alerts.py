@@ -34,7 +34,7 @@ def alert_sensor(stream: Stream) -> dg.SensorDefinition:
         sent = set(json.loads(context.cursor)) if context.cursor else set()
         settings = warehouse.settings(spark)
         try:
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                 there = any(record.name == stream.name for record in place.catalog.streams.list())
                 found = list(find_alerts(settings, place, stream.name)) if there else []
         except SiltstoneError as error:

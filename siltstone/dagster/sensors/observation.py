@@ -42,7 +42,7 @@ def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
         requests: list[dg.AddDynamicPartitionsRequest] = []
         settings = warehouse.settings(spark)
         try:
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                 catalog = place.catalog
                 if not any(record.name == stream.name for record in catalog.streams.list()):
                     return dg.SkipReason(f"{stream.name} has not run yet")

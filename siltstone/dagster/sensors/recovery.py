@@ -54,7 +54,7 @@ def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
 def newest_run(settings: Settings, stream: str) -> RunRecord | None:
     """Read a stream's newest run from the catalog; None if that fails."""
     try:
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
             return next(reversed(warehouse.catalog.runs.list(stream)), None)
     except SiltstoneError:  # the recovery reports the error
         return None

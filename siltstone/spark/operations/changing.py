@@ -32,7 +32,7 @@ def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapp
     options = recorded_options(stream, record.definition)
     check_run(stream, options, parallelism)
     check_definition(stream.name, record.definition, definition_of(stream, options))
-    catalog.checkpoints.latest(stream.name)
+    catalog.checkpoints.get_latest(stream.name)
     _check_log(catalog, stream.name)
     return options
 

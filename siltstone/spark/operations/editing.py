@@ -82,10 +82,10 @@ def edit(
     start = time.perf_counter()
     edited, schema = find_editable(stream, operator, variable)
     given = _open_rows(rows, schema)
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
         # At the same parallelism, working state on this machine is reused.
-        last = warehouse.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
+        last = warehouse.catalog.checkpoints.get_latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
         frame = _check_frame(spark, given, schema).persist()
         try:

@@ -90,7 +90,7 @@ class RunListener(EpochListener):
     def note_checkpoint(self, checkpoint: Completed) -> None:
         """Count the checkpoint, and wake the thread."""
         if self._background is not None:
-            self._background.completed()
+            self._background.note_checkpoint()
         self.metrics.add_checkpoint(self.warehouse.catalog, checkpoint)
 
     @contextmanager

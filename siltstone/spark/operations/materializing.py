@@ -57,7 +57,7 @@ def materialize(
 ) -> MaterializeResult:
     """Materialize operators one after the other, in Spark tasks (`StreamClient.materialize`)."""
     start = time.perf_counter()
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
         check_parallelism(settings.parallelism or 1, warehouse.catalog.streams.get(stream).max_parallelism)
         record = warehouse.catalog.checkpoints.get(stream, checkpoint)
@@ -110,7 +110,7 @@ def full_savepoint(
     If it is killed in between, there is no savepoint; repeated, it finds what was materialized. Arguments and errors
     are those of `StreamClient.materialize` and `set_savepoint`.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         check_savepoint(warehouse.catalog, stream, name)
         checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
         with hold_lease(warehouse.catalog, stream, [checkpoint], what=f"makes savepoint {name}"):

@@ -52,7 +52,7 @@ def verify(
     settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
 ) -> VerifyResult:
     """Read and merge the chains in Spark tasks, under a lease (`StreamClient.verify`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         catalog = warehouse.catalog
         wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
         # Lease the checkpoints before listing them and before starting Spark: others may be deleting.
@@ -155,8 +155,8 @@ class SnapshotComparison(Result):
 @needs_spark
 def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
     """Compare in Spark tasks, under a lease (`StreamClient.compare_snapshot`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
-        warehouse.catalog.checkpoints.latest(stream)
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
+        warehouse.catalog.checkpoints.get_latest(stream)
         snapshots = warehouse.catalog.reference_copies.list(stream)
         if not snapshots:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")

@@ -29,7 +29,7 @@ def recover(
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
     """Prove checkpoints in Spark tasks for `change.recover` (`StreamClient.recover`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         recovery.check_recoverable(warehouse.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
         proofs = partial(spark_map, spark)

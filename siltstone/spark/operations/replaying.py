@@ -71,7 +71,7 @@ def replay(
     on_step: Callable[[str], None] = lambda _: None,
 ) -> ReplayResult:
     """Run the logged steps again, with working state in a temporary directory (`StreamClient.replay`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         last, first = resolve_range(place.catalog, stream.name, to, since)
         with hold_lease(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
             plan = plan_replay(place, stream, last, first)

@@ -39,7 +39,7 @@ class RescaleResult(Result):
 @needs_spark
 def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResult:
     """Take a step without rows at the new parallelism, and compare digests (`StreamClient.rescale`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()

@@ -56,7 +56,7 @@ def restore(
     only: Sequence[str] = (),
 ) -> RestoreResult:
     """Restore key-group ranges in Spark tasks, under a lease (`StreamClient.restore`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
         checkpoint = (
             catalog.checkpoints.as_of(stream, parse_time(as_of)) if as_of else catalog.checkpoints.resolve(stream, at)

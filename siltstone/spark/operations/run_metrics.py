@@ -69,7 +69,7 @@ class RunMetrics:
 
         host, port = parse_address(self._settings.metrics_port)
         try:
-            self._server = start_http_server(port, host, registry_of(self._served))
+            self._server = start_http_server(port, host, registry_of(self._merge_families))
         except OSError as error:
             raise UsageError(
                 f"metrics cannot be served on {host} port {port}: {error.strerror or error}; end what listens there, "
@@ -95,7 +95,7 @@ class RunMetrics:
         if self.progress.is_watched:
             self.progress.begin_epoch(catalog.checkpoints.get(self._stream, completed) if completed else None)
 
-    def _served(self) -> "Iterator[Metric]":
+    def _merge_families(self) -> "Iterator[Metric]":
         """Each family once, with the samples of all runs."""
         families: dict[str, Metric] = {}
         for family in (family for each in (self, *self.beside) for family in each.families()):

@@ -79,7 +79,7 @@ class _Work(RunListener):
         pass, reset it (`spark.resets`). If an autonomous operator fails for good, the stream goes on to its end.
         """
         try:
-            with self._running_beside() as beside:
+            with self._run_beside() as beside:
                 result = self._perform(run)
             for each in beside:
                 each.await_termination()
@@ -92,7 +92,7 @@ class _Work(RunListener):
             self.close()
 
     @contextmanager
-    def _running_beside(self) -> Iterator[list[StreamRun]]:
+    def _run_beside(self) -> Iterator[list[StreamRun]]:
         """Run the autonomous operators. They end with their input, or once the stream has failed or was stopped."""
         begun: list[StreamRun] = []
         if not self.beside:  # it may itself be beside another, which it must not stop
@@ -297,7 +297,7 @@ def _prepare(
     metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
         url = stack.enter_context(closing(metrics)).serve()
-        warehouse = stack.enter_context(_writable(settings))
+        warehouse = stack.enter_context(_open_writable(settings))
         check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over, so that a source that fails changes nothing.
         rows = source(stream, warehouse)
@@ -342,7 +342,7 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
             "siltstone.write_stream(rows, stream), or take them out of its definition"
         )
     metrics = RunMetrics(settings, stream.name)
-    with closing(metrics), _writable(settings) as warehouse, ExitStack() as stack:
+    with closing(metrics), _open_writable(settings) as warehouse, ExitStack() as stack:
         metrics.serve()
         check_cluster(spark, stream, warehouse)
 
@@ -360,5 +360,5 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
             runner.finish()
 
 
-def _writable(settings: Settings) -> OpenWarehouse:
-    return OpenWarehouse.writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)
+def _open_writable(settings: Settings) -> OpenWarehouse:
+    return OpenWarehouse.open_writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)

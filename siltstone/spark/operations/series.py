@@ -55,7 +55,7 @@ def restore_series(
     start = time.perf_counter()
     for label in labels:
         check_label(label)
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         catalog, root = warehouse.catalog, warehouse.warehouse.local.restored_series(stream)
         catalog.streams.get(stream)
         remove_abandoned(root, STAGED)

@@ -13,7 +13,7 @@ from siltstone.errors import NoLiveState, UsageError
 from siltstone.format.manifests import read_manifest
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
-from siltstone.run.snapshot import pinned, snapshot_tasks, take_snapshot
+from siltstone.run.snapshot import pin_states, snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.masters import is_local
@@ -36,14 +36,14 @@ class SnapshotResult(Result):
 @needs_spark
 def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """Write pinned live state in Spark tasks, under a lease (`StreamClient.snapshot`)."""
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         for _ in range(_ATTEMPTS):
-            record = place.catalog.checkpoints.latest(stream)
+            record = place.catalog.checkpoints.get_latest(stream)
             try:
                 return _take(place, settings, stream, record)
             except NoLiveState:
                 # A run may have completed another checkpoint, and let the state of this one go.
-                if place.catalog.checkpoints.latest(stream).id == record.id:
+                if place.catalog.checkpoints.get_latest(stream).id == record.id:
                     raise
         raise NoLiveState(
             f"{stream} completes checkpoints faster than a snapshot begins", advice="try again, or when it pauses"
@@ -66,7 +66,7 @@ def _take(place: OpenWarehouse, settings: Settings, stream: str, record: Checkpo
         start = time.perf_counter()
         manifest = read_manifest(warehouse.store, record.manifest, stream)
         tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
-        with pinned(tasks) as held:
+        with pin_states(tasks) as held:
             parts = spark_map(spark, take_snapshot, held)
         objects = [stored for part in parts for stored in part.objects]
         rows = sum(part.rows for part in parts)

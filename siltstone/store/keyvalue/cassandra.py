@@ -19,7 +19,8 @@ a listing shows each epoch mark whose writer goes on.
 A chunked write has a row beside its object's, in the same partition and thus in the same transactions. Committing
 stores the header and ends that row, if it is not dropped. Discarding drops it first, and then deletes chunks. Deleting
 an object turns its header into such a row. So wherever a process dies, chunks have either a header or a row that
-`unfinished` lists. Chunks are plain writes; their logical timestamps let a deletion win over chunks that arrive late.
+`list_unfinished` lists. Chunks are plain writes; their logical timestamps let a deletion win over chunks that arrive
+late.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,7 +59,7 @@ from siltstone.store.keyvalue.protocol import (
 )
 from siltstone.store.paths import is_object_name
 from siltstone.store.retry import Retrying
-from siltstone.store.url import options_of, redacted
+from siltstone.store.url import options_of, redact_url
 
 SHARDS = 8
 PART_CHUNKS = 64
@@ -83,7 +84,7 @@ class CassandraKeyValue:
 
     def __init__(self, url: str, options: CassandraOptions) -> None:
         Servers.of(url, options)  # refuses a URL that is not valid
-        self.url, self.label = url, redacted(url)
+        self.url, self.label = url, redact_url(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
 
@@ -113,21 +114,21 @@ class CassandraKeyValue:
             return [(row.key, row.size) for row in rows if row.size is not None and _is_key(entry, row.key)]
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """Open an entry for reading values (`KeyValue.reading`)."""
+    def open_entry(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        """Open an entry for reading values (`KeyValue.open_entry`)."""
         yield _CassandraReading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """Store a new key by one lightweight transaction; False if it is taken."""
         with translate_errors(f"write object {join_name(entry, key)}", self.label):
             place = self.place_of(entry, key)
-            return self.writing().run(cql.ADD, *place, key, len(value), bytes(value)).was_applied
+            return self.ensure_tables().run(cql.ADD, *place, key, len(value), bytes(value)).was_applied
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInCassandra | None":
         """Begin a chunked write of `key`; None if it is taken."""
         with translate_errors(f"write object {join_name(entry, key)}", self.label):
             place = self.place_of(entry, key)
-            if self.writing().run(cql.VALUE, *place, key).one() is not None:
+            if self.ensure_tables().run(cql.VALUE, *place, key).one() is not None:
                 return None
             # Not applied means that an attempt whose answer was lost began it: the id is new for each write.
             self.client.run(cql.BEGIN, *place, chunk_stem(key, write_id), datetime.now(UTC), False)
@@ -154,7 +155,7 @@ class CassandraKeyValue:
             self.client.run(cql.DELETE, *row)  # gone already, or a row of its write was planted
         self.drop(entry, key, write_id)
 
-    def unfinished(self) -> Iterable[Unfinished]:
+    def list_unfinished(self) -> Iterable[Unfinished]:
         """List chunked writes not committed, with their names; rows that no writer here made are ignored."""
         with translate_errors("list unfinished writes", self.label):
             # Their keys sort before all others, so each partition with such a row begins with one.
@@ -162,7 +163,7 @@ class CassandraKeyValue:
             rows = [(self.partition_name(entry), shard) for entry, shard in places]
             answers = self.read_all(cql.STAGED, rows, serial=True)
         found = ((entry, row) for (entry, _), answer in zip(places, answers, strict=True) for row in answer)
-        writes = [_unfinished(entry, row.key, row.began) for entry, row in found]
+        writes = [_decode_unfinished(entry, row.key, row.began) for entry, row in found]
         return [write for write in writes if write is not None]
 
     def discard(self, unfinished: Unfinished) -> None:
@@ -209,7 +210,7 @@ class CassandraKeyValue:
         with translate_errors("use the store", self.label):
             self.read_all(cql.VALUE, [(*self.place_of("", b"check"), b"check")])
             if writable:
-                self.writing()
+                self.ensure_tables()
 
     def remarks(self) -> Sequence[Remark]:
         """Report how often the keyspace is stored, and whether its writes survive a lost machine or a power failure."""
@@ -228,7 +229,7 @@ class CassandraKeyValue:
             found.append(Remark("one copy is kept, whose last seconds a power failure loses", advice))
         return found
 
-    def writing(self) -> CassandraClient:
+    def ensure_tables(self) -> CassandraClient:
         """Return the client once there are tables to write to."""
         found = self.client
         found.make_tables()
@@ -266,7 +267,7 @@ def _is_key(entry: str, key: bytes) -> bool:
     return key.isascii() and is_object_name(join_name(entry, key))
 
 
-def _unfinished(entry: str, stem: bytes, began: datetime | None) -> Unfinished | None:
+def _decode_unfinished(entry: str, stem: bytes, began: datetime | None) -> Unfinished | None:
     """Decode a row of the writes in progress; None if it is not valid."""
     key, write_id = stem[1 : -WRITE_ID_BYTES - 1], stem[-WRITE_ID_BYTES:]
     if began is None or stem != chunk_stem(key, write_id) or not key or not _is_key(entry, key):
@@ -326,7 +327,7 @@ class _StagedInCassandra:
             self._driver.client.run_all(cql.PUT_CHUNK, rows)
             found = self._driver.client.run(cql.DROPPED, *self._row).one()
         if found is None or found.dropped:
-            raise self._discarded()
+            raise self._discarded_error()
 
     def commit(self, header: bytes) -> bool:
         """Make header and chunks visible; False if the key is taken."""
@@ -338,7 +339,7 @@ class _StagedInCassandra:
                 return True
             found = self._driver.client.run(cql.VALUE, *head, serial=True).one()
         if found is None:
-            raise self._discarded()
+            raise self._discarded_error()
         return found.value == header  # an attempt whose answer was lost committed it
 
     def discard(self) -> None:
@@ -346,5 +347,5 @@ class _StagedInCassandra:
         with translate_errors(self._what, self._driver.label):
             self._driver.drop(self._entry, self._key, self._write_id)
 
-    def _discarded(self) -> Unreachable:
+    def _discarded_error(self) -> Unreachable:
         return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")

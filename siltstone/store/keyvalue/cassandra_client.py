@@ -36,7 +36,7 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.secret import FILE, read_variable
 from siltstone.store.keyvalue.cassandra_statements import OBJECTS, TABLES
 from siltstone.store.keyvalue.protocol import SMALLEST_LIMIT_BYTES
-from siltstone.store.url import StoreOptions, redacted, split
+from siltstone.store.url import StoreOptions, redact_url, split
 
 PASSWORD = "SILTSTONE_CASSANDRA_PASSWORD"
 """the default variable for the password, which is not in the URL: URLs are sent to tasks and shown in process lists"""
@@ -96,15 +96,15 @@ class Servers:
         named = keyspace.isascii() and keyspace.replace("_", "a").isalnum() and len(keyspace) <= 48
         if not all(hosts) or not named or parts.fragment:
             raise UsageError(
-                f"{redacted(url)} is not a Cassandra URL: write cassandra://[user@]host1,host2:port/keyspace"
+                f"{redact_url(url)} is not a Cassandra URL: write cassandra://[user@]host1,host2:port/keyspace"
             )
         if parts.password:
             raise UsageError(
-                f"{redacted(url)} contains a password, which would be sent to every task: leave it out, and set "
+                f"{redact_url(url)} contains a password, which would be sent to every task: leave it out, and set "
                 f"{PASSWORD}, or {PASSWORD}{FILE} to the path of a file that holds it, on every host"
             )
         if options.ca_file is not None and not options.tls:
-            raise UsageError(f"{redacted(url)}: option ca_file needs tls=true: add it, or leave ca_file out")
+            raise UsageError(f"{redact_url(url)}: option ca_file needs tls=true: add it, or leave ca_file out")
         user = unquote(parts.username) if parts.username else None
         password = read_variable(options.password_variable)
         return cls(hosts, parts.port or 9042, keyspace, user, password)

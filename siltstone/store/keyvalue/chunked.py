@@ -95,11 +95,11 @@ class ChunkWriter:
             assert staged is not None
             added = self._add_once(lambda: staged.commit(header), header)
         if not added:
-            raise self._object_exists()
+            raise self._object_exists_error()
         self.stored = StoredObject(self._name, self._bytes, self._checksum.text())
 
     def abandon(self) -> None:
-        """Discard what was staged; if the store cannot be reached, it stays among `unfinished`."""
+        """Discard what was staged; if the store cannot be reached, it stays among `list_unfinished`."""
         self.closed = True
         if self._staged is not None:
             with suppress(SiltstoneError):
@@ -110,7 +110,7 @@ class ChunkWriter:
         if self._staged is None:
             self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
             if self._staged is None:
-                raise self._object_exists()
+                raise self._object_exists_error()
         staged = self._staged
         chunks = [data[start : start + self._limit] for start in range(0, len(data), self._limit)]
         if (self._chunks + len(chunks)) >> 32:
@@ -131,20 +131,20 @@ class ChunkWriter:
         def attempt() -> bool:
             nonlocal lost
             try:
-                return store() or (lost and self._is(value))
+                return store() or (lost and self._has_value(value))
             except Unreachable as error:
-                if lost and not error.transient and self._is(value):
+                if lost and not error.transient and self._has_value(value):
                     return True  # committed, so no longer recorded as unfinished
                 lost = lost or error.transient
                 raise
 
         return self._policy.call(attempt)
 
-    def _is(self, value: bytes | bytearray) -> bool:
-        with self._driver.reading(self._entry, self._key) as get:
+    def _has_value(self, value: bytes | bytearray) -> bool:
+        with self._driver.open_entry(self._entry, self._key) as get:
             return get([self._key], len(value))[0] == value
 
-    def _object_exists(self) -> ObjectExists:
+    def _object_exists_error(self) -> ObjectExists:
         return ObjectExists(f"{self._label} already exists: objects are written once")
 
 
@@ -168,17 +168,17 @@ class ChunkedStore:
 
     def put(self, name: str, data: Data) -> StoredObject:
         """Store a new object: atomic, durable on return (`Store.put`)."""
-        with self._writing(name, _ONCE) as writer:
+        with self._open_writer(name, _ONCE) as writer:
             writer.write(data)
         assert writer.stored is not None
         return writer.stored
 
     def create(self, name: str) -> AbstractContextManager[ChunkWriter]:
         """Write a new object piece by piece, with about one chunk in memory; it appears when the block succeeds."""
-        return self._writing(name, self.policy)
+        return self._open_writer(name, self.policy)
 
     @contextmanager
-    def _writing(self, name: str, policy: RetryPolicy) -> Iterator[ChunkWriter]:
+    def _open_writer(self, name: str, policy: RetryPolicy) -> Iterator[ChunkWriter]:
         writer = ChunkWriter(self.driver, name, self._label(name), policy, self.checksums)
         try:
             yield writer
@@ -192,7 +192,7 @@ class ChunkedStore:
         entry, key = split_name(stored.name)
         label = self._label(stored.name)
         found = start_hash(stored.checksum, label)
-        with self.driver.reading(entry, key) as get:
+        with self.driver.open_entry(entry, key) as get:
             value, header = self._head(get, key, label, max(stored.bytes, HEADER_BYTES))
             size = header.value_bytes if header else value if isinstance(value, int) else len(value)
             if size != stored.bytes or isinstance(value, int):
@@ -209,7 +209,7 @@ class ChunkedStore:
         """Read exactly `length` bytes at `offset`, not verified; if the driver can, only these are fetched."""
         entry, key = split_name(name)
         label = self._label(name)
-        with self.driver.reading(entry, key) as get:
+        with self.driver.open_entry(entry, key) as get:
             found, header = get.part(key, offset, offset + length), None
             if found is None:
                 raise CorruptObject(f"{label} is missing")
@@ -249,10 +249,10 @@ class ChunkedStore:
         for entry, group in groupby(places, key=lambda place: place[0]):
             self.driver.delete(entry, [key for _, key in group])
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """List chunked writes that were begun and not committed; those of unknown name are always included."""
         check_prefix(prefix)
-        for write in self.policy.call(lambda: list(self.driver.unfinished())):
+        for write in self.policy.call(lambda: list(self.driver.list_unfinished())):
             if write.name is None or write.name.startswith(prefix):
                 yield write
 
@@ -293,7 +293,7 @@ class ChunkedStore:
         return [(folder + key.decode(), size) for key, size in sizes.items()]
 
     def _values(self, entry: str, keys: Keys) -> Values:
-        with self.driver.reading(entry) as get:
+        with self.driver.open_entry(entry) as get:
             return get(keys, HEADER_BYTES)
 
 
@@ -324,7 +324,7 @@ def _pieces(
 ) -> Iterator[bytes]:
     """Yield the bytes of chunks that are within `wanted`, in order; chunks wanted in full are read in one call."""
 
-    def checked(number: int, size: int | None) -> None:
+    def check(number: int, size: int | None) -> None:
         if size is None:
             raise CorruptObject(f"{label} is cut: its chunk {number} of {header.last_chunk + 1} is missing")
         if size != header.bytes_of(number):
@@ -338,7 +338,7 @@ def _pieces(
 
     def part(number: int, span: tuple[int, int]) -> bytes:
         size, found = get.part(chunk_key(key, header.write_id, number), *span) or (None, b"")
-        checked(number, size)
+        check(number, size)
         return found
 
     ends = {number: span for number in {numbers[0], numbers[-1]} if (span := cut(number))}
@@ -348,7 +348,7 @@ def _pieces(
     if whole:
         values = get([chunk_key(key, header.write_id, number) for number in whole], header.chunk_bytes)
         for number, value in zip(whole, values, strict=True):
-            checked(number, len(value) if isinstance(value, bytes) else value)
+            check(number, len(value) if isinstance(value, bytes) else value)
         chunks = [value for value in values if isinstance(value, bytes)]
         yield b"".join(chunks) if len(chunks) > 1 else chunks[0]
     if len(numbers) > 1 and numbers[-1] in ends:

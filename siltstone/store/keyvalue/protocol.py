@@ -86,7 +86,7 @@ class KeyValue(Protocol):
         """Return (key, bytes of its value) of each key except chunks', in no order; none if the entry is missing."""
         ...
 
-    def reading(self, entry: str, key: bytes = b"") -> AbstractContextManager[Get]:
+    def open_entry(self, entry: str, key: bytes = b"") -> AbstractContextManager[Get]:
         """Open an entry for reading values within the block; error messages name `key`."""
         ...
 
@@ -102,7 +102,7 @@ class KeyValue(Protocol):
         """Delete keys and, if a value is a header, its chunks after it; the entry disappears with its last key."""
         ...
 
-    def unfinished(self) -> Iterable[Unfinished]:
+    def list_unfinished(self) -> Iterable[Unfinished]:
         """List chunked writes that were begun and not committed."""
         ...
 

@@ -49,11 +49,11 @@ from siltstone.store.keyvalue.redis_client import (
     client,
     memory_remark,
     translate_errors,
-    unreachable,
+    unreachable_error,
 )
 from siltstone.store.paths import check_object_name
 from siltstone.store.retry import Retrying
-from siltstone.store.url import options_of, redacted
+from siltstone.store.url import options_of, redact_url
 
 
 class Script:
@@ -148,7 +148,7 @@ class RedisKeyValue:
 
     def __init__(self, url: str, options: RedisOptions) -> None:
         Server.of(url, options)  # refuses a URL that is not valid
-        self.url, self.label = url, redacted(url)
+        self.url, self.label = url, redact_url(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
         self._prefix = options.prefix
@@ -188,8 +188,8 @@ class RedisKeyValue:
         return sizes.items()
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """Open an entry for reading values (`KeyValue.reading`)."""
+    def open_entry(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        """Open an entry for reading values (`KeyValue.open_entry`)."""
         yield _RedisReading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
@@ -213,12 +213,12 @@ class RedisKeyValue:
             for start in range(0, len(keys), 1000):
                 self.run_script(DELETE, entry, *keys[start : start + 1000])
 
-    def unfinished(self) -> Iterable[Unfinished]:
+    def list_unfinished(self) -> Iterable[Unfinished]:
         """List chunked writes not committed, with their names; rows that no writer here made are ignored."""
         with translate_errors("list unfinished writes", self.label):
             tokens: Any = self.client.hkeys(self._writing)
         values = _RedisReading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
-        writes = [_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
+        writes = [_decode_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
         return [write for write in writes if write is not None]
 
     def discard(self, unfinished: Unfinished) -> None:
@@ -245,8 +245,8 @@ class RedisKeyValue:
     def remarks(self) -> Sequence[Remark]:
         """Report whether the server keeps data on disk, and its memory, if it provides these."""
         with translate_errors("ask for the settings", self.label):
-            about: Any = self._asked(self.client.info) or {}
-            saves: Any = self._asked(lambda: self.client.config_get("save"))
+            about: Any = self._ask(self.client.info) or {}
+            saves: Any = self._ask(lambda: self.client.config_get("save"))
         found = [] if (memory := memory_remark(about)) is None else [memory]
         if saves == {"save": ""} and not about.get("aof_enabled", 1):
             found.append(Remark("it keeps nothing on disk: a restart loses all state", "set its appendonly to yes"))
@@ -299,13 +299,13 @@ class RedisKeyValue:
     def _waits_for_disk(self) -> bool:
         place = (os.getpid(), self.url)
         if place not in _waits:
-            about: Any = self._asked(lambda: self.client.info("server") | self.client.info("persistence")) or {}  # type: ignore[operator]
+            about: Any = self._ask(lambda: self.client.info("server") | self.client.info("persistence")) or {}  # type: ignore[operator]
             version = [int(part) for part in re.findall(r"\d+", str(about.get("redis_version", "")))[:2]]
             _waits[place] = version >= [7, 2] and bool(about.get("aof_enabled"))  # not provided: do not wait
         return _waits[place]
 
     def _check_settings(self) -> None:
-        about: Any = self._asked(self.client.info) or {}
+        about: Any = self._ask(self.client.info) or {}
         if about.get("role") == "slave":
             raise Unreachable(f"{self.label} is a read-only replica; name the primary")
         policy = str(about.get("maxmemory_policy", ""))
@@ -313,25 +313,25 @@ class RedisKeyValue:
             raise UsageError(
                 f"{self.label} may evict keys, and with them state (maxmemory-policy {policy}): set it to noeviction"
             )
-        longest: Any = (self._asked(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
+        longest: Any = (self._ask(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
         if any(self.value_limit_bytes > int(size) for size in longest):
             raise UsageError(
                 f"{self.label} does not accept values of chunk_bytes: set it to {min(map(int, longest))} or less"
             )
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[[], Any]) -> Any:
         """Return the answer; None if a managed server does not allow the question."""
         try:
             return question()
         except refusals.AuthenticationError:
             raise
         except refusals.ResponseError as error:
-            if unreachable(error, "ask", self.label).transient:  # it may answer a little later
+            if unreachable_error(error, "ask", self.label).transient:  # it may answer a little later
                 raise
             return None
 
 
-def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
+def _decode_unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
     """Decode a row of the writes in progress; None if it is not valid, or too long."""
     if not isinstance(value, bytes):
         return None
@@ -399,14 +399,14 @@ class _StagedInRedis:
         """Store the next chunks."""
         with translate_errors(self._what, self._driver.label):
             if not self._driver.put_chunks(self._entry, self._token, chunks):
-                raise self._discarded()
+                raise self._discarded_error()
 
     def commit(self, header: bytes) -> bool:
         """Make header and chunks visible; False if the key is taken."""
         with translate_errors(self._what, self._driver.label):
             done = self._driver.run_script(COMMIT, self._entry, self._token, self._key, header, durably=True)
         if done < 0:
-            raise self._discarded()
+            raise self._discarded_error()
         return bool(done)
 
     def discard(self) -> None:
@@ -415,5 +415,5 @@ class _StagedInRedis:
             write_id = bytes.fromhex(self._token)
             self._driver.run_script(DISCARD, self._entry, self._token, self._key, write_id)
 
-    def _discarded(self) -> Unreachable:
+    def _discarded_error(self) -> Unreachable:
         return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")

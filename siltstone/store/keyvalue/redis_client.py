@@ -17,7 +17,7 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.secret import FILE, read_variable
 from siltstone.store.base import Remark
 from siltstone.store.keyvalue.protocol import SMALLEST_LIMIT_BYTES
-from siltstone.store.url import StoreOptions, redacted, split
+from siltstone.store.url import StoreOptions, redact_url, split
 
 PASSWORD = "SILTSTONE_REDIS_PASSWORD"
 """the default variable for the password, which is not in the URL: URLs are sent to tasks and shown in process lists"""
@@ -60,10 +60,10 @@ class Server:
         parts = split(url)
         number = parts.path.strip("/") or "0"
         if not parts.hostname or not number.isdecimal() or parts.fragment:
-            raise UsageError(f"{redacted(url)} is not a Redis URL: write redis://[user@]host:port/database-number")
+            raise UsageError(f"{redact_url(url)} is not a Redis URL: write redis://[user@]host:port/database-number")
         if parts.password:
             raise UsageError(
-                f"{redacted(url)} contains a password, which would be sent to every task: leave it out, and set "
+                f"{redact_url(url)} contains a password, which would be sent to every task: leave it out, and set "
                 f"{PASSWORD}, or {PASSWORD}{FILE} to the path of a file that holds it, on every host"
             )
         user, password = unquote(parts.username) if parts.username else None, read_variable(options.password_variable)
@@ -121,12 +121,12 @@ def translate_errors(what: str, label: str) -> Iterator[None]:
     try:
         yield
     except refusals.RedisError as error:
-        raise unreachable(error, what, label) from error
+        raise unreachable_error(error, what, label) from error
     except OSError as error:
         raise Unreachable(f"cannot {what} in {label}: {error}; check host, port and TLS", transient=True) from error
 
 
-def unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachable:
+def unreachable_error(error: refusals.RedisError, what: str, label: str) -> Unreachable:
     """Make the error for an answer of Redis, or for none."""
     said = str(error).split("\n", 1)[0]
     refused = (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError)

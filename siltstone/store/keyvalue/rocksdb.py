@@ -29,7 +29,7 @@ from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, Writ
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, Algorithm
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.files import make_durable
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.keyvalue.chunked import ChunkedStore
@@ -50,13 +50,13 @@ from siltstone.store.keyvalue.rocksdb_database import (
     Databases,
     database_options,
     open_database,
-    synced,
+    synced_options,
     translate_errors,
 )
 from siltstone.store.paths import TEMPORARY, check_object_name
 from siltstone.store.private import make_private_directory, open_private, private_mode
 from siltstone.store.retry import Retrying, RetryPolicy
-from siltstone.store.url import options_of, redacted, split
+from siltstone.store.url import options_of, redact_url, split
 
 _SIZE = b"\1"
 _NAME = "name"
@@ -94,7 +94,7 @@ def open_rocksdb(url: str) -> Retrying:
     parts = split(url)
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or parts.fragment or len(path) < 2 or "\0" in path:
-        raise UsageError(f"{redacted(url)} is not a RocksDB URL: write rocksdb:///absolute/path")
+        raise UsageError(f"{redact_url(url)} is not a RocksDB URL: write rocksdb:///absolute/path")
     driver = RocksDBKeyValue(url, Path(os.path.abspath(path)), options.chunk_bytes)
     return Retrying(ChunkedStore(driver, options.policy, options.checksums), options.policy)
 
@@ -127,8 +127,8 @@ class RocksDBKeyValue:
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
         """Return (key, bytes of its value) of each key except chunks', without reading values."""
         with (
-            self.databases.reading(entry) as database,
-            translate_errors(f"list {self.databases.what(entry)}", self.root),
+            self.databases.open_to_read(entry) as database,
+            translate_errors(f"list {self.databases.describe(entry)}", self.root),
         ):
             if database is None:
                 return
@@ -138,10 +138,10 @@ class RocksDBKeyValue:
                 yield key[1:], int.from_bytes(size, "big")
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """Open an entry's database for reading only, within the block (`KeyValue.reading`)."""
-        what = self.databases.what(entry, key)
-        with self.databases.reading(entry, key) as database:
+    def open_entry(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        """Open an entry's database for reading only, within the block (`KeyValue.open_entry`)."""
+        what = self.databases.describe(entry, key)
+        with self.databases.open_to_read(entry, key) as database:
             if database is None and not self.root.is_dir():
                 raise Unreachable(f"cannot read {what}: its store is missing; mount or restore it")
 
@@ -149,13 +149,13 @@ class RocksDBKeyValue:
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """Store a new key by one synced batch; False if it is taken."""
-        with self.databases.writing(entry, key) as database:
+        with self.databases.open_to_write(entry, key) as database:
             if database.get(key) is not None:
                 return False
             batch = WriteBatch(raw_mode=True)
             batch.put(key, bytes(value))
             batch.put(_SIZE + key, len(value).to_bytes(8, "big"))
-            database.write(batch, synced())
+            database.write(batch, synced_options())
         return True
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInFiles":
@@ -164,12 +164,12 @@ class RocksDBKeyValue:
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
         """Delete keys and their chunks by one synced batch; an entry left empty is moved away, then removed."""
-        with translate_errors(f"delete from {self.databases.what(entry)}"):
+        with translate_errors(f"delete from {self.databases.describe(entry)}"):
             folder = self.databases.folder(entry)
-            gone = below(self.root, TEMPORARY, uuid.uuid4().hex)
+            gone = path_below(self.root, TEMPORARY, uuid.uuid4().hex)
             if not (folder / DATABASE).is_dir():
                 return
-            with self.databases.locked(folder, fcntl.LOCK_EX) as there:
+            with self.databases.lock(folder, fcntl.LOCK_EX) as there:
                 if not there or not (folder / DATABASE / "CURRENT").exists():
                     return
                 if self._delete(folder / DATABASE, keys):
@@ -179,10 +179,10 @@ class RocksDBKeyValue:
             shutil.rmtree(gone, ignore_errors=True)
             self.databases.remove_empty(folder)
 
-    def unfinished(self) -> Iterable[Unfinished]:
+    def list_unfinished(self) -> Iterable[Unfinished]:
         """List chunked writes not committed; half-removed databases are listed without a name."""
         with translate_errors(f"list {self.label}"), suppress(FileNotFoundError):
-            for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
+            for found in sorted(os.scandir(path_below(self.root, TEMPORARY)), key=lambda each: each.name):
                 with suppress(FileNotFoundError):
                     began = datetime.fromtimestamp(found.stat(follow_symlinks=False).st_mtime, UTC)
                     yield Unfinished(found.name, _name_in(Path(found.path)), began)
@@ -190,7 +190,7 @@ class RocksDBKeyValue:
     def discard(self, unfinished: Unfinished) -> None:
         """Free the space of an unfinished write; its writer cannot commit without its files."""
         with translate_errors(f"discard a write in {self.label}"), suppress(FileNotFoundError):
-            shutil.rmtree(below(self.root, TEMPORARY, check_object_name(unfinished.token)))
+            shutil.rmtree(path_below(self.root, TEMPORARY, check_object_name(unfinished.token)))
 
     def check(self, *, writable: bool) -> None:
         """Check that the directory can be used; a missing one is made by the first write.
@@ -205,7 +205,7 @@ class RocksDBKeyValue:
 
     def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
         """Ingest finished table files into an entry's database, durable on return; False if `key` is taken."""
-        with self.databases.writing(entry, key) as database:
+        with self.databases.open_to_write(entry, key) as database:
             if database.get(key) is not None:
                 return False
             how = IngestExternalFileOptions()
@@ -236,7 +236,7 @@ class RocksDBKeyValue:
                 batch.delete(key)
                 batch.delete(_SIZE + key)
             if len(batch):
-                database.write(batch, synced())
+                database.write(batch, synced_options())
             return False
         finally:
             database.close()
@@ -295,9 +295,9 @@ class _StagedInFiles:
 
     def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key = driver, entry, key
-        self._folder = below(driver.root, TEMPORARY, write_id.hex())
+        self._folder = path_below(driver.root, TEMPORARY, write_id.hex())
         self._name = join_name(entry, key)
-        self._what = f"write {driver.databases.what(entry, key)}"
+        self._what = f"write {driver.databases.describe(entry, key)}"
         with translate_errors(self._what):
             make_private_directory(self._folder, exist_ok=False)
             with open(self._folder / _NAME, "x", opener=open_private) as file:  # "x" follows no link

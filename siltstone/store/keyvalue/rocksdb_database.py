@@ -10,7 +10,7 @@ from typing import Any
 from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
 
 from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
-from siltstone.store.directories import below
+from siltstone.store.directories import path_below
 from siltstone.store.files import make_durable
 from siltstone.store.filesystem import translate_errors as translate_file_errors
 from siltstone.store.keyvalue.protocol import join_name
@@ -78,7 +78,7 @@ def database_options() -> Options:
     return options
 
 
-def synced() -> WriteOptions:
+def synced_options() -> WriteOptions:
     """Return options for writes that are on disk on return."""
     options = WriteOptions()
     options.sync = True
@@ -104,7 +104,7 @@ def _check_files(path: Path) -> None:
 
 
 @contextmanager
-def _altered(what: str) -> Iterator[None]:
+def _translate_altered(what: str) -> Iterator[None]:
     """Translate a refusal while reading into damage, from which a recovery goes back: somebody put the file there."""
     try:
         yield
@@ -123,7 +123,7 @@ class Databases:
         self.root = root
         self.label = label
 
-    def what(self, entry: str, key: bytes = b"") -> str:
+    def describe(self, entry: str, key: bytes = b"") -> str:
         """Return the name of a key or an entry for messages."""
         if key:
             return f"object {join_name(entry, key)} in {self.label}"
@@ -135,25 +135,28 @@ class Databases:
         Raises:
             UsageError: a symbolic link is on the path, or is where the database should be.
         """
-        folder = below(self.root, *(entry.split("/") if entry else ()))
-        below(folder, DATABASE)
+        folder = path_below(self.root, *(entry.split("/") if entry else ()))
+        path_below(folder, DATABASE)
         return folder
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+    def open_to_read(self, entry: str, key: bytes = b"") -> Iterator[Any]:
         """Open an entry's database for reading, None if it is missing; it is not written meanwhile.
 
         Raises:
             CorruptObject: `folder` or RocksDB refuses what is there.
         """
-        with _altered(f"read {self.what(entry, key)}"):
+        with _translate_altered(f"read {self.describe(entry, key)}"):
             folder = self.folder(entry)
         path = folder / DATABASE
-        with translate_errors(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
+        with (
+            translate_errors(f"read {self.describe(entry, key)}", self.root),
+            self.lock(folder, fcntl.LOCK_SH) as there,
+        ):
             if not there or not (path / "CURRENT").exists():  # opening a missing one would make its directory
                 yield None
                 return
-            with _altered(f"read {self.what(entry, key)}"):
+            with _translate_altered(f"read {self.describe(entry, key)}"):
                 database = open_database(path, AccessType.read_only(False))
             try:
                 yield database
@@ -161,15 +164,15 @@ class Databases:
                 database.close()
 
     @contextmanager
-    def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+    def open_to_write(self, entry: str, key: bytes = b"") -> Iterator[Any]:
         """Open an entry's database for writing, made if missing; no other process writes it meanwhile."""
         folder = self.folder(entry)
-        with translate_errors(f"write {self.what(entry, key)}"):
+        with translate_errors(f"write {self.describe(entry, key)}"):
             while True:
                 # A deletion may remove an empty directory before or after mkdir sees it: make it again.
                 with suppress(FileNotFoundError, FileExistsError):
                     self._make_directory(folder)
-                with self.locked(folder, fcntl.LOCK_EX) as there:
+                with self.lock(folder, fcntl.LOCK_EX) as there:
                     if not there:
                         continue
                     database = open_database(folder / DATABASE)
@@ -183,7 +186,7 @@ class Databases:
                             return
 
     @contextmanager
-    def locked(self, folder: Path, mode: int) -> Iterator[bool]:
+    def lock(self, folder: Path, mode: int) -> Iterator[bool]:
         """Hold a directory's lock; False if the directory does not exist.
 
         Raises:
@@ -220,7 +223,7 @@ class Databases:
         """Remove `folder` and the directories above it, as long as they are empty and not locked."""
         while folder != self.root:
             try:
-                with self.locked(folder, fcntl.LOCK_EX) as there:
+                with self.lock(folder, fcntl.LOCK_EX) as there:
                     if there:
                         folder.rmdir()
             except (OSError, Unreachable):

@@ -21,7 +21,7 @@ from urllib3.exceptions import HTTPError
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable, UsageError
 from siltstone.store.retry import RetryPolicy
-from siltstone.store.url import StoreOptions, redacted
+from siltstone.store.url import StoreOptions, redact_url
 
 MIB = 1 << 20
 PARALLEL = 8
@@ -114,14 +114,14 @@ class S3Link:
         try:
             return getattr(self.client, operation)(**parameters)
         except ERRORS as error:
-            raise self.translated(error, verb, what, parameters["Bucket"]) from None
+            raise self.translate(error, verb, what, parameters["Bucket"]) from None
 
-    def translated(self, error: Exception, verb: str, what: str, bucket: str) -> SiltstoneError:
+    def translate(self, error: Exception, verb: str, what: str, bucket: str) -> SiltstoneError:
         """Translate an error of boto3; the message contains no key, secret, query, or text from the server."""
-        server = redacted(self.client.meta.endpoint_url)
+        server = redact_url(self.client.meta.endpoint_url)
         cannot = f"cannot {verb} {what}"
         if isinstance(error, boto.ClientError):
-            return _refused(error, verb, what, bucket, server)
+            return _refused_error(error, verb, what, bucket, server)
         if isinstance(error, ResponseParserError):
             return Unreachable(f"{cannot}: {server} does not answer as S3 does; check the endpoint")
         if isinstance(error, boto.SSLError):
@@ -131,7 +131,7 @@ class S3Link:
         if isinstance(error, _CONNECTION_ERRORS):
             message = f"{cannot}: {server} cannot be reached; check the endpoint and the network"
             return Unreachable(message, transient=True)
-        return _unusable(error, cannot)
+        return _unusable_error(error, cannot)
 
     def with_retries(self, function: Callable[[], Answer]) -> Answer:
         """Call `function` with the link's retry policy, within a larger call; the final error is not transient."""
@@ -147,7 +147,7 @@ class Gone(Unreachable):
     """The multipart upload does not exist: it was aborted, or is complete."""
 
 
-def _unusable(error: Exception, cannot: str) -> SiltstoneError:
+def _unusable_error(error: Exception, cannot: str) -> SiltstoneError:
     """Make the error for what this machine's configuration lacks."""
     if isinstance(error, boto.ProfileNotFound):
         name = error.kwargs.get("profile")
@@ -161,7 +161,7 @@ def _unusable(error: Exception, cannot: str) -> SiltstoneError:
     return Unreachable(f"{cannot}: {type(error).__name__}; check the AWS configuration")
 
 
-def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server: str) -> SiltstoneError:
+def _refused_error(error: boto.ClientError, verb: str, what: str, bucket: str, server: str) -> SiltstoneError:
     """Make the error for the server's answer."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -208,7 +208,7 @@ def link(options: S3Options, what: str) -> S3Link:
             try:
                 client = _client(options)
             except (boto.BotoCoreError, boto.ClientError, ValueError) as error:
-                raise _unusable(error, f"cannot use {what}") from None
+                raise _unusable_error(error, f"cannot use {what}") from None
             pool = ThreadPoolExecutor(PARALLEL, "siltstone-s3")
             _links[key] = S3Link(client, pool, options, options.policy)
         return _links[key]

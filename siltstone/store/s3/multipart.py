@@ -116,7 +116,7 @@ class Multipart:
         )
 
     def abort(self) -> None:
-        """Free the space of the parts; if the server does not answer, `unfinished` lists the upload.
+        """Free the space of the parts; if the server does not answer, `list_unfinished` lists the upload.
 
         This is tried no longer than the store's options say, even for an upload that is tried for longer.
         """

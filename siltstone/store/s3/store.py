@@ -2,7 +2,8 @@
 
 An object is put on the condition that its name is free (`If-None-Match: *`), so exactly one of several writers of a
 name wins; S3 shows an object completely or not at all (objects are written once: promise 6). Large objects are sent and
-fetched in concurrent parts. Parts of an unfinished write take space until they are discarded: `unfinished` lists them.
+fetched in concurrent parts. Parts of an unfinished write take space until they are discarded: `list_unfinished` lists
+them.
 
 The URL's query is `S3Options`; credentials come from boto3's own chain and are never part of it.
 """
@@ -27,7 +28,7 @@ from siltstone.store.paths import check_object_name, check_prefix
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.s3.client import ERRORS, MIB, Gone, S3Link, S3Options, link
 from siltstone.store.s3.multipart import CHECKSUM, PARTS, Body, S3Writer, multipart
-from siltstone.store.url import options_of, redacted, split
+from siltstone.store.url import options_of, redact_url, split
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _DELETED_AT_ONCE = 1000  # S3's own limit
@@ -45,7 +46,7 @@ def open_s3(url: str) -> Store:
         raise UsageError("an s3:// URL has no credentials: set AWS_PROFILE, or the other variables that boto3 reads")
     options = options_of(url, S3Options)
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
-        raise UsageError(f"{redacted(url)} names no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
+        raise UsageError(f"{redact_url(url)} names no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
     store = S3Store(url, parts.netloc, check_prefix(parts.path.strip("/")), options)
     return Retrying(store, options.policy)
 
@@ -60,7 +61,7 @@ class S3Store:
         self, url: str, bucket: str, prefix: str, options: S3Options, policy: RetryPolicy | None = None
     ) -> None:
         self.url = url
-        self.label = redacted(url)
+        self.label = redact_url(url)
         self.bucket = bucket
         self.prefix = prefix
         self.options = options
@@ -76,7 +77,7 @@ class S3Store:
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         """Store a new object; if it is larger than `put_bytes`, in parts, each with its own retries."""
-        key, what, view = self._key(check_object_name(name)), self._what(name), memoryview(data).cast("B")
+        key, what, view = self._key(check_object_name(name)), self._describe(name), memoryview(data).cast("B")
         checksum = checksum_of(view, self.checksums)
         if len(view) <= self.options.put_most_bytes:
             self._link().ask(
@@ -103,7 +104,7 @@ class S3Store:
     def create(self, name: str) -> Iterator[S3Writer]:
         """Write a new object piece by piece, with a few parts in memory; a small one is put in one request."""
         writer = S3Writer(
-            self._link(), self.bucket, self._key(check_object_name(name)), self._what(name), self.checksums
+            self._link(), self.bucket, self._key(check_object_name(name)), self._describe(name), self.checksums
         )
         try:
             yield writer
@@ -119,7 +120,7 @@ class S3Store:
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         """Read a whole object and verify it; large ones in concurrent parts, hashed in order as they arrive."""
-        what = self._what(stored.name)
+        what = self._describe(stored.name)
         checksum = start_hash(stored.checksum, what)
         data = self._fetch(stored.name, 0, stored.bytes, checksum)
         compare(checksum, stored.checksum, what)
@@ -130,14 +131,14 @@ class S3Store:
         if length:
             return self._fetch(name, offset, length, None)
         key = self._key(check_object_name(name))
-        found = self._link().ask("read", self._what(name), "head_object", Bucket=self.bucket, Key=key)
+        found = self._link().ask("read", self._describe(name), "head_object", Bucket=self.bucket, Key=key)
         self._check_holds(name, found["ContentLength"], offset)
         return pa.py_buffer(b"")
 
     def _fetch(self, name: str, offset: int, length: int, checksum: Checksum | None) -> pa.Buffer:
         """Fetch bytes of an object into one buffer. With a checksum, `length` is the whole object, and bytes are added
         to the checksum."""
-        what, asked = self._what(name), {"Bucket": self.bucket, "Key": self._key(check_object_name(name))}
+        what, asked = self._describe(name), {"Bucket": self.bucket, "Key": self._key(check_object_name(name))}
         connection = self._link()
         step = self.options.part_bytes if length > 2 * self.options.part_bytes else max(length, 1)
         ranges = [(start, min(start + step, length)) for start in range(0, length, step)] or [(0, 0)]
@@ -184,16 +185,16 @@ class S3Store:
                         break
                     done += count
             except ERRORS as error:
-                raise self._link().translated(error, "read", what, self.bucket) from None
+                raise self._link().translate(error, "read", what, self.bucket) from None
         if done < len(into):
             raise Unreachable(f"cannot read {what}: the answer was cut; it may pass: try again", transient=True)
 
     def _check_holds(self, name: str, found: int, wanted: int, checksum: Checksum | None = None) -> None:
         """Raise CorruptObject unless `found` bytes are enough; with a checksum, they must equal `wanted`."""
         if checksum is not None and found != wanted:
-            raise CorruptObject(f"{self._what(name)} has {found} bytes instead of {wanted}")
+            raise CorruptObject(f"{self._describe(name)} has {found} bytes instead of {wanted}")
         if found < wanted:
-            raise CorruptObject(f"{self._what(name)} has {found} bytes and should have {wanted}")
+            raise CorruptObject(f"{self._describe(name)} has {found} bytes and should have {wanted}")
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield (name, bytes) of every object whose name starts with `prefix`, in name order, page by page."""
@@ -214,7 +215,7 @@ class S3Store:
             place = {"Bucket": self.bucket, "Key": self._key(name)}
             with suppress(CorruptObject):  # missing
                 found = connection.with_retries(
-                    lambda: connection.ask("read", self._what(name), "head_object", **place)
+                    lambda: connection.ask("read", self._describe(name), "head_object", **place)
                 )
                 return found["LastModified"].astimezone(UTC)
             return None
@@ -234,11 +235,11 @@ class S3Store:
                 if code != "NoSuchKey":
                     name = self._name(str(refused.get("Key", ""))) or "?"
                     raise Unreachable(
-                        f"cannot delete {self._what(name)}: the server answers {code}; check its permissions",
+                        f"cannot delete {self._describe(name)}: the server answers {code}; check its permissions",
                         transient=code in ("InternalError", "SlowDown", "ServiceUnavailable"),
                     )
 
-    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+    def list_unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """List multipart uploads that were neither completed nor aborted.
 
         At most a page (a thousand) of one name is listed; the next ones follow when these are discarded.
@@ -261,7 +262,12 @@ class S3Store:
             key = self._key(check_object_name(name))
             with suppress(Gone):
                 self._link().ask(
-                    "discard", self._what(name), "abort_multipart_upload", Bucket=self.bucket, Key=key, UploadId=upload
+                    "discard",
+                    self._describe(name),
+                    "abort_multipart_upload",
+                    Bucket=self.bucket,
+                    Key=key,
+                    UploadId=upload,
                 )
 
     def check(self, *, writable: bool) -> None:
@@ -299,7 +305,7 @@ class S3Store:
         except UsageError:
             return None
 
-    def _what(self, name: str) -> str:
+    def _describe(self, name: str) -> str:
         return f"object {name} in {self.label}"
 
     def _link(self) -> S3Link:

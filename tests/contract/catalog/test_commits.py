@@ -32,7 +32,7 @@ def test_a_commit_is_read_back_whole(flights: Catalog, catalog_url: str) -> None
     )
     flights.commits.add("flights", 1, commit)
     with open_catalog(catalog_url, create=False) as other:
-        found = other.checkpoints.latest("flights")
+        found = other.checkpoints.get_latest("flights")
         assert found == other.checkpoints.get("flights", 1) == other.checkpoints.list("flights")[0]
         assert (found.stream, found.id, found.epoch, found.committed_at) == ("flights", 1, 1, NOON)
         for name in ("manifest", "digest", "rows", "bytes", "forms", "d", "statistics", "event_time_max"):

@@ -31,7 +31,7 @@ def test_a_marked_checkpoint_is_seen_by_those_that_build_on_it_only(flights: Cat
     assert [c.id for c in flights.checkpoints.list("flights")] == [1, 2, 5, 6]
     assert [c.id for c in flights.checkpoints.list("flights", limit=3)] == [2, 5, 6]
     assert [c.id for c in flights.checkpoints.list("flights", limit=3, marked=True)] == [4, 5, 6]
-    assert (flights.checkpoints.latest("flights").id, flights.checkpoints.last_id("flights")) == (6, 6)
+    assert (flights.checkpoints.get_latest("flights").id, flights.checkpoints.last_id("flights")) == (6, 6)
     assert flights.reference_copies.list("flights") == []
     for call in (
         lambda: flights.checkpoints.resolve("flights", "4"),

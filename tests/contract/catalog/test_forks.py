@@ -160,7 +160,7 @@ def test_a_fork_goes_on_by_itself(catalog: Catalog) -> None:
     assert catalog.runs.begin("what-if", "host:9") == 3
     assert catalog.runs.list("what-if")[0].first_checkpoint == 4
     commit(catalog, 4, (1, 2), "what-if", 3)
-    assert catalog.checkpoints.latest("what-if").id == 4 and catalog.checkpoints.latest("flights").id == 5
+    assert catalog.checkpoints.get_latest("what-if").id == 4 and catalog.checkpoints.get_latest("flights").id == 5
     assert catalog.streams.get("flights").epoch == 2, "the parent's run is not fenced"
     commit(catalog, 6, (4, 2))
     catalog.forks.create("what-if", "again", 4)

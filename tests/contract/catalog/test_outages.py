@@ -222,7 +222,7 @@ def test_checkpoints_that_are_pending_when_an_outage_begins_complete_or_come_aga
             again.step(sums.rows(again.batches + 1))
         assert not failures(place, sums.NAME)
         found = [record.digest for record in place.catalog.checkpoints.list(sums.NAME)]
-    with OpenWarehouse.writable(str(tmp_path / "still")) as still:
+    with OpenWarehouse.open_writable(str(tmp_path / "still")) as still:
         assert found == expected(still, 4)
 
 

@@ -45,7 +45,7 @@ def test_of_two_epochs_racing_for_one_id_the_newer_wins(flights: Catalog, catalo
             results = outcomes(2, work)
         assert new in results
         assert sum(isinstance(r, Fenced) for r in results) == 1
-        assert flights.checkpoints.latest("flights").epoch == new
+        assert flights.checkpoints.get_latest("flights").epoch == new
         assert len(flights.objects.list("flights", [id])) == 1
 
 

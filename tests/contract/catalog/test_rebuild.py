@@ -14,7 +14,7 @@ from tests.rebuild_cases import check_same, rebuilt, what_it_knows, write_histor
 
 @pytest.mark.slow
 def test_a_catalog_is_rebuilt_in_any_database_and_only_once(tmp_path: Path, catalog_url: str) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         write_history(place, Heard()).region.close("done")
         known = what_it_knows(place.catalog)
         check_same(rebuilt(place, catalog_url)[1], known)
@@ -26,7 +26,7 @@ def test_a_catalog_is_rebuilt_in_any_database_and_only_once(tmp_path: Path, cata
 
 @pytest.mark.slow
 def test_a_catalog_is_lost_from_any_database(tmp_path: Path, catalog_url: str) -> None:
-    with OpenWarehouse.writable(str(tmp_path / "w"), catalog_url) as place:
+    with OpenWarehouse.open_writable(str(tmp_path / "w"), catalog_url) as place:
         write_history(place, Heard()).region.close("done")
         known = what_it_knows(place.catalog)
         check_same(rebuilt(place, f"sqlite:///{tmp_path}/again.db")[1], known)

@@ -74,7 +74,7 @@ def test_times_are_those_of_the_database_not_of_its_clients(catalog_url: str, mo
         assert [live.id for live in catalog.leases.list_live("flights")] == ["a"]
         asked = [
             catalog.runs.list("flights")[0].started_at,
-            catalog.checkpoints.latest("flights").committed_at,
+            catalog.checkpoints.get_latest("flights").committed_at,
             lease.taken_at,
         ]
         assert before <= asked[0] <= asked[1] <= asked[2] <= catalog.now() <= server_time()
@@ -128,7 +128,7 @@ def test_a_stream_without_checkpoints_says_so(flights: Catalog) -> None:
         == []
     )
     for call in (
-        lambda: flights.checkpoints.latest("flights"),
+        lambda: flights.checkpoints.get_latest("flights"),
         lambda: flights.checkpoints.resolve("flights", "latest"),
         lambda: flights.checkpoints.get("flights", 1),
         lambda: flights.checkpoints.as_of("flights", NOON),

@@ -149,9 +149,9 @@ def test_a_proof_of_what_was_given_up_is_no_proof_of_what_was_made_again(catalog
     commit(catalog, 6, epoch=epoch)
     with pytest.raises(UnknownCheckpoint):
         catalog.checkpoints.record_proof("flights", 6, False, "damaged", epoch=1)
-    assert catalog.checkpoints.latest("flights").proven is None
+    assert catalog.checkpoints.get_latest("flights").proven is None
     catalog.checkpoints.record_proof("flights", 6, True, epoch=epoch)
-    assert catalog.checkpoints.latest("flights").proven
+    assert catalog.checkpoints.get_latest("flights").proven
 
 
 # Refused

@@ -90,7 +90,7 @@ def test_an_expired_savepoint_keeps_nothing_and_goes_with_its_checkpoint(flights
     hour = flights.savepoints.add("flights", 1, "hour", 2, timedelta(hours=1))
     day = flights.savepoints.add("flights", 1, "day", 2, timedelta(days=1))
     clock.move(60)
-    assert [(s.name, s.expired(clock())) for s in flights.savepoints.list("flights")] == [
+    assert [(s.name, s.is_expired(clock())) for s in flights.savepoints.list("flights")] == [
         ("day", False),
         ("hour", True),
     ]

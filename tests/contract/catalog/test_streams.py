@@ -62,7 +62,7 @@ def test_an_unknown_stream_is_named_with_those_there_are(catalog: Catalog) -> No
         lambda: catalog.definitions.list("fligths"),
         lambda: catalog.definitions.get("fligths", 1),
         lambda: catalog.checkpoints.last_id("fligths"),
-        lambda: catalog.checkpoints.latest("fligths"),
+        lambda: catalog.checkpoints.get_latest("fligths"),
         lambda: catalog.checkpoints.get("fligths", 1),
         lambda: catalog.checkpoints.list("fligths"),
         lambda: catalog.checkpoints.resolve("fligths", "latest"),

@@ -226,4 +226,4 @@ def test_a_damaged_page_is_an_error_of_ours(tmp_path: Path) -> None:
         open_catalog(f"sqlite:///{path}", create=False) as catalog,
         pytest.raises(Unreachable, match="malformed"),
     ):
-        catalog.checkpoints.latest("flights")
+        catalog.checkpoints.get_latest("flights")

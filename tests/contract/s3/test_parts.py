@@ -166,8 +166,8 @@ def test_parts_left_over_are_listed_by_prefix_and_discarded(place: FreshBucket) 
         Bucket=place.bucket, Key="p/s/1/a", UploadId=begun[0]["UploadId"], PartNumber=1, Body=b"x" * 1000
     )
     store = place.open("p")
-    assert [write.name for write in store.unfinished("s/1/")] == ["s/1/a", "s/1/a"]
-    left = list(store.unfinished())
+    assert [write.name for write in store.list_unfinished("s/1/")] == ["s/1/a", "s/1/a"]
+    left = list(store.list_unfinished())
     assert [write.name for write in left] == ["s/1/a", "s/1/a", "s/2/b"]
     assert all(write.began_at.utcoffset() is not None for write in left)
     for _ in range(2):  # what is gone is no error

@@ -170,7 +170,7 @@ def test_more_than_a_page_of_parts_left_over_is_listed(place: FreshBucket, monke
     for key in keys:
         place.client.create_multipart_upload(Bucket=place.bucket, Key=key)
     monkeypatch.setattr(s3_client.S3Link, "ask", with_small_pages)
-    left = list(place.open("w").unfinished())
+    left = list(place.open("w").list_unfinished())
     assert [f"w/{write.name}" for write in left] == keys
     assert len({write.token for write in left}) == len(keys)
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 @pytest.fixture
 def warehouse(place: FreshBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenWarehouse]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with OpenWarehouse.writable(place.url("ware/house"), f"sqlite:///{tmp_path}/catalog.db") as opened:
+    with OpenWarehouse.open_writable(place.url("ware/house"), f"sqlite:///{tmp_path}/catalog.db") as opened:
         yield opened
 
 

@@ -112,7 +112,7 @@ def test_blocks_and_bases_carry_them_to_any_backend_with_equal_digests(reopen: O
     block = encode_block(changes, groups)
     base = io.BytesIO()
     assert write_base(base, SCHEMA, table.scan(ALL)) == 4
-    by_block, by_base = (MemoryState.empty({"t": SCHEMA}, ALL, MAX_PARALLELISM) for _ in range(2))
+    by_block, by_base = (MemoryState.make_empty({"t": SCHEMA}, ALL, MAX_PARALLELISM) for _ in range(2))
     apply_delta(by_block, "t", *decode_block(block.data))
     for rows, owners in read_base(base.getvalue(), SCHEMA):
         set_state(by_base, "t", rows, owners)

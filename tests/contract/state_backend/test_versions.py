@@ -119,7 +119,7 @@ def _work(task: StepTask) -> None:
 @pytest.fixture(scope="module", params=BACKENDS)
 def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     root = tmp_path_factory.mktemp(f"versions-{request.param}")
-    with OpenWarehouse.writable(str(root / "w")) as place:
+    with OpenWarehouse.open_writable(str(root / "w")) as place:
         yield History(place, request.param, root / "copies")
 
 
@@ -179,7 +179,9 @@ def _of_another_backend(directory: Path, kind: str) -> None:
     shutil.rmtree(directory)
     operator, groups = STREAM.operators[0], KeyGroupRange(0, STREAM.max_parallelism)
     [other] = set(BACKENDS) - {kind}
-    backend(other).open(directory, operator.tables(), operator.opaque(), groups, STREAM.max_parallelism).close()
+    backend(other).open(
+        directory, operator.tables(), operator.opaque_variables(), groups, STREAM.max_parallelism
+    ).close()
 
 
 @pytest.mark.parametrize("spoil", [_cut, _empty, _clear, _of_another_shape, _of_another_backend])

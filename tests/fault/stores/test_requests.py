@@ -86,7 +86,7 @@ def test_an_answer_lost_after_the_write_is_success_for_its_writer_alone(room: Ro
     room.proxy.clear()
     assert truth.read(theirs).to_pybytes() == b"foreign"
     assert [name for name, _ in truth.list("")] == ["s/mine", "s/theirs"]
-    assert list(truth.unfinished()) == []
+    assert list(truth.list_unfinished()) == []
 
 
 def test_a_writer_in_pieces_outlives_cuts(room: Room) -> None:
@@ -101,13 +101,13 @@ def test_a_writer_in_pieces_outlives_cuts(room: Room) -> None:
     assert writer.stored == stored_as("s/pieces", data)
     room.proxy.clear()
     assert whole_or_absent(room.truth, "s/pieces", data)
-    assert list(room.truth.unfinished()) == []
+    assert list(room.truth.list_unfinished()) == []
 
 
 def test_a_write_half_done_when_the_server_goes_shows_nothing_and_is_found(room: Room) -> None:
     store, truth = room.open("wait_s=0.005&attempts=2&timeout_s=5"), room.truth
     with pytest.raises(Unreachable, match="s/half"), store.create("s/half") as writer:
-        while not list(truth.unfinished("s/")):
+        while not list(truth.list_unfinished("s/")):
             writer.write(bytes_of(3, 6 * MIB))
         room.proxy.down()
         for _ in range(10):
@@ -115,10 +115,10 @@ def test_a_write_half_done_when_the_server_goes_shows_nothing_and_is_found(room:
     room.proxy.up()
     assert writer.stored is None
     assert list(truth.list("")) == []
-    [left] = truth.unfinished("s/")
+    [left] = truth.list_unfinished("s/")
     assert left.name == "s/half"
     truth.discard([left])
-    assert list(truth.unfinished()) == []
+    assert list(truth.list_unfinished()) == []
     assert store.put("s/half", b"again").bytes == 5
 
 

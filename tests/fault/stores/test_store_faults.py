@@ -194,7 +194,7 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
     """Each attempt at step 4 gets a request further (after the first few: four, but in `make test-thorough`); the last
     gets through, and all is as on a filesystem."""
     reference, policy = small(), policy_by_name(DEFAULT_POLICY)
-    with OpenWarehouse.writable(warehouse) as place:
+    with OpenWarehouse.open_writable(warehouse) as place:
 
         def dies_after(run: RegionRun, requests: int) -> bool:
             """Whether the store's death was felt in the next step; nothing of that may be seen."""
@@ -244,7 +244,7 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
 
 def test_steps_on_a_bad_network_are_those_on_a_filesystem(room: Room, warehouse: str) -> None:
     reference = small()
-    with OpenWarehouse.writable(warehouse.replace("attempts=2", "attempts=12")) as place:
+    with OpenWarehouse.open_writable(warehouse.replace("attempts=2", "attempts=12")) as place:
         chance = random.Random(9)
         room.proxy.sometimes(chance, {LOST_REQUEST: 0.04, LOST_ANSWER: 0.04, room.at.busy[0]: 0.04})
         run = RegionRun(place, SMALL, policy_by_name(DEFAULT_POLICY), parallelism=2)

@@ -51,7 +51,7 @@ class Index:
         self._region.reserve(_HEAD + (1 << SEGMENT_BITS))
         segments = int(self._region.items[0])
         if rows and not segments:
-            raise self._damaged()
+            raise self._damaged_error()
         bits, self._size = SEGMENT_BITS, 1 << SEGMENT_BITS
         # The segment comes from other bits of the product than the place in it.
         self._in_segment, self._above, self._below = np.uint64(64 - bits), np.uint64(bits), np.uint64(32 - bits)
@@ -63,14 +63,14 @@ class Index:
         """Use this many segments, for which there is room."""
         end = _HEAD + segments * self._size
         if len(self._region.items) < end:
-            raise self._damaged()
+            raise self._damaged_error()
         self.segments = segments
         self.slots = self._region.items[_HEAD:end]
         level = segments.bit_length() - 1
         self._narrow, self._wide = np.uint64((1 << level) - 1), np.uint64((2 << level) - 1)
         self._region.items[0] = segments
 
-    def _damaged(self) -> StateError:
+    def _damaged_error(self) -> StateError:
         return StateError(
             f"{self._region.path} is missing or cut short", advice="delete this working state and restore it"
         )

@@ -27,7 +27,7 @@ def _is_variable(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_binary(kind)
 
 
-def _stored(kind: pa.DataType) -> np.dtype:
+def _stored_type(kind: pa.DataType) -> np.dtype:
     """Return the type of a value in a record: its bits, so that keys compare as integers."""
     if _is_variable(kind):
         return np.dtype(np.uint64)
@@ -50,7 +50,7 @@ class Layout:
         """of each nullable key column, the position of its bit in `nulls`"""
         self.variable_columns = sum(_is_variable(field.type) for _, field in [*self.keys, *self.values])
         fields: list[tuple[str, np.dtype]] = [(name, np.dtype(np.uint64)) for name in ("hash", "digest")]
-        fields += [(name, _stored(field.type)) for name, field in [*self.keys, *self.values]]
+        fields += [(name, _stored_type(field.type)) for name, field in [*self.keys, *self.values]]
         fields += [
             ("mark", np.dtype(np.uint32)),
             ("group", np.dtype(np.uint16)),
@@ -76,8 +76,8 @@ class Layout:
         self.opaque = np.dtype((np.void, width))
 
     def encode_keys(self, keys: pa.Table) -> list[pa.Array | np.ndarray]:
-        """Encode normalised key columns for `equal` and `write_keys`: as stored bits, or the array itself; if columns
-        are nullable, also which are null (uint8[n, width of `nulls`])."""
+        """Encode normalised key columns for `have_keys` and `write_keys`: as stored bits, or the array itself; if
+        columns are nullable, also which are null (uint8[n, width of `nulls`])."""
         columns = [one_array(keys.column(i)) for i in range(len(self.keys))]
         encoded = [_key_bits(column, field.type) for column, (_, field) in zip(columns, self.keys, strict=True)]
         if self._bit:
@@ -88,7 +88,7 @@ class Layout:
             encoded.append(nulls)
         return encoded
 
-    def equal(self, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena) -> np.ndarray:
+    def have_keys(self, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena) -> np.ndarray:
         """Return bool[n]: whether each record has the primary key of the same row of `keys`."""
         result = np.ones(len(block), np.bool_)
         for byte in np.flatnonzero(self._key_bits).tolist():
@@ -186,7 +186,7 @@ def _bits(column: pa.Array, kind: pa.DataType) -> pa.Array | np.ndarray:
     if _is_variable(kind):
         return column
     values = fixed_values(column)
-    return values if values.ndim == 2 else values.view(_stored(kind))
+    return values if values.ndim == 2 else values.view(_stored_type(kind))
 
 
 def _array(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None, arena: Arena) -> pa.Array:

@@ -61,22 +61,22 @@ class Records:
         position = self.index.home(hashes)
         ids = self.index.probe(position, tag, self.rows)
         block = self.take(ids)
-        wrong = self._wrong(ids, block, keys)
+        wrong = self._find_wrong(ids, block, keys)
         while wrong.size:  # an equal tag does not imply an equal key
             at = self.index.advance(position[wrong])
             there = self.index.probe(at, tag[wrong], self.rows)
             position[wrong], ids[wrong] = at, there
             candidates = self.take(there)
             block.view(self.layout.opaque)[wrong] = candidates.view(self.layout.opaque)
-            wrong = wrong[self._wrong(there, candidates, _select(keys, wrong))]
+            wrong = wrong[self._find_wrong(there, candidates, _select(keys, wrong))]
         return ids, block
 
-    def _wrong(self, ids: np.ndarray, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> np.ndarray:
+    def _find_wrong(self, ids: np.ndarray, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> np.ndarray:
         """Return which of the records found have another key."""
         there = np.flatnonzero(ids >= 0)
         if 2 * len(there) > len(ids):  # comparing missing ones as well costs less than removing them
-            return np.flatnonzero(~self.layout.equal(block, keys, self.arena) & (ids >= 0))
-        return there[~self.layout.equal(block[there], _select(keys, there), self.arena)]
+            return np.flatnonzero(~self.layout.have_keys(block, keys, self.arena) & (ids >= 0))
+        return there[~self.layout.have_keys(block[there], _select(keys, there), self.arena)]
 
     def make_room(self, rows: int) -> None:
         """Make room for `rows` records in total."""

@@ -16,7 +16,7 @@ PART_ROWS = 1 << 18
 
 def scan_records(records: Records, schema: TableSchema, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Yield the live records of `groups` in batches, and their rows (`schema.rows`)."""
-    for ids in ordered(records, groups):
+    for ids in scan_ids(records, groups):
         block = records.take(ids)
         keys, values = (
             records.layout.read_keys(block, records.arena),
@@ -25,7 +25,7 @@ def scan_records(records: Records, schema: TableSchema, groups: KeyGroupRange) -
         yield block, as_table([*keys, *values], schema.rows, len(block))
 
 
-def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
+def scan_ids(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
     """Yield ids of the live records of `groups`, one batch at a time.
 
     Memory: four bytes per record of these groups, and the keys of one key group or one batch.
@@ -46,11 +46,11 @@ def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.n
     """Return ids (uint32) by key group, and where each key group ends among them, by a counting sort in parts, which
     needs little more memory than its result."""
     counts = np.zeros(len(groups), np.int64)
-    for _, owners in _live(records, groups):
+    for _, owners in _scan_live(records, groups):
         counts += np.bincount(owners, minlength=len(groups))
     ends = np.cumsum(counts)
     ids, place = np.empty(int(counts.sum()), np.uint32), ends - counts
-    for found, owners in _live(records, groups):
+    for found, owners in _scan_live(records, groups):
         order = np.argsort(owners, kind="stable")
         here = np.bincount(owners, minlength=len(groups))
         # The nth record of a key group in this part goes to its nth free position.
@@ -60,7 +60,7 @@ def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.n
     return ids, ends
 
 
-def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _scan_live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield ids of live records of `groups`, ascending, in parts, and the ordinals of their key groups."""
     group, live = records.column("group"), records.column("live")
     for start in range(0, records.rows, PART_ROWS):

@@ -103,7 +103,7 @@ class _PinnedRecords(Records):
         """Return one field of all records, as a copy."""
         values = super().column(name).copy()
         self._images.find()
-        ids = self._images.changed()
+        ids = self._images.list_changed()
         if len(ids):
             block = np.empty(len(ids), self.layout.dtype)
             self._images.put(ids, block)
@@ -168,7 +168,7 @@ class _Images:
         self._number[ids[which]] = np.arange(self._images + 1, self._images + 1 + len(which))
         self._images += len(which)
 
-    def changed(self) -> np.ndarray:
+    def list_changed(self) -> np.ndarray:
         """Return the ids of records that have an image."""
         return np.flatnonzero(self._number)
 

@@ -225,7 +225,7 @@ class HeapTable:
 
     # Change tracking and scanning
 
-    def changed(self) -> np.ndarray:
+    def count_changed(self) -> np.ndarray:
         """Return int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
         return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
 

@@ -114,7 +114,7 @@ class KeyCoding:
             if isinstance(part, np.ndarray):
                 columns.append(_from_sorted(part, kind, valid))
             else:
-                columns.append(to_variable(_unend(part) if i in ends else part, kind, valid))
+                columns.append(to_variable(_strip_end(part) if i in ends else part, kind, valid))
         return columns, group_numbers(packed)
 
     def _ended_lengths(self, packed: Packed) -> dict[int, np.ndarray]:
@@ -228,7 +228,7 @@ def _end(text: Packed) -> Packed:
     return join([text, np.zeros((len(text), len(_END)), np.uint8)])
 
 
-def _unend(text: Packed) -> Packed:
+def _strip_end(text: Packed) -> Packed:
     rest, end = split(text, [lengths(text) - len(_END), len(_END)])
     if np.any(np.asarray(end) != np.frombuffer(_END, np.uint8)):
         raise ValueError("a key has a string without an end")

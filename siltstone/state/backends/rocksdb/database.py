@@ -137,7 +137,7 @@ class Database:
     def keys(self, start: bytes, end: bytes) -> list[bytes]:
         """Return the keys from `start` on and before `end`, sorted; all of them rows, or none."""
         with self._translate_errors("read"):
-            return list(self._family(start).keys(from_key=start, read_opt=_until(end)))
+            return list(self._family(start).keys(from_key=start, read_opt=_read_until(end)))
 
     def is_empty(self) -> bool:
         """Whether it has no key at all."""
@@ -147,7 +147,7 @@ class Database:
     def items(self, start: bytes, end: bytes, sizes: Iterable[int] = repeat(1 << 17)) -> Iterator[list[Pair]]:
         """Yield keys and values from `start` on and before `end`, sorted, in lists of at most `sizes` pairs."""
         with self._translate_errors("read"):
-            found = self._family(start).items(from_key=start, read_opt=_until(end))
+            found = self._family(start).items(from_key=start, read_opt=_read_until(end))
         for size in sizes:
             with self._translate_errors("read"):
                 part = list(islice(found, size))
@@ -156,7 +156,7 @@ class Database:
             yield part
 
     @contextmanager
-    def loading(self) -> Iterator[Callable[[Sequence[bytes], Sequence[bytes]], None]]:
+    def load_sorted(self) -> Iterator[Callable[[Sequence[bytes], Sequence[bytes]], None]]:
         """Yield a function that takes rows with keys in order, after all before; the block's end adds all at once.
 
         They are written into table files without the detour through write buffers and compaction.
@@ -278,7 +278,7 @@ def _options() -> Options:
     return options
 
 
-def _until(end: bytes) -> ReadOptions:
+def _read_until(end: bytes) -> ReadOptions:
     bounds = ReadOptions()
     bounds.set_iterate_upper_bound(end)
     return bounds

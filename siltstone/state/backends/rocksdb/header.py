@@ -13,7 +13,7 @@ HEADER = b"h"
 OPAQUE, ROWS, LISTS, UNDO = b"o", b"t", b"c", b"u"
 
 
-def after(prefix: bytes) -> bytes:
+def key_after(prefix: bytes) -> bytes:
     """Return the least key after all with this prefix of one byte."""
     return bytes([prefix[0] + 1])
 
@@ -42,7 +42,7 @@ def table_prefix(kind: bytes, ordinal: int) -> bytes:
 def read_opaque(database: Database, names: Sequence[str]) -> dict[str, dict[int, bytes]]:
     """Return the opaque values: variable -> key group -> bytes. `names` are sorted."""
     opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in names}
-    for pairs in database.items(OPAQUE, after(OPAQUE)):
+    for pairs in database.items(OPAQUE, key_after(OPAQUE)):
         for key, value in pairs:
             opaque[names[int.from_bytes(key[1:3], "big")]][int.from_bytes(key[3:5], "big")] = value
     return opaque

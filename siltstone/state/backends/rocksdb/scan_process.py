@@ -86,7 +86,7 @@ class ScanProcess:
             requests.write(start + end)
             requests.flush()
         except BrokenPipeError:
-            raise self._death() from None
+            raise self._death_error() from None
         while True:
             kind, count, key_bytes, value_bytes = HEAD.unpack(self._read(HEAD.size).tobytes())
             size = key_bytes + value_bytes + 2 * count * _LENGTH.itemsize
@@ -98,7 +98,7 @@ class ScanProcess:
             elif kind == ROWS:
                 yield unpack_pairs(self._read(size), count, key_bytes)
             elif kind == FAILED:
-                raise self._failure(self._read(key_bytes))
+                raise self._failure_error(self._read(key_bytes))
             elif kind == DONE:
                 return
             else:
@@ -109,16 +109,16 @@ class ScanProcess:
         answers, data = self._process.stdout, np.empty(size, np.uint8)
         assert answers is not None
         if answers.readinto(data) < size:  # pyright: ignore[reportAttributeAccessIssue]
-            raise self._death()
+            raise self._death_error()
         return data
 
-    def _failure(self, text: np.ndarray) -> Exception:
+    def _failure_error(self, text: np.ndarray) -> Exception:
         said = text.tobytes().decode("utf-8", "replace").split("\n", 1)[0]
         if not self._is_ready or any(words in said.lower() for words in FULL):
             return Unreachable(f"cannot read files of RocksDB: {said}", advice=_CHECK_MACHINE)
         return ValueError(said)
 
-    def _death(self) -> Exception:
+    def _death_error(self) -> Exception:
         code = self._process.wait()
         how = _signal_name(-code) if code < 0 else f"exit {code}"
         if not self._is_ready:

@@ -33,7 +33,7 @@ from siltstone.state.backends.rocksdb.header import (
     HEADER,
     OPAQUE,
     UNDO,
-    after,
+    key_after,
     open_tables,
     read_opaque,
     render,
@@ -150,7 +150,7 @@ class RocksDBState:
         self._reset_tables()
         self._pending: dict[int, int] = {}
         """steps that can be rolled back, and how many values under `u` each has"""
-        for key in self._database.keys(UNDO, after(UNDO)):
+        for key in self._database.keys(UNDO, key_after(UNDO)):
             step = int.from_bytes(key[1:9], "big")
             self._pending[step] = self._pending.get(step, 0) + 1
         for step in sorted((step for step in self._pending if step > self.version), reverse=True):

@@ -230,7 +230,7 @@ class RocksDBTable:
         """
         if self.rows or self.tracking:
             raise StateError("rows are loaded only into an empty table that tracks no changes")
-        with self._database.loading() as put:
+        with self._database.load_sorted() as put:
             for rows, groups in batches:
                 if len(groups) and not (groups.min() in self.groups and groups.max() in self.groups):
                     raise StateError(f"rows belong to another subtask than that of {self.groups}")
@@ -287,7 +287,7 @@ class RocksDBTable:
         """The key of the part of an interval's list that begins with its `first`-th key."""
         return self._lists + interval.to_bytes(8, "big") + first.to_bytes(8, "big")
 
-    def changed(self) -> np.ndarray:
+    def count_changed(self) -> np.ndarray:
         """Return int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
         return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
 
