@@ -12,7 +12,6 @@ from siltstone.state.types import checked_type, is_nested, type_of, type_text, v
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
 RESERVED_PREFIX = "__"
-_WIDE_SUM = "decimal128(38, 0)"
 _NULLABLE = "nullable"
 
 
@@ -109,13 +108,8 @@ class TableSchema:
         kept = {n: t for n, t in new["value"]}
         same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
         if not same or any(kept.get(n) != t for n, t in old["value"]):
-            averages = [n for n, t in old["value"] if n.endswith("_sum") and (t, kept.get(n)) == ("int64", _WIDE_SUM)]
-            why, advice = "only new value columns may be added, and key columns become nullable", ""
-            if averages:
-                why = f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), "
-                why += "and an older state's sum may have wrapped"
-                advice = "start a stream with another name from the source"
-            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {why}", advice=advice)
+            rule = "only new value columns may be added, and key columns become nullable"
+            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {rule}")
 
 
 def describe_key(key: pa.Schema) -> list[list[str]]:

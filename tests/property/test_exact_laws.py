@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from siltstone.aggregates.operator import Aggregate, Average, Function, Sum
-from siltstone.errors import BadRow, SchemaConflict, UsageError
+from siltstone.errors import BadRow, UsageError
 from siltstone.state.exact import fits_decimal, fits_int64, means, sum_int64, sum_words, to_decimal
 from tests.examples import examples
 from tests.subtask import subtask
@@ -178,12 +178,3 @@ def test_an_option_that_there_is_not_is_refused() -> None:
         Sum("s", of="v", on_overflow="ignore")
     with pytest.raises(UsageError, match="only integers can wrap"):
         Sum("s", of="v", type=pa.decimal128(9, 2), on_overflow="wrap")
-
-
-def test_a_state_of_averages_that_could_wrap_is_refused_with_the_way_out() -> None:
-    [now] = Aggregate("a", key=KEY, aggregates=[Average("mean", of="v")]).tables().values()
-    value = pa.schema([("mean_sum", pa.int64()), ("mean_count", pa.int64())])
-    with pytest.raises(
-        SchemaConflict, match=r"keep an exact sum since 0.2 \(mean_sum\).*start a stream with another name"
-    ):
-        now.check_follows(type(now)(now.key, now.subkey, value), "a.totals")
