@@ -95,7 +95,8 @@ def begin_epoch(
         who: this process's name for people.
         tenure: the hold of the run that takes it over; its `epoch` is set.
         marks: read before the catalog was brought up to the store.
-        bring_up: called with the epoch, which fences all others, before its extract: brings what was lost meanwhile.
+        bring_up: called with the epoch, which fences all others, before its extract is written: brings the catalog up
+            to what was stored meanwhile.
 
     Raises:
         Fenced: another run has the stream since the epoch of `tenure`.
@@ -160,7 +161,7 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
 
     Args:
         outcome: the outcome to record for the new epoch.
-        older: whether it is older for sure, whatever its marks say.
+        older: True if the catalog is known to be older, even if no mark shows it.
 
     Returns:
         Whether the catalog was older; if not, nothing was changed.

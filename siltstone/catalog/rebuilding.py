@@ -56,7 +56,7 @@ class Rebuilding(CatalogPart):
                     connection.execute(insert(table), [dict(row) for row in extract.rows[name]])
 
     def set_epoch(self, stream: str, epoch: int) -> None:
-        """Let `epoch` be the stream's writer epoch: that of what is recorded next."""
+        """Set the stream's writer epoch, under which the next rows are recorded."""
         with self._transactions.begin_write(f"stream {stream}") as connection:
             connection.execute(update(t.stream).where(t.stream.c.name == stream).values(epoch=epoch))
 
@@ -67,12 +67,12 @@ class Rebuilding(CatalogPart):
             return add_checkpoint(connection, stream, epoch, commit, before, self._transactions.time(connection))
 
     def add_bare_checkpoint(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a checkpoint whose manifest is gone; it is to be marked as deleted again."""
+        """Add the row of a checkpoint whose manifest is gone; the caller marks it as deleted again."""
         with self._transactions.begin_write(f"checkpoint {row['id']}") as connection:
             connection.execute(insert(t.checkpoint), {**row, "deleted_at": None})
 
     def keep_open(self, stream: str, names: Iterable[str]) -> None:
-        """Let the newest checkpoint need these objects, and those that build on it."""
+        """Record that the newest checkpoint and later ones need these objects."""
         o = t.object_.c
         with self._transactions.begin_write(f"the objects of stream {stream}") as connection:
             for part in in_batches(names):

@@ -20,12 +20,12 @@ def file_indexes(handles: Iterable[Handle]) -> dict[str, dict[KeyGroupRange, str
 
 
 def read_handles(store: Store, manifest: Manifest, chain: Sequence[StoredObject]) -> Sequence[Handle]:
-    """Return the handles of a checkpoint that its restore reads: not those that its materializations stand for.
+    """Return the handles that a restore of a checkpoint reads, materializations in place of what they replaced.
 
-    Files that nobody reads are not proven, and a catalog that was rebuilt has not kept them.
+    Other files are not proven, and a rebuilt catalog has not kept them.
 
     Args:
-        chain: the manifests that the restore reads. If one of them is damaged, the answer is none.
+        chain: the manifests that the restore reads. If one of them is damaged, the result is empty.
     """
     materialized = [stored for stored in chain if _is_materialized_at(stored.name, manifest.checkpoint)]
     try:

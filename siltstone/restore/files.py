@@ -1,8 +1,8 @@
 """Read tables that a checkpoint has as files: fetch what is not on this machine, verify, open, scan.
 
-Each file is verified by the checksum of its handle before RocksDB sees a byte of it; a file that is on this machine,
-too. The digests of the rows are then compared as always. RocksDB decodes the files, and someone who can write both
-store and catalog can craft them. So a process of its own opens them, and what it reads is checked (docs/adr/0058).
+Each file, a local one included, is verified by its handle's checksum before RocksDB sees a byte of it. The digests of
+the rows are then compared as always. RocksDB decodes the files, and someone who can write both store and catalog can
+craft them. So a process of its own opens them, and what it reads is checked (docs/adr/0058).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def file_sets(reads: Sequence[Read]) -> dict[tuple[int, KeyGroupRange], list[Rea
 
 
 def stored_object(handle: Handle) -> StoredObject:
-    """Return the object of a file: its handle is of all of it."""
+    """Return the object of a file, which its handle covers whole."""
     return StoredObject(handle.object, handle.length, handle.checksum)
 
 
@@ -75,7 +75,7 @@ class FileSets:
         """Return the files of one subtask at one checkpoint.
 
         Args:
-            handles: all those of one table, or of several.
+            handles: all handles of one table or of several.
 
         Raises:
             CorruptObject: one of them is missing, cut or altered, or RocksDB's own list of files is not among them.
@@ -95,7 +95,7 @@ class OpenFiles:
     """The files of one subtask at one checkpoint, fetched and verified; a context manager.
 
     Attributes:
-        directory: where they are, as a database that nobody may change.
+        directory: the database that they make up; read-only.
         index: what their `.files` object says.
         is_own: whether this run, or this machine, wrote all bytes of them.
     """
@@ -179,7 +179,7 @@ class OpenFiles:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Name the objects: RocksDB names its files, if it comes to say anything."""
+        """Name the objects in RocksDB's errors, which name its own files."""
         with translate_decode_errors(f"object {self.handle.object}", "files of RocksDB"):
             try:
                 yield

@@ -7,17 +7,17 @@ wrote it to the one before it is replaced. Everything else is a view of this wal
 
     reads         the chains of one checkpoint, cut at the key groups of units (`plan_rules`)
     proofs        the handles that are live at some proven checkpoint, and until which (`plan_rules`)
-    costs         bytes and seconds of those that are live at each proven checkpoint (`verify`)
+    costs         bytes and seconds of the handles that are live at each proven checkpoint (`verify`)
     references    the objects in which live handles lie, and the manifests that describe them (`needed`)
 
 The catalog records references as intervals (`catalog.objects`), and everything else goes by them. The indexes of
 segments are a second way, which shares nothing with this one: `verify` compares the two (`index_chain`).
 
-Subtasks may have written different forms, variables may have their bases at different checkpoints, each checkpoint may
-have another parallelism, one that did not change a variable has nothing of it, and one of several steps may have a
-delta per step. Files may be shared: those of one step replace together what is older, and a checkpoint may refer again
-to files that the newest one before it needs. Such a file is needed as long as any checkpoint in a row refers to it, and
-so is the manifest of the checkpoint that wrote it, which has its checksum.
+Subtasks may have written different forms, variables may have their bases at different checkpoints, and each checkpoint
+may have another parallelism. A checkpoint of several steps may have a delta per step. Checkpoints may share files: all
+files of one step together replace what is older, and a checkpoint may refer again to files that the one before it
+needs. Such a file is needed until a checkpoint does not refer to it, and so is its writer's manifest, which has its
+checksum.
 
 US 9471438 keeps such dependencies per data structure, and deletes a checkpoint with the last that depends on it.
 """
@@ -49,14 +49,14 @@ def state_handles(handles: Iterable[Handle]) -> list[Handle]:
 
 
 def writer_of(handle: Handle) -> CheckpointPath | None:
-    """Return the checkpoint that wrote a file, which several may share; None for what the handle's own wrote."""
+    """Return the checkpoint that wrote a file, which several may share; None if the handle is not a file's."""
     return CheckpointPath.of(handle.object) if handle.form is Form.FILES else None
 
 
 def shared_names(manifest: Manifest) -> frozenset[str]:
     """Return the names of a checkpoint's files and of their writers' manifests, to which later ones may refer again.
 
-    They do so whatever materializations replace, so only a run knows that no checkpoint needs them any more.
+    Materializations do not change that, so only a run knows when no checkpoint needs them any more.
     """
     files = [(handle.object, path) for handle in manifest.handles if (path := writer_of(handle))]
     return frozenset(name for file, path in files for name in (file, path.manifest()))
@@ -170,7 +170,7 @@ class LiveHandles:
         )
 
     def chains(self, variable: Variable, key_groups: KeyGroupRange) -> Iterator[tuple[KeyGroupRange, LiveChain]]:
-        """Yield the chains of some key groups of a variable, each with those of its key groups that are among them.
+        """Yield a variable's chains that hold any of `key_groups`, each with the key groups in common.
 
         Raises:
             StateError: key groups are in no handle or twice in one step, or a delta builds on what is missing; names
@@ -185,7 +185,7 @@ class LiveHandles:
                 yield inside, chain
 
     def apply(self, manifest: Manifest, name: str) -> frozenset[str]:
-        """Go on to a checkpoint, or let chains begin with a materialization's bases.
+        """Advance to a checkpoint, or let chains begin with a materialization's bases.
 
         Args:
             name: the manifest's object name.
@@ -264,8 +264,7 @@ class LiveHandles:
                 self._uses[live] += len(pieces) - 1
 
     def _add(self, parts: _Parts, live: LiveHandle, *, late: bool) -> list[str]:
-        """Append a delta or a further file to chains, or let them begin with a base. Returns the names of the objects
-        of what it replaced.
+        """Append a delta or a further file to chains, or begin them with a base. Return the replaced objects' names.
 
         A late base, of a materialization, replaces what is not newer; a chain that begins after it does not need it.
         """

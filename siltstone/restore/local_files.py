@@ -1,4 +1,4 @@
-"""Table files that are on this machine: those of a subtask's newest checkpoints in form `files`.
+"""Table files on this machine, of a subtask's newest checkpoints in form `files`.
 
     <state>/files/<id>/          hard links to the table files of one checkpoint, and RocksDB's manifest
        '- stored.json            the objects that they were stored as
@@ -32,7 +32,7 @@ class LocalSet:
 
 
 class LocalFiles:
-    """The sets below a directory, of which the caller has exclusive use."""
+    """The sets below a directory that only the caller uses."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

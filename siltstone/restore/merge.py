@@ -160,10 +160,10 @@ def newest_changes(
     """Yield the newest change of each key of `groups` (`schema.changes`), key groups ascending.
 
     Args:
-        deltas: newest first. One all of whose keys newer ones have is not decoded.
+        deltas: newest first. A delta is not decoded if newer ones have all of its keys.
 
     Raises:
-        CorruptObject: the values of a delta are damaged, one of which was wanted.
+        CorruptObject: a wanted delta's values are damaged.
     """
     runs = [_Run(delta.keys, delta.key_groups, max_parallelism) for delta in deltas]
     for part in _split(runs, max_parallelism, groups.start, groups.end, NEWEST_ROWS):

@@ -38,9 +38,9 @@ def apply_order(read: Read) -> tuple[int, int, str, int]:
 class TableReads:
     """One table of one unit.
 
-    Every wanted key group is in exactly one of `bases`, or in all files of one step, which are there, too. `deltas` are
-    in the order in which they apply (by checkpoint, sequence number and key group); for each key group they are exactly
-    those after its base.
+    Every wanted key group is in exactly one read of `bases`, or in all files of one step, which are in `bases`, too.
+    `deltas` are in the order in which they apply (by checkpoint, sequence number and key group); for each key group
+    they are exactly those after its base.
     """
 
     bases: tuple[Read, ...]
@@ -74,7 +74,7 @@ class RestorePlan:
     """How to restore one checkpoint: independent units, by operator and then key groups.
 
     `checkpoints` are those it reads from, ascending. `bytes` counts each block once, even if units share it;
-    `files_bytes` are those of them in files, which each unit that needs one reads as a whole.
+    `files_bytes` counts only files, which each unit that needs one reads whole.
     """
 
     checkpoint: int
@@ -95,8 +95,8 @@ def plan_restore(
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
     Args:
-        manifests: checkpoint -> all its handles, of which those of indexes are left out, since they hold no state;
-            checkpoints that `checkpoint` does not need may be missing.
+        manifests: checkpoint -> all its handles; indexes are ignored, since they hold no state. Checkpoints that
+            `checkpoint` does not need may be missing.
         key_groups: those to restore (default: all). They are split evenly over the units; a unit may be empty.
         variables: those to restore, by default those that the checkpoint wrote.
 
@@ -176,7 +176,7 @@ def _join(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
 
 @dataclass(frozen=True, slots=True)
 class VerifyStep:
-    """One checkpoint of a chain: the handles to apply, after which the state is that of the checkpoint.
+    """One checkpoint of a chain: the handles to apply, which bring the state to the checkpoint's.
 
     Attributes:
         proves: whether its digest is compared; otherwise the step only leads to a later one.
@@ -215,8 +215,7 @@ def plan_proof(
     independent of each other.
 
     Args:
-        walk: yields the checkpoints, ascending, each with what it needs: those that are proven, and those that they
-            need.
+        walk: yields the checkpoints to prove and those they need, ascending, each with its live handles.
 
     Raises:
         UnknownCheckpoint: one of them is not in the walk.

@@ -210,8 +210,9 @@ def load_state(
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
-    Files of just these tables and key groups that this run or this machine wrote become the state's own, without
-    reading a row: their checksums are those of the files that had the recorded digests. The rows of others are read.
+    Files that hold just these tables and key groups and that this run or this machine wrote become the state's own,
+    without reading a row: by their checksums, they are the files that had the recorded digests. Other files are read
+    row by row.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.

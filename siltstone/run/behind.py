@@ -20,7 +20,7 @@ class CheckpointsBehind:
     """The checkpoints of one region that are on their way.
 
     Args:
-        turn: whoever holds it takes a step or commits.
+        turn: the lock that a thread holds while it takes a step or commits.
         deliver: delivers the outputs of a complete checkpoint, and says that it exists.
         failed: called, with `turn` held, with an error after which the region takes no further step.
         as_thread: wraps what a thread does; called on the thread that makes this object.

@@ -54,7 +54,7 @@ class NextChains:
         forms: operator -> the form of its part.
         d: operator -> the largest D of its tables.
         chains: operator -> table -> where its chain begins and the state of its policy (`Manifest.chains`).
-        bounds: operator -> what a restore of its tables reads, in bytes and seconds: the sum of theirs.
+        bounds: operator -> the bytes and seconds of a restore of all its tables.
         statistics: operator -> table -> what the catalog keeps of it (`costs.table_statistics`).
         costs: what it writes of each table.
         versions: where the newest version of each variable is then (`format.versions`).
@@ -78,12 +78,12 @@ class NextChains:
 class RunChains:
     """The chains of one run of a stream; empty before `resume` or the first checkpoint.
 
-    What a pending checkpoint makes of them (`NextChains`) is held with the checkpoint.
+    A pending checkpoint holds the chains as they will be after it (`NextChains`).
 
     Args:
         reader: reads the manifests of materializations.
-        postpones: whether the run's background makes bases that end chains, as far as the bounds leave room for
-            deltas meanwhile (`postpone_rules`).
+        postpones: whether the run's background thread makes the bases that end chains, while the bounds leave room for
+            more deltas (`postpone_rules`).
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RunChains:
         return manifest
 
     def _adopt(self, chains: Mapping[str, Mapping[str, Mapping[str, Any]]], versions: Versions) -> None:
-        """Take over what a checkpoint says of the chains (`Manifest.chains`)."""
+        """Take over the chains that a checkpoint records (`Manifest.chains`)."""
         self._first = {}
         for operator, tables in chains.items():
             for table, of in tables.items():
@@ -313,7 +313,7 @@ class RunChains:
 
         Args:
             made: what `prepare` returned for it.
-            pending: what it returned for the checkpoints that are pending, oldest first.
+            pending: what `prepare` returned for each pending checkpoint, oldest first.
         """
         self._operators = [op.name for op in self._stream.operators]
         self._checkpoint, self._step, self._files = made.checkpoint, made.step, made.files

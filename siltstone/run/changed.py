@@ -53,11 +53,10 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[s
 
 
 def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: Collection[str]) -> set[str]:
-    """Return which of these tables a checkpoint has already as they are: they did not change in the interval.
+    """Return which of these tables did not change in the interval, so that an earlier checkpoint holds them already.
 
-    The working state knows what changed since the checkpoint before, as long as no step of the interval was logged: it
-    tells changes that were tracked from those that were not. What was logged, the log knows. Of intervals with steps of
-    both kinds nothing is known.
+    If no step of the interval was logged, the working state knows what changed, tracked or not. If all were, the log
+    knows. If only some were, nothing is known, and the result is empty.
     """
     logged = _list_logged(task, subtask) if tables else None
     if logged is None and any(step.step > task.begins_after for step in task.log):

@@ -97,8 +97,8 @@ P = ParamSpec("P")
 class Coordinator:
     """Takes the steps and checkpoints of one epoch in turn.
 
-    One thread takes steps. Others may `store` and `deliver` meanwhile, each of them by one thread at a time; `commit`
-    comes between two steps.
+    One thread takes steps. Meanwhile, one other thread may `store` and one may `deliver`; `commit` comes between two
+    steps.
 
     Args:
         region: where the epoch begins (`protocol_rules.open_region`).
@@ -176,7 +176,7 @@ class Coordinator:
         """Have the oldest pending checkpoint committed; it is durable, and no step is running.
 
         A failure leaves the region `resetting`, with the checkpoint failed, or in doubt if the catalog did not answer
-        its commit. A fenced commit leaves it `ended`. If something else fails meanwhile, the catalog's answer counts.
+        its commit. A fenced commit leaves it `ended`. The catalog's answer decides, whatever else fails.
 
         Args:
             commit: commits the checkpoint to the catalog, in one transaction guarded by the writer epoch.

@@ -11,9 +11,9 @@ promise 2): the commit decides them, whatever code or parallelism delivers them.
 made again has no new output, because its output was decided the first time. Only if its staged output is damaged, too,
 is it staged again with the checkpoint, from the same logged steps; later outputs wait for it.
 
-If a process dies between a delivery and its mark, the output is delivered again. A process that is frozen there and
-fenced meanwhile may deliver as well, with the same id and rows, but cannot mark. A sink that skips ids it already has
-gets each output exactly once.
+If a process dies between a delivery and its mark, the output is delivered again. A process that freezes in between and
+is fenced may deliver it, too, with the same id and rows, but cannot mark it. A sink that skips ids it already has gets
+each output exactly once.
 """
 
 import threading
@@ -218,9 +218,9 @@ class Outbox:
             self._store.delete(name for name in done if not is_table_file(name))
 
     def _is_readable(self, output: OutputRecord, completed: int) -> bool:
-        """Whether what is staged is all there; if not, and its checkpoint is to be made again, it comes again with it.
+        """Whether all staged objects are intact. If not, and the checkpoint will be made again, mark the output lost.
 
-        It is looked at twice, and the store has to show what must be there: a store may answer wrongly once.
+        The objects are checked twice, and the store must prove that it works: it may answer wrongly once.
         """
         try:
             with suppress(CorruptObject):

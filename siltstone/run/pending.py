@@ -170,7 +170,7 @@ class PendingCheckpoint:
         path: names what is stored for it, with its id and last step.
         details: what it adds to the catalog, as far as it is known before it is stored.
         interval: its steps, which are all taken.
-        chains: what the chains are with it.
+        chains: the chains once it is complete.
         commit: its record for the catalog, once it is stored.
         committed: the catalog's answer.
     """

@@ -209,7 +209,7 @@ def _await_uploads(
     clock: PhaseTimer,
     uploader: Uploader,
 ) -> Acknowledgement:
-    """Wait until all of it is durable."""
+    """Wait until all uploads are durable; return the acknowledgement."""
     with clock.phase("persist"):
         changesets = [future.result() for future in [writer.persist() for writer in writers.values()]]
     for table in state.tables.values():

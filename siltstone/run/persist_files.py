@@ -1,8 +1,8 @@
-"""Store a subtask's tables as files of RocksDB: those that are new since its last checkpoint; the others are referred
-to again, as Flink's incremental checkpoints do.
+"""Store a subtask's tables as files of RocksDB. Only files that are new since its last checkpoint are stored; the
+others are referred to again, as in Flink's incremental checkpoints.
 
 Only files that the checkpoint before names may be referred to again (`CheckpointOrder.files`): whatever else was stored
-may be deleted by a sweep. That one is complete, or pending, and then this one completes after it or not at all. Names
+may be deleted by a sweep. That checkpoint is complete, or it is pending and this one cannot complete without it. Names
 of objects are new for each attempt, so an attempt never refers to what another one stored.
 """
 

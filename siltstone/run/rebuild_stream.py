@@ -52,7 +52,7 @@ Item = TypeVar("Item")
 
 @dataclass
 class Clock:
-    """The time of a draft: that of what is being replayed. `now` returns the time of the rebuild itself."""
+    """The clock of a draft catalog: it shows when the replayed event happened. `now` is the rebuild's own clock."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     at: datetime = field(init=False)
@@ -105,7 +105,7 @@ class Found:
     details: CommitDetails
 
     def follows(self, before: StoredObject | None, data: pa.Buffer | None) -> bool:
-        """Whether it names the manifest `before` as that of the checkpoint before, or none for None.
+        """Whether it names `before` as the previous checkpoint's manifest; for None, whether it names none.
 
         Args:
             data: the bytes of `before`; None if they are damaged or there are none.
@@ -345,7 +345,7 @@ def read_found(store: Store, stream: str, path: CheckpointPath) -> Found | None:
 def read_later(
     store: Store, first: CheckpointPath, before: StoredObject | None, data: pa.Buffer | None
 ) -> Iterator[Found]:
-    """Read the manifests that a writer epoch stored from a checkpoint on, as far as each follows the one before.
+    """Read a writer epoch's manifests from a checkpoint on, until one does not follow the one before.
 
     Args:
         before: the manifest of the checkpoint before the first, and its `data`, as in `Found.follows`.
@@ -367,8 +367,8 @@ def committed_at(store: Store, found: Found, after: Found | None) -> datetime | 
 
 
 def note_refused(stream: str, found: Found, error: UsageError | StateError) -> None:
-    """Log that a checkpoint whose manifest is stored is not taken over. What was acknowledged succeeds again on what it
-    was made on, so its commit was refused before.
+    """Log that a checkpoint whose manifest is stored is not taken over. An acknowledged commit would succeed again on
+    the same rows, so the run's own commit was refused, too.
 
     Raises:
         CorruptObject, NewerFormat: the error is about an object that was read for it.
@@ -382,8 +382,8 @@ def note_refused(stream: str, found: Found, error: UsageError | StateError) -> N
 def settle_outputs(catalog: Catalog, store: Store, stream: str, epoch: int, later: Found | None) -> None:
     """Mark the outputs as delivered that sinks have.
 
-    If the store lacks what the newest checkpoint wrote, its commit may have been refused, since a sweep had deleted
-    that. A recovery gives it up then, and its outputs come again with it.
+    If the store lacks objects of the newest checkpoint, a sweep may have deleted them before its commit, which was then
+    refused. A recovery gives that checkpoint up, and its outputs are staged again with it.
 
     Args:
         later: the newest of the checkpoints that were found in the store; its manifest names what was outstanding.

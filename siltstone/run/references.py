@@ -1,9 +1,9 @@
-"""The references of one run: what its next checkpoint no longer needs of what earlier ones wrote.
+"""The references of one run: which objects of earlier checkpoints its next one no longer needs.
 
-`restore.live_rules` decides this from the manifests. A run begins with that of its newest checkpoint, which tells what
-becomes of the objects of that one and later ones. Those of the whole chain are read once, and only if a checkpoint has
-bases of some variables but not of all, or refers to files of earlier ones: where every chain begins anew, nothing
-earlier is needed, whatever it was.
+`restore.live_rules` decides this from the manifests. A run begins with the newest checkpoint's manifest, which is
+enough for the objects of that checkpoint and later ones. It reads those of the whole chain once, and only if a
+checkpoint has bases of some variables but not of all, or refers to earlier files: where every chain begins anew, no
+earlier object is needed.
 """
 
 from collections.abc import Sequence

@@ -406,7 +406,7 @@ class ConsistentRegion:
         return self._open.gathered.digests(self.stream.max_parallelism)
 
     def prepare(self, *, edit: Edit | None = None, parallelism: int | None = None) -> None:
-        """Prepare the checkpoint that the newest step ends in: what it holds does not change any more.
+        """Prepare the checkpoint that ends with the newest step; its contents no longer change.
 
         Args:
             edit: an edit by hand to record.

@@ -39,8 +39,8 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     """Bring state of an older version to version `task.base_step`, in one step.
 
     Returns:
-        Whether it could be done; if not, because a step was not logged, or a complete checkpoint has a base, or any has
-        files, instead of its changes, the state is as it was.
+        False, with the state unchanged, if a step was not logged, if a complete checkpoint has a base in place of its
+        changes, or if any has files.
 
     Raises:
         CorruptObject: a change is damaged; nothing is committed.
@@ -119,7 +119,7 @@ def _expect(state: SubtaskState, blocks: Sequence[_Block]) -> None:
 
 
 def _list_logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:
-    """The changes of the interval's steps after a version, oldest first, and the objects that they lie in."""
+    """Return the changes of the interval's steps after a version, oldest first, and the objects that hold them."""
     blocks: list[_Block] = []
     objects: list[StoredObject] = []
     for step in task.log:
@@ -139,7 +139,7 @@ def _unpack(packed: bytes) -> Iterator[_Block]:
 
 
 def _list_stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Block], list[StoredObject]] | None:
-    """The same of the checkpoints up to the newest; None if the chain does not reach back to the version."""
+    """Return the same for the completed checkpoints; None if the chain does not reach back to the version."""
     blocks: list[_Block] = []
     objects: list[StoredObject] = []
     newest_first = [each for each in task.restore.manifests[::-1] if not is_materialization_manifest(each.name)]

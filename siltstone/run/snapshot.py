@@ -110,7 +110,7 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
 
 @contextmanager
 def _open_state(task: SnapshotTask) -> Iterator[SubtaskState]:
-    """The working state of a subtask on this machine, with exclusive use of its directory."""
+    """Open a subtask's working state on this machine, with exclusive use of its directory."""
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
     with _lock(directory):
@@ -162,7 +162,7 @@ def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """The lock of a subtask's directory, as an error of ours where it cannot be had."""
+    """Lock a subtask's directory; `NoLiveState` if another process holds the lock."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_directory(directory, LOCK_WAIT_S))
@@ -172,7 +172,7 @@ def _lock(directory: Path) -> Iterator[None]:
 
 
 def _accepted_identity(task: SnapshotTask, names: Collection[str]) -> str:
-    """The identity that the checkpoint's attempt at these tables and opaque variables of the subtask had."""
+    """Return the identity of the subtask's tables and opaque variables in the accepted attempt."""
     manifest, groups = task.manifest, task.groups
     recorded, nothing = manifest.digests[task.operator], np.zeros(manifest.max_parallelism, np.uint64)
     return identity(task.operator, {n: recorded.get(n, nothing)[groups.start : groups.end] for n in names})

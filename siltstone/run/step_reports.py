@@ -47,7 +47,7 @@ class StepReports:
         return assemble_digests(received, max_parallelism)
 
     def event_time(self, before: datetime | None) -> datetime | None:
-        """Return the highest event time so far, given that of the previous checkpoint."""
+        """Return the highest event time so far, given the previous checkpoint's."""
         return max([*self.event_times, *([before] if before else [])], default=None)
 
     def uploads(self) -> UploadStatistics:
@@ -102,7 +102,7 @@ class StepReports:
 
 
 def _is_representative(a: Acknowledgement, most: int) -> bool:
-    """Whether a subtask's restore tells how long that of the largest takes: if it has at least half of its rows."""
+    """Whether a subtask was restored with at least half of `most` rows, so that its time stands for the largest's."""
     return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
 
 

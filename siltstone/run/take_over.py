@@ -128,8 +128,8 @@ def find_next_damaged(warehouse: OpenWarehouse, stream: str) -> tuple[int, Corru
 
 
 def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
-    """Let the stream's rows be what the store's newest extract and the manifests after it say, if they did not change
-    meanwhile; return whether they did not."""
+    """Replace the stream's rows by those of the store's newest extract and the manifests after it; False, with nothing
+    replaced, if they changed meanwhile."""
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     rows = Rebuilding(catalog.transactions)
     before = rows.get_position(stream)
@@ -165,7 +165,7 @@ def _replace(warehouse: OpenWarehouse, stream: str) -> bool:
 
 
 def _follow(warehouse: OpenWarehouse, stream: str, made_by: int, epoch: int) -> bool:
-    """Commit the checkpoints whose manifests follow the newest one; return whether no other process did meanwhile.
+    """Commit the checkpoints whose manifests follow the newest one; False if another process did so meanwhile.
 
     Args:
         made_by: the epoch that stored them (`find_followed`).

@@ -23,8 +23,8 @@ class RestorePoint:
         step: its last step.
         manifests: the manifest objects of its chain, oldest first, its own last; empty for an operator that it does not
             have.
-        files: the checksums of its `.files` objects, if subtasks of this run acknowledged it: their files hold what
-            machines of this run wrote, whatever has become of catalog and store since.
+        files: the checksums of its `.files` objects, if subtasks of this run acknowledged it: this run wrote their
+            files, even if the catalog or the store was changed since.
     """
 
     checkpoint: int = 0
@@ -39,12 +39,12 @@ class CheckpointOrder:
 
     Attributes:
         forms: table -> its form, for all tables.
-        limits_bytes: table -> per subtask: with a larger delta of the table it writes a base of it instead, so that the
-            bound on restore cost holds (promise 7); a table that is left out has no limit.
-        base_only: the tables whose chain is a base and nothing else: a subtask in which such a table did not change
-            keeps that base, even if a base is ordered.
-        files: key groups of a subtask -> the `.files` object that the checkpoint before this one has of it, whose files
-            this one may refer to again (`run.persist_files`).
+        limits_bytes: table -> per subtask, the largest delta; beyond it the subtask writes a base, so that the bound on
+            restore cost holds (promise 7). A table that is left out has no limit.
+        base_only: tables whose chain is one base: a subtask keeps it, even if a base is ordered, unless the table
+            changed.
+        files: key groups of a subtask -> its `.files` object in the checkpoint before this one, whose files this one
+            may refer to again (`run.persist_files`).
         kept_files: the `.files` objects of all checkpoints from the newest completed one on.
     """
 

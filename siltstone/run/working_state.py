@@ -120,8 +120,8 @@ def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
 
 
 def _is_known(task: StepTask, state: SubtaskState) -> bool:
-    """Whether the changes of the next step can be told from earlier ones. They cannot if an epoch without tracking
-    changed this state."""
+    """Whether the next step's changes can be told from earlier ones: not if an epoch without tracking changed this
+    state."""
     try:
         return not task.tracking or all(table.count_changed() is not None for table in state.tables.values())
     except StateError:
@@ -129,7 +129,7 @@ def _is_known(task: StepTask, state: SubtaskState) -> bool:
 
 
 def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
-    """Empty state, or that of the newest checkpoint, rolled forward to the base version."""
+    """Restore the newest checkpoint's state (empty before the first), and roll it forward to the base version."""
     if not is_logged(task, task.restore.step):
         raise _lost_error(task, subtask, "were not logged")
     kept = _keep_files(directory)

@@ -3,7 +3,7 @@
     warehouse                  one row: the identity of the catalog's warehouse
 
     stream 1--n run            one row per writer epoch: the newest 1000, and those that have checkpoints
-           1--n lease          who reads, or writes objects that nothing refers to yet
+           1--n lease          readers, and writers of objects that nothing refers to yet
            1--n deletion       tombstones: objects deleted from the store, of checkpoints and orphans
            1--n deletion_pass  what each pass of a deletion removed, also from the catalog: counts and bytes
            1--n rollback       the checkpoints that were given up

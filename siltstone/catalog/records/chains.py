@@ -106,7 +106,7 @@ def read_manifests(
 ) -> list[StoredObject]:
     """Return the manifests that a restore of a checkpoint reads (`Chains.list_manifests`), or of those from `since` on.
 
-    The digest of a checkpoint's manifest is the catalog's, to compare with what it holds.
+    A checkpoint's manifest has the digest in the catalog, to compare with the one it holds.
     """
     kind = t.object_.c.kind
     manifest = (kind == ObjectKind.MANIFEST) | (kind == ObjectKind.MATERIALIZATION)

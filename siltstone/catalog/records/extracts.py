@@ -155,7 +155,7 @@ class TakenExtract:
 
     Attributes:
         beginning: step 0.
-        unheld: checkpoints whose steps may be in no manifest.
+        catalog_only: checkpoints whose steps may be in no manifest.
     """
 
     extract: Extract

@@ -78,7 +78,7 @@ class Leases(CatalogPart):
             return connection.execute(changed).rowcount > 0
 
     def release(self, id: str) -> None:
-        """End a lease; it is no error if it is already gone."""
+        """End a lease, if it still exists."""
         with self._transactions.begin_write("a lease") as connection:
             connection.execute(delete(t.lease).where(t.lease.c.id == id))
 

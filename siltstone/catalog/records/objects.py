@@ -126,7 +126,7 @@ def close_objects(
 
 
 def reopen_objects(connection: Connection, stream: str, newest: int) -> None:
-    """Record that `newest` is the newest checkpoint again: what it needs, all later checkpoints may need."""
+    """Record that `newest` is the newest checkpoint again: later checkpoints may need all that it needs."""
     needed = (_O.stream == stream) & (_O.checkpoint <= newest) & (_O.until >= newest)
     copies = _O.kind == ObjectKind.REFERENCE_COPY
     connection.execute(update(t.object_).where(needed, ~copies).values(until=t.OPEN))
@@ -156,10 +156,10 @@ def insert_objects(
 
 
 def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
-    """Refuse names that have a tombstone: nothing can refer to them again (`catalog.tombstones`).
+    """Refuse names that have a tombstone: they can never be referenced again (`catalog.tombstones`).
 
     Raises:
-        StateError: one of these names has one.
+        StateError: a name has a tombstone.
     """
     d = t.deletion.c
     for part in in_batches(names):

@@ -58,7 +58,7 @@ class RollbackRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollbackLoss:
-    """What a rollback gives up: checkpoints, ascending; their savepoints, by name; and those of the checkpoints with an
+    """What a rollback gives up: checkpoints, ascending; their savepoints, by name; and which of the checkpoints have an
     edit by hand, which no input brings back."""
 
     given_up: tuple[int, ...] = ()
@@ -126,7 +126,7 @@ class Rollbacks(CatalogPart):
         highest in the store.
 
         Args:
-            extracts: the number of the store's newest extract; those of this catalog get higher ones.
+            extracts: the number of the store's newest extract; this catalog's extracts get higher ones.
         """
         with self._transactions.begin_write(f"a run of stream {stream}") as connection:
             now = self._transactions.time(connection)
