@@ -217,7 +217,7 @@ STREAMED = """
     from siltstone.format.base import read_base, write_base
     from siltstone.state.schema import TableSchema
     from siltstone.store.filesystem import FilesystemStore
-    from siltstone.store.ranged import verified
+    from siltstone.store.ranged import read_verified
     schema = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]),
                          pa.schema([(f"v{i}", pa.int64()) for i in range(7)]))
     def batches(count):
@@ -236,7 +236,7 @@ STREAMED = """
     before = peak()
     stored = write(100)
     print(stored.bytes, peak() - before)
-    for table, _ in read_base(verified(store, stored), schema):
+    for table, _ in read_base(read_verified(store, stored), schema):
         pass
     print(pa.default_memory_pool().max_memory())
 """

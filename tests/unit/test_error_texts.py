@@ -66,7 +66,7 @@ WHAT_THERE_IS = re.compile(r"\b(?:it has|they have|there are|there is only|has o
 MAY_BE_SECRET = re.compile(r"\b(?:url|settings|options|password|token|webhook|environ|storage|credentials)\b")
 """in lower case: a name in capitals is a constant of the code"""
 HIDES = re.compile(
-    r"^(?:redacted\(|redacted_url\(|label\(|hide\(|redact\(|len\()"  # functions that leave out what is secret
+    r"^(?:redact_url\(|redacted_url\(|label\(|hide\(|redact\(|len\()"  # functions that leave out what is secret
     r"|\.(?:label|keys\(\))$"
     r"|(?:catalog|self|found)\.url$"  # of catalogs (`Transactions.url`) and of directories: without passwords
 )
