@@ -26,7 +26,7 @@ class Memory:
         self.data: dict[str, dict[bytes, bytes]] = {}
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator["MemoryGet"]:
+    def open_entry(self, entry: str, key: bytes = b"") -> Iterator["MemoryGet"]:
         yield MemoryGet(self.data.get(entry, {}))
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:

@@ -169,12 +169,12 @@ class SimulatedTransactions(Transactions):
         self._process, self._database = process, database
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def begin_read(self) -> Iterator[Connection]:
         with self._process.call("read the catalog"), super().begin_read() as connection:
             yield connection
 
     @contextmanager
-    def writing(self, what: str) -> Iterator[Connection]:
+    def begin_write(self, what: str) -> Iterator[Connection]:
         remembering = nullcontext() if self._database is None else self._database.remembering()
         with self._process.call(f"write {what}"), remembering, super().begin_write(what) as connection:
             yield connection
