@@ -90,7 +90,7 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(
 
 
 @pytest.mark.parametrize(
-    ("part", "method"), [(Checkpoints, "latest"), (References, "view"), (Tombstones, "record_orphans")]
+    ("part", "method"), [(Checkpoints, "get_latest"), (References, "view"), (Tombstones, "record_orphans")]
 )
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
