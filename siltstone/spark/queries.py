@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
+from siltstone.spark.source_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVAL, SourceLog
 
 _CLEANING = "cleanSource"
 
@@ -72,7 +73,17 @@ def _check_plan(plan: Any) -> None:
                 )
 
 
-def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
+def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLog:
+    """Make the log of a query whose checkpoint location is `location`, as this session's Spark writes and reads it.
+
+    Args:
+        warehouse: the root of the warehouse on this machine.
+    """
+    interval = spark.conf.get(COMPACT_INTERVAL, str(DEFAULT_COMPACT_INTERVAL))
+    return SourceLog(location, _paths_in_urls(spark, warehouse), int(interval or 0))
+
+
+def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
     """Return the path of a local directory as Spark writes it in URLs: as given, and without symbolic links.
 
     Empty in a session of Spark Connect, which runs no stream.

@@ -38,8 +38,8 @@ from siltstone.spark.delivery import deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
-from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
-from siltstone.spark.source_log import SourceLog, span
+from siltstone.spark.queries import check_query, check_source, read_progress, source_log, start_offsets
+from siltstone.spark.source_log import span
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
 
@@ -94,7 +94,7 @@ class StreamRunner:
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         stream = region.stream
         location = region.warehouse.local.spark_log(stream.name, region.epoch)
-        self._log = SourceLog(location, paths_in_urls(spark, region.warehouse.local.root))
+        self._log = source_log(spark, location, region.warehouse.local.root)
         self._sources_checked = False
         position = region.input_position()
         self._log.prepare(position)

@@ -39,8 +39,9 @@ from siltstone.errors import StateError, UsageError
 from siltstone.store.directories import below
 from siltstone.store.private import make_private_directory, write_private_file
 
-FILE_SOURCE_COMPACT_INTERVAL = 10
-"""Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session sets it explicitly"""
+COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
+"""Spark's setting of how many entries of a file source's log make a compact one"""
+DEFAULT_COMPACT_INTERVAL = 10
 _WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
 """placeholders for the path of the warehouse, as given and without symbolic links; no URL has braces"""
 _LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
@@ -56,10 +57,14 @@ class SourceLog:
         location: the query's checkpoint location, a local directory.
         warehouse: the paths of the warehouse on this machine as Spark writes them in URLs: as given, and without
             symbolic links. If empty, URLs of files are not changed.
+        compact_interval: the setting `COMPACT_INTERVAL` of the session that will run the next query.
     """
 
-    def __init__(self, location: Path, warehouse: Sequence[str] = ()) -> None:
+    def __init__(
+        self, location: Path, warehouse: Sequence[str] = (), compact_interval: int = DEFAULT_COMPACT_INTERVAL
+    ) -> None:
         self.location = location
+        self._compact_interval = compact_interval
         self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
         """the id of the next query at this location"""
@@ -237,7 +242,7 @@ class SourceLog:
         compacted = -1
         if is_file_log(entries[numbers[-1]]):
             # At the last multiple of its interval, a file source expects one file with all entries up to it.
-            compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
+            compacted = (numbers[-1] + 1) // self._compact_interval * self._compact_interval - 1
         compact = directory / f"{compacted}.compact"
         if compacted >= 0 and not compact.exists():
             header = entries[numbers[0]].splitlines()[0]

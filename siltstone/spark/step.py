@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
@@ -30,9 +30,11 @@ from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
 from siltstone.spark.masters import is_local
-from siltstone.spark.placement import SUBTASK, Placement
+from siltstone.spark.placement import PLACED, Placement, shuffle
 from siltstone.spark.types import spark_type
+from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
+from siltstone.state.hashing import key_groups
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -196,17 +198,13 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
     keyed = keyed_rows(rows, task)
     names = ", ".join(map(_quote, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
-    subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
-    shuffled = keyed.repartitionById(task.parallelism, subtask)
-    if placed is not None:
-        # An outer join: no row depends on it, and no column of it is used.
-        there = placed.hint("shuffle_hash")
-        shuffled = shuffled.join(there, subtask == there[SUBTASK], "left").select(*map(_quote, keyed.columns))
+    subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
+    shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by:
         shuffled = shuffled.sortWithinPartitions(*map(_quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
-    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), from_arrow_schema(step_schema(task.operator)))
+    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -223,10 +221,8 @@ def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | No
 
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
     if placed is not None:
-        there, subtask = placed.hint("shuffle_hash"), F.col("id").cast("int")
-        shuffled = subtasks.repartitionById(task.parallelism, subtask)
-        subtasks = shuffled.join(there, subtask == there[SUBTASK], "left").select("id")
-    return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
+        subtasks = shuffle(subtasks, task.parallelism, "cast(id as int)", placed)
+    return subtasks.mapInArrow(run, spark_schema(step_schema(task.operator)))
 
 
 def acknowledgements(
@@ -333,10 +329,11 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
     Raises:
         StateError: they are not.
     """
+    own = task.groups(subtask)
     for batch in batches:
         if batch.num_rows:
-            group = batch.column(HASH)[0].as_py() % task.max_parallelism
-            if group not in task.groups(subtask):
+            groups = key_groups(batch.column(HASH).to_numpy().view(np.uint64), task.max_parallelism)
+            if groups.min() < own.start or groups.max() >= own.end:
                 raise StateError(
                     f"operator {task.operator.name}: subtask {subtask} got rows of another one in step {task.step}"
                 )
@@ -357,7 +354,7 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
     # Rows that are combined before the shuffle are ordered by columns of the combined rows.
     ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
-    if taken := [name for name in internal_names(operator) if name in (*wanted, *combined)]:
+    if taken := [name for name in (*internal_names(operator), *PLACED) if name in (*wanted, *combined)]:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
         )
@@ -428,4 +425,4 @@ def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
         for batch in batches:
             yield from combine(operator, pa.Table.from_batches([batch])).to_batches()
 
-    return rows.mapInArrow(run, from_arrow_schema(operator.combined))
+    return rows.mapInArrow(run, spark_schema(operator.combined))
