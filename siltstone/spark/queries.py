@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 from siltstone.spark.source_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVAL, SourceLog
+from siltstone.spark.versions import source_name
 
 _CLEANING = "cleanSource"
 
@@ -96,8 +97,8 @@ def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
     return given, resolved
 
 
-def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
-    """Return, per source, the offset (JSON) at which a query's current batch begins.
+def start_offsets(spark: SparkSession, query_id: str) -> dict[str, str | None]:
+    """Return, by the name of a source in Spark's records, the offset (JSON) at which a query's current batch begins.
 
     None for a source without one: a file source, or one from which the batch reads nothing.
 
@@ -107,8 +108,11 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
     try:
         execution = _execution(spark, query_id)
         data = execution.getLatestExecutionContext().newData()
-        holders = [data.get(source) for source in _each(execution.sources())]
-        return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
+        starts = dict[str, str | None]()
+        for number, source in enumerate(_each(execution.sources())):
+            held = data.get(source)
+            starts[source_name(execution, source, number)] = _start(held.get()) if held.isDefined() else None
+        return starts
     except Py4JError as error:
         raise StateError(
             f"Spark does not expose where the sources of query {query_id} begin",

@@ -29,10 +29,19 @@ import re
 import shutil
 import uuid
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from siltstone.catalog.records.source_entries import decode_sources, is_file_log, path_of, split
+from siltstone.catalog.records.source_entries import (
+    NO_OFFSET,
+    check_offset_version,
+    decode_offsets,
+    decode_sources,
+    encode_offsets,
+    is_file_log,
+    path_of,
+    split,
+)
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
@@ -46,8 +55,6 @@ _WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
 """placeholders for the path of the warehouse, as given and without symbolic links; no URL has braces"""
 _LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
 _MOVED_FILE = re.compile(r'^(\{"path":"file:(?://)?)(\{[a-z-]+\})', re.MULTILINE)
-NO_OFFSET = "-"
-"""what Spark writes for a source without an offset"""
 
 
 class SourceLog:
@@ -110,27 +117,30 @@ class SourceLog:
     def _path(self, log: str, batch: int) -> Path:
         return below(self.location, log, str(self.number(batch)))
 
-    def read_beginning(self, starts: Sequence[str | None]) -> Step:
+    def read_beginning(self, starts: Mapping[str, str | None]) -> Step:
         """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
 
         A source with a log of its own has its initial offset there. A file source needs none: it begins with all of its
         files.
 
         Args:
-            starts: per source, the offset (JSON) at which batch 0 begins; None for a source without one.
+            starts: source -> the offset (JSON) at which batch 0 begins; None for a source without one.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
         """
-        header = self.check(0).read_text().splitlines()[:2]
+        header = "\n".join(self.check(0).read_text().splitlines()[:2])
         logs: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = {n: text for n, text in self._fresh_entries(directory).items() if not is_file_log(text)}
             if fresh:
                 logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        lines = [NO_OFFSET if start is None or str(i) in logs else _one_line(start) for i, start in enumerate(starts)]
-        return Step(0, BEFORE_FIRST, "\n".join([*header, *lines]), json.dumps(logs))
+        offsets = {
+            source: NO_OFFSET if start is None or source in logs else _one_line(start)
+            for source, start in starts.items()
+        }
+        return Step(0, BEFORE_FIRST, encode_offsets(header, offsets), json.dumps(logs))
 
     def rerun(self, step: Step) -> None:
         """Make `step` the first batch of the next query at this location, as it was logged. No query may be running.
@@ -222,6 +232,8 @@ class SourceLog:
                 f"no record of batch {batch} in {self.location}",
                 advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
+        with path.open() as file:
+            check_offset_version(file.readline().strip())
         return path
 
     def _fresh_entries(self, directory: Path) -> dict[int, str]:
@@ -264,7 +276,7 @@ def span(before: Step | None, step: Step) -> str:
 
 
 def _offsets(step: Step) -> list[object]:
-    return [None if line == NO_OFFSET else json.loads(line) for line in step.offsets.splitlines()[2:]]
+    return [None if offset == NO_OFFSET else json.loads(offset) for offset in decode_offsets(step.offsets).values()]
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
@@ -282,7 +294,7 @@ def _write(path: Path, text: str) -> None:
 
 def _has_offsets(beginning: Step) -> bool:
     """Whether a recorded beginning has the offset of a source, which Spark must use instead of asking the source."""
-    return any(line != NO_OFFSET for line in beginning.offsets.splitlines()[2:])
+    return any(offset != NO_OFFSET for offset in decode_offsets(beginning.offsets).values())
 
 
 def _one_line(offset: str) -> str:

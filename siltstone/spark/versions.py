@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -34,6 +35,14 @@ def _find_class(jvm: Any, name: str) -> Any:
     for part in name.split("."):
         jvm = getattr(jvm, part)
     return jvm
+
+
+def source_name(execution: Any, source: Any, number: int) -> str:
+    """Return the name of a query's source in Spark's records: before 4.2 its number."""
+    try:
+        return execution.sourceToIdMap().apply(source)
+    except Py4JError:
+        return str(number)
 
 
 def spark_schema(schema: Any) -> StructType:

@@ -130,7 +130,7 @@ def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], __: ob
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced = {"run_step": run_step, "SparkSession": object, "STOP_POLL_S": 0.01}
-    replaced["SourceLog"] = lambda *_: Log()
+    replaced["source_log"] = lambda *_: Log()
     nothing = dict.fromkeys(("check_query", "check_source", "start_offsets"), lambda *_: None)
     for name, value in (replaced | nothing).items():
         monkeypatch.setattr(runner_module, name, value)

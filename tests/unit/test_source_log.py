@@ -180,7 +180,7 @@ def begun(log: SourceLog, *starts: str | None) -> Step:
         path.write_text(text)
     (log.location / "offsets").mkdir()
     (log.location / "offsets" / "0").write_text(f'{HEADER}\n{{"topic":{{"0":20}}}}\n{{"n":8}}\n{{"logOffset":0}}')
-    return log.read_beginning(starts)
+    return log.read_beginning({str(number): start for number, start in enumerate(starts)})
 
 
 def test_where_each_source_begins_is_read_from_its_log_or_from_the_batch(tmp_path: Path) -> None:
