@@ -275,8 +275,13 @@ def span(before: Step | None, step: Step) -> str:
     return json.dumps({"batch": step.batch_id, "from": begin, "to": begin if step.batch_id is None else _offsets(step)})
 
 
-def _offsets(step: Step) -> list[object]:
-    return [None if offset == NO_OFFSET else json.loads(offset) for offset in decode_offsets(step.offsets).values()]
+def _offsets(step: Step) -> list[object] | dict[str, object]:
+    """Return the offset of each source: by position, or by name if Spark's record names the sources."""
+    found = {
+        source: None if offset == NO_OFFSET else json.loads(offset)
+        for source, offset in decode_offsets(step.offsets).items()
+    }
+    return list(found.values()) if step.offsets.startswith("v1\n") else found
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
