@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
-from siltstone.spark.source_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVAL, SourceLog
-from siltstone.spark.versions import source_name
+from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
+from siltstone.spark.versions import names_of_sources, offset_log_versions
 
 _CLEANING = "cleanSource"
 
@@ -80,8 +80,12 @@ def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLo
     Args:
         warehouse: the root of the warehouse on this machine.
     """
-    interval = spark.conf.get(COMPACT_INTERVAL, str(DEFAULT_COMPACT_INTERVAL))
-    return SourceLog(location, _paths_in_urls(spark, warehouse), int(interval or 0))
+    form = RecordForm(
+        offset_versions=offset_log_versions(spark),
+        commit_version=spark.conf.get(COMMIT_VERSION, "1") or "1",
+        compact_interval=int(spark.conf.get(COMPACT_INTERVAL, "10") or 10),
+    )
+    return SourceLog(location, _paths_in_urls(spark, warehouse), form)
 
 
 def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
@@ -97,8 +101,19 @@ def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
     return given, resolved
 
 
-def start_offsets(spark: SparkSession, query_id: str) -> dict[str, str | None]:
-    """Return, by the name of a source in Spark's records, the offset (JSON) at which a query's current batch begins.
+def source_names(spark: SparkSession, query_id: str) -> list[str] | None:
+    """Return the name of each source of a running query in Spark's records, a number if it has none; None before 4.2.
+
+    Raises:
+        StateError: no query of this id is running.
+    """
+    execution = _execution(spark, query_id)
+    names = names_of_sources(execution)
+    return None if names is None else [names.apply(source) for source in _each(execution.sources())]
+
+
+def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
+    """Return, per source, the offset (JSON) at which a query's current batch begins.
 
     None for a source without one: a file source, or one from which the batch reads nothing.
 
@@ -108,11 +123,8 @@ def start_offsets(spark: SparkSession, query_id: str) -> dict[str, str | None]:
     try:
         execution = _execution(spark, query_id)
         data = execution.getLatestExecutionContext().newData()
-        starts = dict[str, str | None]()
-        for number, source in enumerate(_each(execution.sources())):
-            held = data.get(source)
-            starts[source_name(execution, source, number)] = _start(held.get()) if held.isDefined() else None
-        return starts
+        holders = [data.get(source) for source in _each(execution.sources())]
+        return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:
         raise StateError(
             f"Spark does not expose where the sources of query {query_id} begin",

@@ -38,7 +38,7 @@ from siltstone.spark.delivery import deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
-from siltstone.spark.queries import check_query, check_source, read_progress, source_log, start_offsets
+from siltstone.spark.queries import check_query, check_source, read_progress, source_log, source_names, start_offsets
 from siltstone.spark.source_log import span
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
@@ -226,11 +226,15 @@ class StreamRunner:
         if not self._sources_checked:
             self._log.check(batch)
             check_query(rows.sparkSession, self._log.query_id)
+            names = source_names(rows.sparkSession, self._log.query_id)
+            if self._before is not None:
+                self._log.check_names(names, self._before)
             self._sources_checked = True
         if self._begins:
             # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
             starts = start_offsets(rows.sparkSession, self._log.query_id)
-            self._before = self._log.read_beginning(starts)
+            names = source_names(rows.sparkSession, self._log.query_id)
+            self._before = self._log.read_beginning(starts, names)
             region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1

@@ -187,8 +187,9 @@ def _write_fast_records(spark: SparkSession) -> None:
     `readlink` twelve times per micro-batch, and each `.crc` file beside a local file, which nobody reads since the
     record is written again at each start, takes another process.
     """
-    if spark.conf.get(_FILE_MANAGER, None) is None:
-        spark.conf.set(_FILE_MANAGER, checkpoint_file_manager(spark))
+    manager = checkpoint_file_manager(spark)
+    if manager is not None and spark.conf.get(_FILE_MANAGER, None) is None:
+        spark.conf.set(_FILE_MANAGER, manager)
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext
     files = jvm.org.apache.hadoop.fs.FileSystem

@@ -29,11 +29,13 @@ import re
 import shutil
 import uuid
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from siltstone.catalog.records.source_entries import (
     NO_OFFSET,
+    OFFSET_VERSIONS,
     check_offset_version,
     decode_offsets,
     decode_sources,
@@ -49,12 +51,26 @@ from siltstone.store.directories import below
 from siltstone.store.private import make_private_directory, write_private_file
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
-"""Spark's setting of how many entries of a file source's log make a compact one"""
-DEFAULT_COMPACT_INTERVAL = 10
+COMMIT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
 """placeholders for the path of the warehouse, as given and without symbolic links; no URL has braces"""
 _LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
 _MOVED_FILE = re.compile(r'^(\{"path":"file:(?://)?)(\{[a-z-]+\})', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RecordForm:
+    """How a session's Spark reads its record.
+
+    Attributes:
+        offset_versions: the versions of the offset log that it can read.
+        commit_version: the version of the commit log, its setting `COMMIT_VERSION`; before 4.2 it must be just that.
+        compact_interval: its setting `COMPACT_INTERVAL`: how many entries of a file source's log make a compact one.
+    """
+
+    offset_versions: Sequence[str] = OFFSET_VERSIONS
+    commit_version: str = "1"
+    compact_interval: int = 10
 
 
 class SourceLog:
@@ -64,14 +80,12 @@ class SourceLog:
         location: the query's checkpoint location, a local directory.
         warehouse: the paths of the warehouse on this machine as Spark writes them in URLs: as given, and without
             symbolic links. If empty, URLs of files are not changed.
-        compact_interval: the setting `COMPACT_INTERVAL` of the session that will run the next query.
+        form: of the session that will run the next query.
     """
 
-    def __init__(
-        self, location: Path, warehouse: Sequence[str] = (), compact_interval: int = DEFAULT_COMPACT_INTERVAL
-    ) -> None:
+    def __init__(self, location: Path, warehouse: Sequence[str] = (), form: RecordForm = RecordForm()) -> None:
         self.location = location
-        self._compact_interval = compact_interval
+        self._form = form
         self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
         """the id of the next query at this location"""
@@ -87,6 +101,8 @@ class SourceLog:
 
     def prepare(self, position: InputPosition) -> None:
         """Replace the location's contents by the record of all batches before a position, as committed."""
+        for step in (*position.newest, *([position.beginning] if position.beginning else ())):
+            self._check_readable(step)
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
         before = list(position.newest)
@@ -104,7 +120,15 @@ class SourceLog:
         for step in before:
             # Spark reads the newest batch and the one before, and would purge older ones.
             _write(self._path("offsets", step.batch), step.offsets)
-            _write(self._path("commits", step.batch), _commit_of(step.offsets))
+            _write(self._path("commits", step.batch), self._commit_of(step.offsets))
+
+    def _check_readable(self, step: Step) -> None:
+        version = step.offsets.partition("\n")[0]
+        if version not in self._form.offset_versions:
+            raise UsageError(
+                f"this Spark cannot read its record of step {step.step}, of version {version}: run the stream with the "
+                "version of Spark that wrote it, or a later one"
+            )
 
     def number(self, batch: int) -> int:
         """Return Spark's number of a batch."""
@@ -117,14 +141,15 @@ class SourceLog:
     def _path(self, log: str, batch: int) -> Path:
         return below(self.location, log, str(self.number(batch)))
 
-    def read_beginning(self, starts: Mapping[str, str | None]) -> Step:
+    def read_beginning(self, starts: Sequence[str | None], names: Sequence[str] | None = None) -> Step:
         """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
 
         A source with a log of its own has its initial offset there. A file source needs none: it begins with all of its
         files.
 
         Args:
-            starts: source -> the offset (JSON) at which batch 0 begins; None for a source without one.
+            starts: per source, the offset (JSON) at which batch 0 begins; None for a source without one.
+            names: per source, its name in Spark's records; by default its number.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
@@ -136,11 +161,34 @@ class SourceLog:
             if fresh:
                 logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        offsets = {
-            source: NO_OFFSET if start is None or source in logs else _one_line(start)
-            for source, start in starts.items()
-        }
+        offsets = [
+            (name, NO_OFFSET if start is None or name in logs or str(number) in logs else _one_line(start))
+            for number, (name, start) in enumerate(zip(names or map(str, range(len(starts))), starts, strict=True))
+        ]
         return Step(0, BEFORE_FIRST, encode_offsets(header, offsets), json.dumps(logs))
+
+    def check_names(self, names: Sequence[str] | None, step: Step) -> None:
+        """Check that a query has just the sources whose offsets or files are recorded up to `step`.
+
+        Spark would pass over the offsets of a source that is gone, and ask a new one where it begins at each start,
+        until its first batch is committed. Of sources without names it compares the number.
+
+        Args:
+            names: per source of the query, its name in Spark's records; None if this Spark has no names.
+
+        Raises:
+            UsageError: it has others.
+        """
+        by_name = not step.offsets.startswith("v1\n")
+        recorded = {*self._recorded, *(decode_offsets(step.offsets) if by_name else ())}
+        have = set(names or ())
+        if names is None or all(map(str.isdigit, recorded | have)):
+            return
+        if recorded - have or (by_name and have != recorded):
+            raise UsageError(
+                f"the sources of the query are {', '.join(sorted(have))}, but the stream was recorded with "
+                f"{', '.join(sorted(recorded))}: their names must stay as they are (DataStreamReader.name)"
+            )
 
     def rerun(self, step: Step) -> None:
         """Make `step` the first batch of the next query at this location, as it was logged. No query may be running.
@@ -156,7 +204,7 @@ class SourceLog:
             self._write_source(source)
         if self.number(step.batch):
             before = step.batch - 1
-            _write(self._path("commits", before), _commit_of(self._path("offsets", before).read_text()))
+            _write(self._path("commits", before), self._commit_of(self._path("offsets", before).read_text()))
         _write(self._path("offsets", step.batch), step.offsets)
 
     def _take(self, step: Step) -> list[str]:
@@ -236,6 +284,13 @@ class SourceLog:
             check_offset_version(file.readline().strip())
         return path
 
+    def _commit_of(self, offsets: str) -> str:
+        """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
+        with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
+            header = check_object(parse_json(offsets.splitlines()[1]), "the header")
+        watermark = {"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)}
+        return f"v{self._form.commit_version}\n{json.dumps(watermark)}"
+
     def _fresh_entries(self, directory: Path) -> dict[int, str]:
         recorded = self._recorded.get(directory.name, -1)
         fresh: dict[int, str] = {}
@@ -254,7 +309,7 @@ class SourceLog:
         compacted = -1
         if is_file_log(entries[numbers[-1]]):
             # At the last multiple of its interval, a file source expects one file with all entries up to it.
-            compacted = (numbers[-1] + 1) // self._compact_interval * self._compact_interval - 1
+            compacted = (numbers[-1] + 1) // self._form.compact_interval * self._form.compact_interval - 1
         compact = directory / f"{compacted}.compact"
         if compacted >= 0 and not compact.exists():
             header = entries[numbers[0]].splitlines()[0]
@@ -281,7 +336,7 @@ def _offsets(step: Step) -> list[object] | dict[str, object]:
         source: None if offset == NO_OFFSET else json.loads(offset)
         for source, offset in decode_offsets(step.offsets).items()
     }
-    return list(found.values()) if step.offsets.startswith("v1\n") else found
+    return found if step.offsets.startswith("v2\n") else list(found.values())
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
@@ -305,13 +360,6 @@ def _has_offsets(beginning: Step) -> bool:
 def _one_line(offset: str) -> str:
     """Put an offset on one line for Spark's log; a source may write its JSON over several lines."""
     return json.dumps(json.loads(offset)) if len(offset.splitlines()) > 1 else offset
-
-
-def _commit_of(offsets: str) -> str:
-    """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
-    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
-        header = check_object(parse_json(offsets.splitlines()[1]), "the header")
-    return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
 
 
 def _only_entry(compact: str, number: int) -> str:

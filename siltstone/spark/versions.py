@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 from py4j.java_gateway import JavaClass
-from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -21,28 +20,34 @@ _FILE_MANAGERS = (
     f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
     f"{_STREAMING}.FileSystemBasedCheckpointFileManager",  # until 4.1
 )
+PARTITION = "__partition"
+"""a column that `repartition_by_id` may add"""
 _keys: dict[int, list[int]] = {}
 """number of partitions -> per partition, an integer whose hash Spark sends there"""
 
 
-def checkpoint_file_manager(spark: SparkSession) -> str:
+def checkpoint_file_manager(spark: SparkSession) -> str | None:
     """Return the class that keeps a query's record in any file system of Hadoop's. Spark 4.1 moved it."""
-    jvm: Any = spark._jvm
-    return next(name for name in _FILE_MANAGERS if isinstance(_find_class(jvm, name), JavaClass))
+    return next((name for name in _FILE_MANAGERS if _has_class(spark, name)), None)
 
 
-def _find_class(jvm: Any, name: str) -> Any:
+def offset_log_versions(spark: SparkSession) -> tuple[str, ...]:
+    """Return the versions of the offset log that this Spark can read; the second came with 4.2."""
+    return ("v1", "v2") if _has_class(spark, f"{_STREAMING}.checkpointing.OffsetMap") else ("v1",)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    found: Any = spark._jvm
     for part in name.split("."):
-        jvm = getattr(jvm, part)
-    return jvm
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)
 
 
-def source_name(execution: Any, source: Any, number: int) -> str:
-    """Return the name of a query's source in Spark's records: before 4.2 its number."""
-    try:
-        return execution.sourceToIdMap().apply(source)
-    except Py4JError:
-        return str(number)
+def names_of_sources(execution: Any) -> Any:
+    """Return the map of a query's sources to their names in Spark's records; None before 4.2."""
+    if not any(method.getName() == "sourceToIdMap" for method in execution.getClass().getMethods()):
+        return None
+    return execution.sourceToIdMap()
 
 
 def spark_schema(schema: Any) -> StructType:
@@ -57,21 +62,25 @@ def arrow_schema(schema: StructType) -> Any:
     return to_arrow_schema(schema)
 
 
-def repartition_by_id(rows: DataFrame, count: int, subtask: str) -> DataFrame:
-    """Shuffle rows so that partition n has those whose `subtask`, an integer in SQL, is n. Spark has it from 4.1 on."""
-    by = partition_expression(rows, count, subtask)
-    return rows.repartitionById(count, by) if hasattr(rows, "repartitionById") else rows.repartition(count, by)
+def repartition_by_id(rows: DataFrame, count: int, subtask: str) -> tuple[DataFrame, Column]:
+    """Shuffle rows so that partition n has those whose `subtask` is n; see `DataFrame.repartitionById` of Spark 4.1.
 
+    Before it, rows get a column with a number whose hash Spark sends to the partition. It is a column, because Spark
+    takes equal expressions for different ones if sessions differ in their ANSI mode, and would shuffle again.
 
-def partition_expression(rows: DataFrame, count: int, subtask: str) -> Column:
-    """Return the expression by which `repartition_by_id` partitions: a join on it of two such frames shuffles nothing.
+    Args:
+        subtask: an integer in SQL, at least 0 and less than `count`.
 
-    Before Spark 4.1, each subtask is replaced by a number whose hash Spark sends to its partition.
+    Returns:
+        The shuffled rows, and what they are partitioned by: a join on it of two such frames shuffles nothing.
     """
-    if hasattr(rows, "repartitionById"):
-        return F.expr(subtask)
+    if hasattr(type(rows), "repartitionById"):
+        by = F.expr(subtask)
+        return rows.repartitionById(count, by), by
     keys = ", ".join(map(str, _keys_of(rows.sparkSession, count)))
-    return F.expr(f"element_at(array({keys}), {subtask} + 1)")
+    shuffled = rows.withColumn(PARTITION, F.expr(f"element_at(array({keys}), {subtask} + 1)"))
+    shuffled = shuffled.repartition(count, F.col(PARTITION))
+    return shuffled, shuffled[PARTITION]
 
 
 def _keys_of(spark: SparkSession, count: int) -> list[int]:

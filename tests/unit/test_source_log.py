@@ -6,6 +6,7 @@ how many that is follows from the newest such file there is.
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from siltstone.catalog.records.source_entries import decode_offsets
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import StateError, UsageError
-from siltstone.spark.source_log import SourceLog, span
+from siltstone.spark.source_log import RecordForm, SourceLog, span
 
 ENTRIES = 64
 
@@ -85,7 +86,7 @@ def test_spark_finds_every_file_again_after_any_number_of_runs(
     steps: list[Step] = []
     for run in range(ENTRIES // batches):
         every = intervals[run % len(intervals)]
-        log = SourceLog(tmp_path / str(run), compact_interval=every)
+        log = SourceLog(tmp_path / str(run), form=RecordForm(compact_interval=every))
         log.prepare(after(steps))
         if steps:
             assert spark_reads(log.location / "sources" / "0", every) == [entry(n) for n in range(len(steps))]
@@ -186,7 +187,7 @@ def begun(log: SourceLog, *starts: str | None) -> Step:
         path.write_text(text)
     (log.location / "offsets").mkdir()
     (log.location / "offsets" / "0").write_text(f'{HEADER}\n{{"topic":{{"0":20}}}}\n{{"n":8}}\n{{"logOffset":0}}')
-    return log.read_beginning({str(number): start for number, start in enumerate(starts)})
+    return log.read_beginning(starts)
 
 
 def test_where_each_source_begins_is_read_from_its_log_or_from_the_batch(tmp_path: Path) -> None:
@@ -207,10 +208,69 @@ def test_where_named_sources_begin_is_written_with_their_names(tmp_path: Path) -
     header = HEADER.replace("v1", "v2", 1)
     (log.location / "offsets").mkdir()
     (log.location / "offsets" / "0").write_text(f'{header}\norders:{{"n":8}}\nclicks:{{"topic":{{"0":20}}}}')
-    beginning = log.read_beginning({"clicks": '{"topic":{"0":17}}', "orders": '{"n":5}', "files": None})
+    starts = ['{"topic":{"0":17}}', '{"n":5}', None]
+    beginning = log.read_beginning(starts, ["clicks", "orders", "files"])
     assert beginning.offsets == f'{header}\nclicks:-\norders:{{"n":5}}\nfiles:-'
     assert decode_offsets(beginning.offsets) == {"clicks": "-", "orders": '{"n":5}', "files": "-"}
     assert json.loads(span(beginning, log.read(0, 1)))["to"] == {"orders": {"n": 8}, "clicks": {"topic": {"0": 20}}}
+
+
+def test_a_source_that_is_used_twice_has_an_offset_for_each_use(tmp_path: Path) -> None:
+    """Spark gives both the number of the last, and expects as many offsets as uses."""
+    log = SourceLog(tmp_path)
+    log.prepare(after([]))
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text(f'{HEADER}\n{{"n":8}}\n{{"n":8}}')
+    assert log.read_beginning(['{"n":5}', '{"n":5}'], ["1", "1"]).offsets == f'{HEADER}\n{{"n":5}}\n{{"n":5}}'
+
+
+NAMED = HEADER.replace("v1", "v2", 1)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "names", "refused"),
+    [
+        (f"{NAMED}\na:1\nb:2", ["b", "a"], False),
+        (f"{NAMED}\na:1\nb:2", ["a"], True),
+        (f"{NAMED}\na:1", ["a", "b"], True),
+        (f"{NAMED}\n0:1\n1:2", ["1", "0"], False),
+        (f"{HEADER}\n1\n2", ["0", "1"], False),
+        (f"{HEADER}\n1\n2", ["1", "1"], False),
+        (f"{HEADER}\n1\n2", None, False),
+    ],
+)
+def test_a_query_has_the_named_sources_of_its_record(
+    offsets: str, names: list[str] | None, refused: bool, tmp_path: Path
+) -> None:
+    log = SourceLog(tmp_path)
+    with pytest.raises(UsageError, match=r"a, b|recorded with") if refused else nullcontext():
+        log.check_names(names, Step(1, 0, offsets, "{}"))
+
+
+def test_names_given_to_sources_later_are_refused(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    log.prepare(after([spark_runs(SourceLog(tmp_path / "before"), 0)]))
+    step = Step(1, 0, f"{HEADER}\n1", "{}")
+    log.check_names(["0"], step)
+    with pytest.raises(UsageError, match=r"are clicks, .* recorded with 0: "):
+        log.check_names(["clicks"], step)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_commit_has_the_version_that_the_session_writes(version: str, tmp_path: Path) -> None:
+    log = SourceLog(tmp_path / "b", form=RecordForm(commit_version=version))
+    log.prepare(after([spark_runs(SourceLog(tmp_path / "a"), 0)]))
+    assert (log.location / "commits" / "0").read_text() == f'v{version}\n{{"nextBatchWatermarkMs": 0}}'
+
+
+def test_a_record_of_a_later_spark_is_refused_by_name(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path, form=RecordForm(offset_versions=("v1",)))
+    with pytest.raises(UsageError, match=r"step 1, of version v2: run the stream with the version of Spark"):
+        log.prepare(after([Step(1, 0, f"{NAMED}\na:1", "{}")]))
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    assert decode_offsets(f'{NAMED}\na:{{"x":"\u2028b:c"}}\nb:-\n') == {"a": '{"x":"\u2028b:c"}', "b": "-"}
 
 
 def test_a_version_of_the_offset_log_that_is_not_known_is_refused(tmp_path: Path) -> None:

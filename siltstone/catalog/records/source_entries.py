@@ -19,7 +19,7 @@ Other sources write one entry, with their initial offset.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
@@ -30,7 +30,7 @@ NO_OFFSET = "-"
 """what Spark writes for a source without an offset"""
 OFFSET_VERSIONS = ("v1", "v2")
 """the versions of Spark's offset log that can be read"""
-_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
 _WHERE, _WHAT = "an entry of the input log in the catalog", "what a source's log holds"
@@ -45,9 +45,9 @@ def decode_offsets(offsets: str) -> dict[str, str]:
     """
     if not offsets:  # of a step without a batch
         return {}
-    version, *rest = offsets.splitlines()
+    lines = offsets.rstrip("\n").split("\n")  # Spark ends a line with nothing else
+    version, lines = lines[0], lines[2:]
     check_offset_version(version)
-    lines = rest[1:]
     if version == "v1":
         return {str(number): line for number, line in enumerate(lines)}
     with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
@@ -56,18 +56,22 @@ def decode_offsets(offsets: str) -> dict[str, str]:
         return {name: offset for name, _, offset in (line.partition(":") for line in lines)}
 
 
-def encode_offsets(header: str, offsets: Mapping[str, str]) -> str:
+def encode_offsets(header: str, offsets: Iterable[tuple[str, str]]) -> str:
     """Encode offsets of sources, after the first two lines of an entry of Spark's offset log."""
-    named = not header.startswith("v1\n")
-    return "\n".join([header, *(f"{name}:{offset}" if named else offset for name, offset in offsets.items())])
+    if header.startswith("v1\n"):
+        return "\n".join([header, *(offset for _, offset in offsets)])
+    return "\n".join([header, *(f"{name}:{offset}" for name, offset in dict(offsets).items())])
 
 
 def check_offset_version(version: str) -> None:
     """Check that a version of Spark's offset log can be read.
 
     Raises:
-        UsageError: it is not known.
+        UsageError: a later version of Spark has it.
+        StateError: it is not one.
     """
+    if not re.fullmatch(r"v[0-9]{1,9}", version):
+        raise StateError(f"{_WHERE} is damaged: {version[:20]!r} is not a version of Spark's offset log")
     if version not in OFFSET_VERSIONS:
         raise UsageError(
             f"Spark writes its offset log in version {version[:20]!r}, of which Siltstone knows only "
