@@ -5,10 +5,10 @@
 BIN := .venv/bin
 
 # What each kind of work installs besides the engine (the extras of pyproject.toml).
-EXTRAS_run := demo,redis,rocksdb,java
-EXTRAS_ui := demo,redis,rocksdb,dagster,java
-EXTRAS_screenshots := demo,redis,rocksdb,dagster,java,screenshots
-EXTRAS_dev := demo,redis,rocksdb,cassandra,report,dagster,postgres,connect,java,docs,dev
+EXTRAS_run := spark,demo,redis,rocksdb,java
+EXTRAS_ui := spark,demo,redis,rocksdb,dagster,java
+EXTRAS_screenshots := spark,demo,redis,rocksdb,dagster,java,screenshots
+EXTRAS_dev := spark,demo,redis,rocksdb,cassandra,report,dagster,postgres,connect,java,docs,dev
 EXTRAS_docs := docs
 
 # The lowest versions are in an environment of their own, with the tool that finds them.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from siltstone.errors import UsageError
 
@@ -23,4 +24,19 @@ def require_extra(extra: str, package: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise UsageError(f"{what} needs the package {package}: pip install 'siltstone[{extra}]'") from None
+        raise _missing_extra_error(extra, package, what) from None
+
+
+def check_extra(extra: str, package: str, what: str) -> None:
+    """Check that a package is installed, without importing it; arguments as of `require_extra`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    with require_extra(extra, package, what):
+        if find_spec(package) is None:
+            raise _missing_extra_error(extra, package, what)
+
+
+def _missing_extra_error(extra: str, package: str, what: str) -> UsageError:
+    return UsageError(f"{what} needs the package {package}: pip install 'siltstone[{extra}]'")

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from siltstone.catalog import epochs
@@ -161,9 +162,22 @@ def _space(path: Path) -> Finding:
 
 
 def check_versions() -> list[Finding]:
-    """Report the installed versions."""
-    versions = [f"{name} {metadata.version(name)}" for name in _PACKAGES]
-    return [Finding("versions", "ok", ", ".join([*versions, f"Python {platform.python_version()}"]))]
+    """Report the installed versions. Without PySpark, streams cannot run here."""
+    versions = {name: _version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
+    said = ", ".join(f"{name} {version or 'is not installed'}" for name, version in versions.items())
+    if None in versions.values():
+        return [Finding("versions", "warning", said, "to run streams here, pip install 'siltstone[spark]'")]
+    return [Finding("versions", "ok", said)]
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed. A platform's own packages may lack metadata."""
+    if find_spec(package) is None:
+        return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return import_module(package).__version__
 
 
 def check_java(master: str) -> list[Finding]:

@@ -14,8 +14,8 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
     checkpoint_id   the checkpoint that would have included the row
     step            the step
     offsets         the offsets that the step read, as a JSON object: {"batch": Spark's number of the micro-batch, null
-                    for a step without one, "from": [one offset per source], "to": [one offset per source]}; null for a
-                    source without offsets
+                    for a step without one, "from": [one offset per source], "to": [one offset per source]}, or, if
+                    Spark's record names the sources, {name: offset}; null for a source without offsets
 """
 
 import base64

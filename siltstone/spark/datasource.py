@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -35,6 +34,7 @@ from siltstone.restore.keys import parse_key_groups, parse_keys
 from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings, load_settings
 from siltstone.spark.types import spark_type
+from siltstone.spark.versions import arrow_schema
 from siltstone.store.open import Warehouse
 from siltstone.times import parse_time
 
@@ -148,7 +148,7 @@ class StateReader(DataSourceReader):
         Raises:
             CorruptObject, ProofFailed: stored state is damaged.
         """
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = arrow_schema(self._schema)
         warehouse = self._source.warehouse
         for rows in scan(warehouse.store, partition.value, warehouse.local.scratch()):
             yield from rows.cast(schema).to_batches()

@@ -66,10 +66,10 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
             fail.
         Unreachable: the store does not answer, likewise.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from siltstone.spark.versions import spark_schema
 
     recorded = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
-    schema, objects = from_arrow_schema(recorded), output.objects
+    schema, objects = spark_schema(recorded), output.objects
     if not objects:
         return spark.createDataFrame([], schema)
     few = read_few_rows(open_store(store_url), output)

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.records.steps import Step
 from siltstone.errors import StateError, UsageError
+from siltstone.spark.queries import source_names
 from siltstone.spark.source_log import SourceLog
 
 POLL_S = 0.05
@@ -30,9 +31,14 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         Exception: an error of `work` or of Spark.
         StateError: Spark ended the query without running the batch.
     """
+
+    def checked(rows: DataFrame) -> None:
+        log.check_names(source_names(rows.sparkSession, log.query_id), step)
+        work(rows)
+
     _check_files(source.sparkSession, step, log.files_of(step))
     log.rerun(step)
-    batch = _LoggedBatch(step, log.number(step.batch), work)
+    batch = _LoggedBatch(step, log.number(step.batch), checked)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", log.url)
     query = writer.trigger(availableNow=True).start()
     try:

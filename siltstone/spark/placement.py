@@ -22,10 +22,15 @@ from pyspark.sql import functions as F
 from siltstone.log import get_logger
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement_rules import assign_subtasks
+from siltstone.spark.types import quote
+from siltstone.spark.versions import PARTITION, repartition_by_id
 from siltstone.store.open import Warehouse
 
 SUBTASK = "__subtask"
 """the column of a placement's frame that the rows of a step are joined on"""
+_GENERATION = "__generation"
+PLACED = (SUBTASK, _GENERATION, PARTITION)
+"""the columns of a placement's frame, and of rows while they are shuffled"""
 REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
 _LOG = get_logger(__name__)
 _GENERATIONS = count()
@@ -55,6 +60,22 @@ def placement_of(spark: Any, warehouse: Warehouse, stream: str, chosen: bool | N
             _placements[key] = Placement(spark)
     placement = _placements[key]
     return placement if placement.is_possible else None
+
+
+def shuffle(rows: DataFrame, parallelism: int, subtask: str, placed: DataFrame | None) -> DataFrame:
+    """Shuffle rows to the partitions of their subtasks.
+
+    Args:
+        subtask: the subtask of a row, an integer in SQL.
+        placed: the frame of a placement, which decides on which executors the tasks run; None leaves it to Spark.
+    """
+    shuffled, ours = repartition_by_id(rows, parallelism, subtask)
+    if placed is not None:
+        theirs = placed[PARTITION if PARTITION in placed.columns else SUBTASK]
+        # An outer join: no row depends on it, and no column of it is used.
+        joined = shuffled.join(placed.hint("shuffle_hash"), ours == theirs, "left")
+        return joined.select(*(shuffled[quote(name)] for name in rows.columns))
+    return shuffled.select(*map(quote, rows.columns)) if PARTITION in shuffled.columns else shuffled
 
 
 def stays_in_place(spark: Any, warehouse: Warehouse, stream: str, chosen: bool | None = None) -> bool:
@@ -120,9 +141,10 @@ class Placement:
         assigned = assign_subtasks(current, self._cores)
         # Spark takes equal plans for one persisted frame, so each has a number of its own.
         subtasks = self._spark.range(0, parallelism, 1, 1).select(
-            F.col("id").cast("int").alias(SUBTASK), F.lit(next(_GENERATIONS)).alias("generation")
+            F.col("id").cast("int").alias(SUBTASK), F.lit(next(_GENERATIONS)).alias(_GENERATION)
         )
-        before, self._frame = self._frame, subtasks.repartitionById(parallelism, F.col(SUBTASK)).persist()
+        placed, _ = repartition_by_id(subtasks, parallelism, SUBTASK)
+        before, self._frame = self._frame, placed.persist()
         self._parallelism, self._located = parallelism, current
         if assigned:
             self._compute_at(assigned)

@@ -11,6 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
+from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
+from siltstone.spark.versions import names_of_sources, offset_log_versions
 
 _CLEANING = "cleanSource"
 
@@ -72,7 +74,21 @@ def _check_plan(plan: Any) -> None:
                 )
 
 
-def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
+def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLog:
+    """Make the log of a query whose checkpoint location is `location`, as this session's Spark writes and reads it.
+
+    Args:
+        warehouse: the root of the warehouse on this machine.
+    """
+    form = RecordForm(
+        offset_versions=offset_log_versions(spark),
+        commit_version=spark.conf.get(COMMIT_VERSION, "1") or "1",
+        compact_interval=int(spark.conf.get(COMPACT_INTERVAL, "10") or 10),
+    )
+    return SourceLog(location, _paths_in_urls(spark, warehouse), form)
+
+
+def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
     """Return the path of a local directory as Spark writes it in URLs: as given, and without symbolic links.
 
     Empty in a session of Spark Connect, which runs no stream.
@@ -83,6 +99,17 @@ def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
     paths = os.path.abspath(directory), os.path.realpath(directory)
     given, resolved = (context._jvm.org.apache.hadoop.fs.Path(path).toUri().getRawPath() for path in paths)
     return given, resolved
+
+
+def source_names(spark: SparkSession, query_id: str) -> list[str] | None:
+    """Return the name of each source of a running query in Spark's records, a number if it has none; None before 4.2.
+
+    Raises:
+        StateError: no query of this id is running.
+    """
+    execution = _execution(spark, query_id)
+    names = names_of_sources(execution)
+    return None if names is None else [names.apply(source) for source in _iterate(execution.sources())]
 
 
 def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:

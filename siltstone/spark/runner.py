@@ -38,8 +38,8 @@ from siltstone.spark.delivery import deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
-from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
-from siltstone.spark.source_log import SourceLog, span
+from siltstone.spark.queries import check_query, check_source, read_progress, source_log, source_names, start_offsets
+from siltstone.spark.source_log import span
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
 
@@ -94,7 +94,7 @@ class StreamRunner:
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         stream = region.stream
         location = region.warehouse.local.spark_log(stream.name, region.epoch)
-        self._log = SourceLog(location, paths_in_urls(spark, region.warehouse.local.root))
+        self._log = source_log(spark, location, region.warehouse.local.root)
         self._sources_checked = False
         position = region.input_position()
         self._log.prepare(position)
@@ -226,11 +226,15 @@ class StreamRunner:
         if not self._sources_checked:
             self._log.check(batch)
             check_query(rows.sparkSession, self._log.query_id)
+            names = source_names(rows.sparkSession, self._log.query_id)
+            if self._before is not None:
+                self._log.check_names(names, self._before)
             self._sources_checked = True
         if self._begins:
             # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
             starts = start_offsets(rows.sparkSession, self._log.query_id)
-            self._before = self._log.read_beginning(starts)
+            names = source_names(rows.sparkSession, self._log.query_id)
+            self._before = self._log.read_beginning(starts, names)
             region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1

@@ -25,7 +25,7 @@ from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, Us
 from siltstone.log import configuration, relay_line, worker_variables
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explain
-from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
+from siltstone.spark.versions import checkpoint_file_manager
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,6 @@ SETTINGS = {
     # How often a waiting stream polls its source. Spark's default of 10 ms keeps 0.4 cores busy with a directory of 200
     # files, 100 ms 0.1.
     "spark.sql.streaming.pollingDelay": "100ms",
-    "spark.sql.streaming.fileSource.log.compactInterval": str(FILE_SOURCE_COMPACT_INTERVAL),
     # Spark's default, INT96, loses the time zone for every other reader.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A supervisor may signal every process of a run while it takes its last checkpoint.
@@ -52,14 +51,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-STEP_SETTINGS = {
-    # Spark's own choice for a query's record runs the command `readlink` twelve times per micro-batch, because PySpark
-    # comes without Hadoop's native library.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-}
-"""settings of a session that runs steps; its queries have their records on the driver's disk"""
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 CONNECT = "sc"
 CONNECT_PORT = 15002
 _CONNECT_WAIT_S = 10.0
@@ -110,8 +102,8 @@ def spark_session(
         return _connect(master, extra or {})
     if not steps:
         return _start(master, SETTINGS, extra or {}, java_options=_QUICK_COMPILATION)
-    spark = _start(master, SETTINGS | STEP_SETTINGS, extra or {}, java_options="")
-    _write_no_checksums(spark)
+    spark = _start(master, SETTINGS, extra or {}, java_options="")
+    _write_fast_records(spark)
     return spark
 
 
@@ -188,11 +180,16 @@ def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_o
     return spark
 
 
-def _write_no_checksums(spark: SparkSession) -> None:
-    """Let the driver's JVM write no `.crc` files beside local files.
+def _write_fast_records(spark: SparkSession) -> None:
+    """Let the driver's JVM write the records of queries, which are on its local disk, without running other programs.
 
-    Spark's record of a query is written again at each start, so they would only take time: a file and a process each.
+    PySpark comes without Hadoop's native library. Therefore Spark's own choice of a file manager runs the command
+    `readlink` twelve times per micro-batch, and each `.crc` file beside a local file, which nobody reads since the
+    record is written again at each start, takes another process.
     """
+    manager = checkpoint_file_manager(spark)
+    if manager is not None and spark.conf.get(_FILE_MANAGER, None) is None:
+        spark.conf.set(_FILE_MANAGER, manager)
     jvm: Any = spark._jvm
     context: Any = spark.sparkContext
     files = jvm.org.apache.hadoop.fs.FileSystem

@@ -30,23 +30,48 @@ import shutil
 import uuid
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from siltstone.catalog.records.source_entries import decode_sources, is_file_log, path_of, split
+from siltstone.catalog.records.source_entries import (
+    NO_OFFSET,
+    OFFSET_VERSIONS,
+    check_offset_version,
+    decode_offsets,
+    decode_sources,
+    encode_offsets,
+    is_file_log,
+    path_of,
+    split,
+)
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
 from siltstone.store.directories import path_below
 from siltstone.store.private import make_private_directory, write_private_file
 
-FILE_SOURCE_COMPACT_INTERVAL = 10
-"""Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session sets it explicitly"""
+COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
+COMMIT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
 """placeholders for the path of the warehouse, as given and without symbolic links; no URL has braces"""
 _LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
 _MOVED_FILE = re.compile(r'^(\{"path":"file:(?://)?)(\{[a-z-]+\})', re.MULTILINE)
-NO_OFFSET = "-"
-"""what Spark writes for a source without an offset"""
+
+
+@dataclass(frozen=True)
+class RecordForm:
+    """How a session's Spark reads its record.
+
+    Attributes:
+        offset_versions: the versions of the offset log that it can read.
+        commit_version: the version of the commit log, its setting `COMMIT_VERSION`; before 4.2 it must be just that.
+        compact_interval: its setting `COMPACT_INTERVAL`: how many entries of a file source's log make a compact one.
+    """
+
+    offset_versions: Sequence[str] = OFFSET_VERSIONS
+    commit_version: str = "1"
+    compact_interval: int = 10
 
 
 class SourceLog:
@@ -56,10 +81,12 @@ class SourceLog:
         location: the query's checkpoint location, a local directory.
         warehouse: the paths of the warehouse on this machine as Spark writes them in URLs: as given, and without
             symbolic links. If empty, URLs of files are not changed.
+        form: of the session that will run the next query.
     """
 
-    def __init__(self, location: Path, warehouse: Sequence[str] = ()) -> None:
+    def __init__(self, location: Path, warehouse: Sequence[str] = (), form: RecordForm = RecordForm()) -> None:
         self.location = location
+        self._form = form
         self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
         """the id of the next query at this location"""
@@ -75,6 +102,8 @@ class SourceLog:
 
     def prepare(self, position: InputPosition) -> None:
         """Replace the location's contents by the record of all batches before a position, as committed."""
+        for step in (*position.newest, *([position.beginning] if position.beginning else ())):
+            self._check_readable(step)
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
         before = list(position.newest)
@@ -92,7 +121,15 @@ class SourceLog:
         for step in before:
             # Spark reads the newest batch and the one before, and would purge older ones.
             _write(self._path("offsets", step.batch), step.offsets)
-            _write(self._path("commits", step.batch), _commit_of(step.offsets))
+            _write(self._path("commits", step.batch), self._commit_of(step.offsets))
+
+    def _check_readable(self, step: Step) -> None:
+        version = step.offsets.partition("\n")[0]
+        if version not in self._form.offset_versions:
+            raise UsageError(
+                f"this Spark cannot read its record of step {step.step}, of version {version}: run the stream with the "
+                "version of Spark that wrote it, or a later one"
+            )
 
     def number(self, batch: int) -> int:
         """Return Spark's number of a batch."""
@@ -105,7 +142,7 @@ class SourceLog:
     def _path(self, log: str, batch: int) -> Path:
         return path_below(self.location, log, str(self.number(batch)))
 
-    def read_beginning(self, starts: Sequence[str | None]) -> Step:
+    def read_beginning(self, starts: Sequence[str | None], names: Sequence[str] | None = None) -> Step:
         """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
 
         A source with a log of its own has its initial offset there. A file source needs none: it begins with all of its
@@ -113,19 +150,46 @@ class SourceLog:
 
         Args:
             starts: per source, the offset (JSON) at which batch 0 begins; None for a source without one.
+            names: per source, its name in Spark's records; by default its number.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
         """
-        header = self.check(0).read_text().splitlines()[:2]
+        header = "\n".join(self.check(0).read_text().splitlines()[:2])
         logs: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = {n: text for n, text in self._fresh_entries(directory).items() if not is_file_log(text)}
             if fresh:
                 logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        lines = [NO_OFFSET if start is None or str(i) in logs else _one_line(start) for i, start in enumerate(starts)]
-        return Step(0, BEFORE_FIRST, "\n".join([*header, *lines]), json.dumps(logs))
+        offsets = [
+            (name, NO_OFFSET if start is None or name in logs or str(number) in logs else _one_line(start))
+            for number, (name, start) in enumerate(zip(names or map(str, range(len(starts))), starts, strict=True))
+        ]
+        return Step(0, BEFORE_FIRST, encode_offsets(header, offsets), json.dumps(logs))
+
+    def check_names(self, names: Sequence[str] | None, step: Step) -> None:
+        """Check that a query has just the sources whose offsets or files are recorded up to `step`.
+
+        Spark would pass over the offsets of a source that is gone, and ask a new one where it begins at each start,
+        until its first batch is committed. Of sources without names it compares the number.
+
+        Args:
+            names: per source of the query, its name in Spark's records; None if this Spark has no names.
+
+        Raises:
+            UsageError: it has others.
+        """
+        by_name = not step.offsets.startswith("v1\n")
+        recorded = {*self._recorded, *(decode_offsets(step.offsets) if by_name else ())}
+        have = set(names or ())
+        if names is None or all(map(str.isdigit, recorded | have)):
+            return
+        if recorded - have or (by_name and have != recorded):
+            raise UsageError(
+                f"the sources of the query are {', '.join(sorted(have))}, but the stream was recorded with "
+                f"{', '.join(sorted(recorded))}: their names must stay as they are (DataStreamReader.name)"
+            )
 
     def rerun(self, step: Step) -> None:
         """Make `step` the first batch of the next query at this location, as it was logged. No query may be running.
@@ -141,7 +205,7 @@ class SourceLog:
             self._write_source(source)
         if self.number(step.batch):
             before = step.batch - 1
-            _write(self._path("commits", before), _commit_of(self._path("offsets", before).read_text()))
+            _write(self._path("commits", before), self._commit_of(self._path("offsets", before).read_text()))
         _write(self._path("offsets", step.batch), step.offsets)
 
     def _take(self, step: Step) -> list[str]:
@@ -217,7 +281,16 @@ class SourceLog:
                 f"no record of batch {batch} in {self.location}",
                 advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
+        with path.open() as file:
+            check_offset_version(file.readline().strip())
         return path
+
+    def _commit_of(self, offsets: str) -> str:
+        """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
+        with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
+            header = check_object(parse_json(offsets.splitlines()[1]), "the header")
+        watermark = {"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)}
+        return f"v{self._form.commit_version}\n{json.dumps(watermark)}"
 
     def _fresh_entries(self, directory: Path) -> dict[int, str]:
         recorded = self._recorded.get(directory.name, -1)
@@ -237,7 +310,7 @@ class SourceLog:
         compacted = -1
         if is_file_log(entries[numbers[-1]]):
             # At the last multiple of its interval, a file source expects one file with all entries up to it.
-            compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
+            compacted = (numbers[-1] + 1) // self._form.compact_interval * self._form.compact_interval - 1
         compact = directory / f"{compacted}.compact"
         if compacted >= 0 and not compact.exists():
             header = entries[numbers[0]].splitlines()[0]
@@ -258,8 +331,13 @@ def span(before: Step | None, step: Step) -> str:
     return json.dumps({"batch": step.batch_id, "from": begin, "to": begin if step.batch_id is None else _offsets(step)})
 
 
-def _offsets(step: Step) -> list[object]:
-    return [None if line == NO_OFFSET else json.loads(line) for line in step.offsets.splitlines()[2:]]
+def _offsets(step: Step) -> list[Any] | dict[str, Any]:
+    """Return the offset of each source: by position, or by name if Spark's record names the sources."""
+    found = {
+        source: None if offset == NO_OFFSET else json.loads(offset)
+        for source, offset in decode_offsets(step.offsets).items()
+    }
+    return found if step.offsets.startswith("v2\n") else list(found.values())
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
@@ -277,19 +355,12 @@ def _write(path: Path, text: str) -> None:
 
 def _has_offsets(beginning: Step) -> bool:
     """Whether a recorded beginning has the offset of a source, which Spark must use instead of asking the source."""
-    return any(line != NO_OFFSET for line in beginning.offsets.splitlines()[2:])
+    return any(offset != NO_OFFSET for offset in decode_offsets(beginning.offsets).values())
 
 
 def _one_line(offset: str) -> str:
     """Put an offset on one line for Spark's log; a source may write its JSON over several lines."""
     return json.dumps(json.loads(offset)) if len(offset.splitlines()) > 1 else offset
-
-
-def _commit_of(offsets: str) -> str:
-    """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
-    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
-        header = check_object(parse_json(offsets.splitlines()[1]), "the header")
-    return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
 
 
 def _only_entry(compact: str, number: int) -> str:

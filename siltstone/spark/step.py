@@ -1,16 +1,17 @@
 """Run a step of operators as Spark jobs: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
@@ -30,9 +31,11 @@ from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
 from siltstone.spark.masters import is_local
-from siltstone.spark.placement import SUBTASK, Placement
-from siltstone.spark.types import spark_type
+from siltstone.spark.placement import PLACED, Placement, shuffle
+from siltstone.spark.types import quote, spark_type
+from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
+from siltstone.state.hashing import key_groups
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -194,19 +197,15 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = keyed_rows(rows, task)
-    names = ", ".join(map(_quote, task.operator.key.names))
+    names = ", ".join(map(quote, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
-    subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
-    shuffled = keyed.repartitionById(task.parallelism, subtask)
-    if placed is not None:
-        # An outer join: no row depends on it, and no column of it is used.
-        there = placed.hint("shuffle_hash")
-        shuffled = shuffled.join(there, subtask == there[SUBTASK], "left").select(*map(_quote, keyed.columns))
+    subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
+    shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by:
-        shuffled = shuffled.sortWithinPartitions(*map(_quote, task.operator.order_by))
+        shuffled = shuffled.sortWithinPartitions(*map(quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
-    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), from_arrow_schema(step_schema(task.operator)))
+    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -223,10 +222,8 @@ def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | No
 
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
     if placed is not None:
-        there, subtask = placed.hint("shuffle_hash"), F.col("id").cast("int")
-        shuffled = subtasks.repartitionById(task.parallelism, subtask)
-        subtasks = shuffled.join(there, subtask == there[SUBTASK], "left").select("id")
-    return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
+        subtasks = shuffle(subtasks, task.parallelism, "cast(id as int)", placed)
+    return subtasks.mapInArrow(run, spark_schema(step_schema(task.operator)))
 
 
 def acknowledgements(
@@ -285,9 +282,14 @@ def _tag_jobs(spark: SparkSession, tags: Sequence[str]) -> Iterator[None]:
 
 
 def _check_complete(received: list[Acknowledgement], task: StepTask) -> list[Acknowledgement]:
-    missing = set(range(task.parallelism)) - {a.subtask for a in received}
-    if missing:
-        raise StateError(f"operator {task.operator.name}: no answer of subtasks {sorted(missing)} in step {task.step}")
+    answers = Counter(a.subtask for a in received)
+    if missing := sorted(set(range(task.parallelism)) - answers.keys()):
+        raise StateError(f"operator {task.operator.name}: no answer of subtasks {missing} in step {task.step}")
+    if repeated := sorted(subtask for subtask, count in answers.items() if count > 1):
+        raise StateError(
+            f"operator {task.operator.name}: Spark ran subtasks {repeated} of step {task.step} in several tasks",
+            advice="report it with the query's plan (rows.explain())",
+        )
     return received
 
 
@@ -333,10 +335,11 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
     Raises:
         StateError: they are not.
     """
+    own = task.groups(subtask)
     for batch in batches:
         if batch.num_rows:
-            group = batch.column(HASH)[0].as_py() % task.max_parallelism
-            if group not in task.groups(subtask):
+            groups = key_groups(batch.column(HASH).to_numpy().view(np.uint64), task.max_parallelism)
+            if groups.min() < own.start or groups.max() >= own.end:
                 raise StateError(
                     f"operator {task.operator.name}: subtask {subtask} got rows of another one in step {task.step}"
                 )
@@ -357,7 +360,8 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
     # Rows that are combined before the shuffle are ordered by columns of the combined rows.
     ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
-    if taken := [name for name in internal_names(operator) if name in (*wanted, *combined)]:
+    used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
+    if taken := [name for name in dict.fromkeys((*wanted, *ordered, *combined)) if name.casefold() in used]:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
         )
@@ -388,15 +392,10 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     # Without ANSI a cast never fails and accepts more than try_cast; which keys are valid must not depend on
     # `on_bad_row`.
     cast = "try_cast" if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else "cast"
-    casts = {name: f"{cast}({_quote(name)} as {kind.simpleString()}) as {_quote(name)}" for name, kind in keys.items()}
-    columns = [casts.get(name, _quote(name)) for name in wanted]
+    casts = {name: f"{cast}({quote(name)} as {kind.simpleString()}) as {quote(name)}" for name, kind in keys.items()}
+    columns = [casts.get(name, quote(name)) for name in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
-    return rows.selectExpr(*columns, *(f"{_quote(name)} as {_quote(original_column(name))}" for name in other))
-
-
-def _quote(name: str) -> str:
-    """Quote a column's name for Spark's SQL; it may contain dots or spaces."""
-    return "`" + name.replace("`", "``") + "`"
+    return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in other))
 
 
 def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str]:
@@ -405,12 +404,12 @@ def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str
     This is SQL because making a `Column` takes a dozen calls of the JVM. Without ANSI, a cast of a value that does not
     fit is null. Where null is a key, that fails, too.
     """
-    return [_cast_key(rows, operator, c) if c in operator.key.names else _quote(c) for c in names]
+    return [_cast_key(rows, operator, c) if c in operator.key.names else quote(c) for c in names]
 
 
 def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
     field = operator.key.field(name)
-    column, kind = _quote(name), spark_type(field.type)
+    column, kind = quote(name), spark_type(field.type)
     if rows.schema[name].dataType == kind:
         return column
     cast = f"cast({column} as {kind.simpleString()})"
@@ -428,4 +427,4 @@ def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
         for batch in batches:
             yield from combine(operator, pa.Table.from_batches([batch])).to_batches()
 
-    return rows.mapInArrow(run, from_arrow_schema(operator.combined))
+    return rows.mapInArrow(run, spark_schema(operator.combined))

@@ -1,4 +1,4 @@
-"""Map Arrow types of state columns to Spark types."""
+"""Map Arrow types of state columns to Spark types, and names of columns to SQL."""
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -10,6 +10,11 @@ _UNSIGNED = {
     pa.uint32(): T.LongType(),
     pa.uint64(): T.DecimalType(20, 0),
 }
+
+
+def quote(name: str) -> str:
+    """Quote a column's name for Spark's SQL; it may contain dots or spaces."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def spark_type(kind: pa.DataType) -> T.DataType:

@@ -3,21 +3,24 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import StateError
 from siltstone.operator import SOURCE
 from siltstone.run.region import ConsistentRegion
 from siltstone.spark import placement
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.operations import RunRequest, open_region, run
 from siltstone.spark.placement import Placement, placement_of
+from siltstone.spark.step import _check_complete, own_session, run_step, step_frame
 from siltstone.spark.step import _tag as job_tag
-from siltstone.spark.step import run_step, step_frame
+from siltstone.spark.versions import spark_schema
 from siltstone.stream import Stream
 from tests.fault.reference import small
 from tests.fault.small_stream import PURCHASE, SCHEMA, SMALL, purchases
@@ -52,7 +55,8 @@ def rows_of(spark: SparkSession, kind: str, some: bool) -> DataFrame:
     else:
         table, schema = purchases()[0], SCHEMA if kind != "places" else PURCHASE
         table = table.append_column("spent", table["amount"]).select(schema.names).cast(schema)
-    return spark.createDataFrame(table.to_pandas().iloc[: None if some else 0], from_arrow_schema(schema))
+    rows = [tuple(row.values()) for row in table.to_pylist()] if some else []
+    return spark.createDataFrame(rows, spark_schema(schema))
 
 
 def exchanges(plan: Any) -> int:
@@ -61,17 +65,31 @@ def exchanges(plan: Any) -> int:
     return plan.nodeName().endswith("Exchange") + sum(map(exchanges, children))
 
 
+@pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize("some", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_placed_step_has_one_exchange_and_a_task_per_subtask(
-    spark: SparkSession, place: OpenWarehouse, placed: DataFrame, kind: str, some: bool
+    spark: SparkSession, place: OpenWarehouse, placed: DataFrame, kind: str, some: bool, ansi: str
 ) -> None:
+    """Also where the query's session differs from the placement's in its ANSI mode, which expressions hold."""
     name = "counts" if kind == "plain" else kind
     task = opened(KINDS[kind], place).begin_step()[name]
-    rows = rows_of(spark, kind, some)
+    session = own_session(spark)
+    session.conf.set("spark.sql.ansi.enabled", ansi)
+    rows = rows_of(session, kind, some)
     for frame in (step_frame(rows, task, placed), step_frame(rows, task)):
         assert exchanges(frame._jdf.queryExecution().executedPlan()) == 1
         assert frame.rdd.getNumPartitions() == SUBTASKS
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"), [([0, 2], r"no answer of subtasks \[1\]"), ([0, 1, 2, 1], r"\[1\] .* several")]
+)
+def test_a_step_takes_just_one_answer_of_each_subtask(place: OpenWarehouse, answers: list[int], said: str) -> None:
+    """Spark may have planned more tasks than there are subtasks; the last answer would count, often of no rows."""
+    task = opened(COUNTS, place).begin_step()["counts"]
+    with pytest.raises(StateError, match=said):
+        _check_complete([cast(Acknowledgement, SimpleNamespace(subtask=subtask)) for subtask in answers], task)
 
 
 @pytest.mark.parametrize("chosen", [True, None])

@@ -1,18 +1,21 @@
 """What a stream asks of its sources: that recorded input can be read again, wherever the warehouse lies by then."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from siltstone.catalog.records.source_entries import decode_offsets
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
+from siltstone.spark.source_log import COMPACT_INTERVAL
 from siltstone.stream import DIRECTORY
 from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
 from tests.spark_streams import COUNTS, STEPS, read_files, source_of, write_files
@@ -44,6 +47,68 @@ def test_a_warehouse_that_was_moved_reads_no_file_twice_and_none_is_lost(tmp_pat
     assert replay(at(moves), COUNTS).proven
     result = run(at(moves), COUNTS, RunRequest())
     assert (result.checkpoints, result.rows) == ([5], STEPS[0].num_rows)
+
+
+OFFSET_LOG = "spark.sql.streaming.offsetLog.formatVersion"
+SOURCE_NAMES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+
+
+@pytest.fixture
+def with_settings(spark: SparkSession) -> Iterator[Callable[[dict[str, str]], None]]:
+    """Changes settings of the session until the test ends."""
+    changed = set[str]()
+
+    def change(settings: dict[str, str]) -> None:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+            changed.add(name)
+
+    yield change
+    for name in changed:
+        spark.conf.unset(name)
+
+
+@dataclass(frozen=True)
+class NamedFiles:
+    """The files of COUNTS' source in two streams with names, if Spark has them: even ones and odd ones."""
+
+    named: bool
+
+    def __call__(self, spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        directory = Path(options[DIRECTORY])
+        for name, tables in (("even", 2 * STEPS[::2]), ("odd", 2 * STEPS[1::2])):
+            write_files(directory / name, tables)
+        readers = {name: spark.readStream for name in ("odd", "even")}
+        if self.named:
+            readers = {name: reader.name(name) for name, reader in readers.items()}
+        odd, even = (
+            reader.schema(from_arrow_schema(STEPS[0].schema))
+            .option("maxFilesPerTrigger", 1)
+            .parquet((directory / name).absolute().as_uri())
+            for name, reader in readers.items()
+        )
+        return odd.unionByName(even)
+
+
+@pytest.mark.parametrize("interval", ["1", "3"])
+@pytest.mark.parametrize("form", ["v1", "v2", "named"])
+def test_each_form_of_sparks_record_is_written_again_at_each_start(
+    form: str, interval: str, tmp_path: Path, spark: SparkSession, with_settings: Callable[[dict[str, str]], None]
+) -> None:
+    if form != "v1" and not hasattr(spark.readStream, "name"):
+        pytest.skip("Spark 4.2 brought it")
+    whole, settings = at(tmp_path / "whole"), at(tmp_path / "w")
+    run(whole, replace(COUNTS, source=NamedFiles(named=False)), RunRequest())
+    with_settings({COMPACT_INTERVAL: interval})
+    with_settings({"v1": {}, "v2": {OFFSET_LOG: "2"}, "named": {SOURCE_NAMES: "true"}}[form])
+    stream = replace(COUNTS, source=NamedFiles(named=form == "named"))
+    checkpoints = [run(settings, stream, RunRequest(batches=1)).checkpoints for _ in range(len(STEPS))]
+    assert checkpoints == [[n + 1] for n in range(len(STEPS))]
+    assert newest(settings, "counts") == newest(whole, "counts")
+    assert replay(settings, stream).proven
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        step = place.catalog.input_log.list("counts", 1)[0]
+    assert set(decode_offsets(step.offsets)) == ({"odd", "even"} if form == "named" else {"0", "1"})
 
 
 def test_after_a_pruning_of_the_input_log_no_file_is_read_again(tmp_path: Path) -> None:

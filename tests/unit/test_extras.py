@@ -11,9 +11,11 @@ from tests.examples import long_form
 WITHOUT = """
 import sys
 
+GONE = {"redis", "cassandra", "rocksdict", "matplotlib", "psycopg", "pyspark"}
+
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"redis", "cassandra", "rocksdict", "matplotlib", "psycopg"}:
+        if name.partition(".")[0] in {*GONE}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -55,6 +57,7 @@ def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[st
             "checkpoints sums --warehouse {} --catalog postgresql://localhost:1/catalog",
             "a PostgreSQL catalog needs the package psycopg: pip install 'siltstone[postgres]'",
         ),
+        ("run sums --warehouse {}", "Spark needs the package pyspark: pip install 'siltstone[spark]'"),
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: str, said: str, tmp_path: Path) -> None:
@@ -65,9 +68,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: str, s
 
 @pytest.mark.slow
 def test_without_any_extra_the_engine_and_its_commands_are_there() -> None:
-    modules = (
-        "siltstone.cli, siltstone.report, siltstone.spark.runner, siltstone.chains.background, siltstone.store.s3.store"
-    )
+    modules = "siltstone.cli, siltstone.report, siltstone.client, siltstone.chains.background, siltstone.store.s3.store"
     assert without_extras(f"import {modules}").returncode == 0
     assert without_extras(RUN, "--help").returncode == 0
 

@@ -47,7 +47,10 @@ class Log:
         """What a micro-batch has read."""
         return Step(step, batch, "v1\n{}\n")
 
-    def read_beginning(self, _: object) -> Step:
+    def check_names(self, *_: object) -> None:
+        pass
+
+    def read_beginning(self, *_: object) -> Step:
         """Where the source begins."""
         return BEGINNING
 
@@ -130,8 +133,8 @@ def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], __: ob
 @pytest.fixture(autouse=True)
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced = {"run_step": run_step, "SparkSession": object, "STOP_POLL_S": 0.01}
-    replaced["SourceLog"] = lambda *_: Log()
-    nothing = dict.fromkeys(("check_query", "check_source", "start_offsets"), lambda *_: None)
+    replaced["source_log"] = lambda *_: Log()
+    nothing = dict.fromkeys(("check_query", "check_source", "source_names", "start_offsets"), lambda *_: None)
     for name, value in (replaced | nothing).items():
         monkeypatch.setattr(runner_module, name, value)
     monkeypatch.setattr("siltstone.spark.jobs.use_session", lambda _: None)

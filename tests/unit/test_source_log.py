@@ -6,13 +6,15 @@ how many that is follows from the newest such file there is.
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.records.source_entries import decode_offsets
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
-from siltstone.errors import StateError
-from siltstone.spark.source_log import SourceLog
+from siltstone.errors import StateError, UsageError
+from siltstone.spark.source_log import RecordForm, SourceLog, span
 
 ENTRIES = 64
 
@@ -44,9 +46,9 @@ def interval(directory: Path, default: int = 10) -> int:
     return size
 
 
-def spark_reads(directory: Path) -> list[str]:
+def spark_reads(directory: Path, default: int = 10) -> list[str]:
     """All entries, found as Spark finds them (`getAllValidBatches`)."""
-    every = interval(directory)
+    every = interval(directory, default)
     newest = max(n for part in numbers(directory) for n in part)
     lines = []
     for n in range(max(0, (newest + 1) // every * every - 1), newest + 1):
@@ -57,18 +59,18 @@ def spark_reads(directory: Path) -> list[str]:
     return lines
 
 
-def spark_writes(directory: Path, n: int) -> None:
+def spark_writes(directory: Path, n: int, default: int = 10) -> None:
     """The next entry, written as Spark writes it."""
     directory.mkdir(parents=True, exist_ok=True)
-    before = spark_reads(directory) if n else []
-    if (n + 1) % interval(directory) == 0:
+    before = spark_reads(directory, default) if n else []
+    if (n + 1) % interval(directory, default) == 0:
         (directory / f"{n}.compact").write_text("\n".join(["v1", *before, entry(n)]))
     else:
         (directory / str(n)).write_text(f"v1\n{entry(n)}")
 
 
-def spark_runs(log: SourceLog, batch: int) -> Step:
-    spark_writes(log.location / "sources" / "0", batch)
+def spark_runs(log: SourceLog, batch: int, every: int = 10) -> Step:
+    spark_writes(log.location / "sources" / "0", batch, every)
     offsets = log.location / "offsets" / str(batch)
     offsets.parent.mkdir(parents=True, exist_ok=True)
     offsets.write_text(f'v1\n{{"batchWatermarkMs":{batch}}}\n{{"logOffset":{batch}}}')
@@ -76,22 +78,27 @@ def spark_runs(log: SourceLog, batch: int) -> Step:
 
 
 @pytest.mark.parametrize("batches", [1, 3, 7, 10, 11, 25])
-def test_spark_finds_every_file_again_after_any_number_of_runs(batches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("intervals", [(10,), (1,), (3,), (5,), (2, 10, 7)], ids=str)
+def test_spark_finds_every_file_again_after_any_number_of_runs(
+    intervals: tuple[int, ...], batches: int, tmp_path: Path
+) -> None:
+    """Each run has the next of these settings `spark.sql.streaming.fileSource.log.compactInterval`."""
     steps: list[Step] = []
     for run in range(ENTRIES // batches):
-        log = SourceLog(tmp_path / str(run))
+        every = intervals[run % len(intervals)]
+        log = SourceLog(tmp_path / str(run), form=RecordForm(compact_interval=every))
         log.prepare(after(steps))
         if steps:
-            assert spark_reads(log.location / "sources" / "0") == [entry(n) for n in range(len(steps))]
+            assert spark_reads(log.location / "sources" / "0", every) == [entry(n) for n in range(len(steps))]
             newest = [str(n) for n in range(max(0, len(steps) - 2), len(steps))]
             for part in ("offsets", "commits"):
                 assert sorted(p.name for p in (log.location / part).iterdir()) == sorted(newest)
             assert json.loads((log.location / "commits" / newest[-1]).read_text().split("\n")[1]) == {
                 "nextBatchWatermarkMs": len(steps) - 1
             }
-        steps += [spark_runs(log, batch) for batch in range(len(steps), len(steps) + batches)]
+        steps += [spark_runs(log, batch, every) for batch in range(len(steps), len(steps) + batches)]
         # A batch that is in no checkpoint leaves nothing behind.
-        spark_runs(log, len(steps))
+        spark_runs(log, len(steps), every)
     assert [json.loads(step.sources) for step in steps] == [
         {"0": {str(n): f"v1\n{entry(n)}"}} for n in range(len(steps))
     ]
@@ -190,6 +197,88 @@ def test_where_each_source_begins_is_read_from_its_log_or_from_the_batch(tmp_pat
     assert beginning.offsets == f'{HEADER}\n-\n{{"n": 5}}\n-'
     assert json.loads(beginning.sources) == {"0": {"0": '\0v1\n{"topic":{"0":17}}'}}
     assert json.loads(log.read(0, 1).sources) == {"2": {"0": f"v1\n{entry(0)}"}}, "the files are what batch 0 read"
+
+
+def test_where_named_sources_begin_is_written_with_their_names(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    log.prepare(after([]))
+    kept = log.location / "sources" / "clicks" / "0"
+    kept.parent.mkdir(parents=True)
+    kept.write_text('\0v1\n{"topic":{"0":17}}')
+    header = HEADER.replace("v1", "v2", 1)
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text(f'{header}\norders:{{"n":8}}\nclicks:{{"topic":{{"0":20}}}}')
+    starts = ['{"topic":{"0":17}}', '{"n":5}', None]
+    beginning = log.read_beginning(starts, ["clicks", "orders", "files"])
+    assert beginning.offsets == f'{header}\nclicks:-\norders:{{"n":5}}\nfiles:-'
+    assert decode_offsets(beginning.offsets) == {"clicks": "-", "orders": '{"n":5}', "files": "-"}
+    assert json.loads(span(beginning, log.read(0, 1)))["to"] == {"orders": {"n": 8}, "clicks": {"topic": {"0": 20}}}
+
+
+def test_a_source_that_is_used_twice_has_an_offset_for_each_use(tmp_path: Path) -> None:
+    """Spark gives both the number of the last, and expects as many offsets as uses."""
+    log = SourceLog(tmp_path)
+    log.prepare(after([]))
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text(f'{HEADER}\n{{"n":8}}\n{{"n":8}}')
+    assert log.read_beginning(['{"n":5}', '{"n":5}'], ["1", "1"]).offsets == f'{HEADER}\n{{"n":5}}\n{{"n":5}}'
+
+
+NAMED = HEADER.replace("v1", "v2", 1)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "names", "refused"),
+    [
+        (f"{NAMED}\na:1\nb:2", ["b", "a"], False),
+        (f"{NAMED}\na:1\nb:2", ["a"], True),
+        (f"{NAMED}\na:1", ["a", "b"], True),
+        (f"{NAMED}\n0:1\n1:2", ["1", "0"], False),
+        (f"{HEADER}\n1\n2", ["0", "1"], False),
+        (f"{HEADER}\n1\n2", ["1", "1"], False),
+        (f"{HEADER}\n1\n2", None, False),
+    ],
+)
+def test_a_query_has_the_named_sources_of_its_record(
+    offsets: str, names: list[str] | None, refused: bool, tmp_path: Path
+) -> None:
+    log = SourceLog(tmp_path)
+    with pytest.raises(UsageError, match=r"a, b|recorded with") if refused else nullcontext():
+        log.check_names(names, Step(1, 0, offsets, "{}"))
+
+
+def test_names_given_to_sources_later_are_refused(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    log.prepare(after([spark_runs(SourceLog(tmp_path / "before"), 0)]))
+    step = Step(1, 0, f"{HEADER}\n1", "{}")
+    log.check_names(["0"], step)
+    with pytest.raises(UsageError, match=r"are clicks, .* recorded with 0: "):
+        log.check_names(["clicks"], step)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_commit_has_the_version_that_the_session_writes(version: str, tmp_path: Path) -> None:
+    log = SourceLog(tmp_path / "b", form=RecordForm(commit_version=version))
+    log.prepare(after([spark_runs(SourceLog(tmp_path / "a"), 0)]))
+    assert (log.location / "commits" / "0").read_text() == f'v{version}\n{{"nextBatchWatermarkMs": 0}}'
+
+
+def test_a_record_of_a_later_spark_is_refused_by_name(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path, form=RecordForm(offset_versions=("v1",)))
+    with pytest.raises(UsageError, match=r"step 1, of version v2: run the stream with the version of Spark"):
+        log.prepare(after([Step(1, 0, f"{NAMED}\na:1", "{}")]))
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    assert decode_offsets(f'{NAMED}\na:{{"x":"\u2028b:c"}}\nb:-\n') == {"a": '{"x":"\u2028b:c"}', "b": "-"}
+
+
+def test_a_version_of_the_offset_log_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text(HEADER.replace("v1", "v3", 1))
+    with pytest.raises(UsageError, match=r"'v3'.*offsetLog.formatVersion to 1"):
+        log.check(0)
 
 
 def test_an_epoch_before_the_first_checkpoint_begins_where_the_first_one_did(tmp_path: Path) -> None:

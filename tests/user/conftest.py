@@ -13,7 +13,7 @@ Environments = Callable[..., dict[str, str]]
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
-    """Gives the variables of a shell in an environment with the wheel, some extras of it, and further distributions.
+    """Gives the variables of a shell in an environment with the wheel, Spark, some extras, and further distributions.
 
     The wheel and each environment are made once, for all processes of this run.
     """
@@ -27,7 +27,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
             wheel = next(shared.glob("siltstone-*.whl"), None) or build_wheel(shared)
             ready = home / "ready"
             if not ready.exists():
-                make_environment(wheel, home, extras, further)
+                make_environment(wheel, home, ("spark", *extras), further)
                 ready.touch()
         return activated(home)
 

@@ -3,7 +3,7 @@
 # virtual environment: 8 commands, 3 edits, 21 lines. tests/user/test_newcomer.py runs it and counts.
 set -euo pipefail
 
-pip install 'siltstone[dagster]'
+pip install 'siltstone[spark,dagster]'
 siltstone init shop
 cd shop
 make demo # a stream over sample data, each of its checkpoints proven

@@ -1,6 +1,15 @@
-"""Entries of Spark's logs of its sources, as recorded with a step (`Step.sources`): source -> number -> text, as JSON.
+"""What Spark writes about the sources of a batch, as recorded with a step: their offsets, and entries of their logs.
 
-A file source's entry has a line with the version, and then one line per file of the batch with that number:
+`Step.offsets` is an entry of Spark's offset log: its version, a line about the batch as JSON, then a line per source.
+In version 1 they are in the order of the sources, which are named by number. In version 2 (Spark 4.2; the only one with
+names of sources) each line begins with the name of its source:
+
+    v2
+    {"batchWatermarkMs":0,"batchTimestampMs":1795706471837,"conf":{}}
+    clicks:{"logOffset":0}
+
+`Step.sources` are the entries of the sources' logs: source -> number -> text, as JSON. A file source's entry has a line
+with the version, and then one line per file of the batch with that number:
 
     v1
     {"path":"file:///in/a.parquet","timestamp":1372896000000,"batchId":7}
@@ -13,14 +22,61 @@ import re
 from collections.abc import Iterable
 
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
-from siltstone.errors import StateError
+from siltstone.errors import StateError, UsageError
 
 NO_ENTRIES = "{}"
 """the entries of a step that added nothing to any source's log"""
-_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_OFFSET = "-"
+"""what Spark writes for a source without an offset"""
+OFFSET_VERSIONS = ("v1", "v2")
+"""the versions of Spark's offset log that can be read"""
+_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
 _WHERE, _WHAT = "an entry of the input log in the catalog", "what a source's log holds"
+
+
+def decode_offsets(offsets: str) -> dict[str, str]:
+    """Decode the offsets of a step: source -> its offset as JSON, or `NO_OFFSET`, in Spark's order.
+
+    Raises:
+        UsageError: a later version of Spark wrote them.
+        StateError: the text is damaged.
+    """
+    if not offsets:  # of a step without a batch
+        return {}
+    lines = offsets.rstrip("\n").split("\n")  # Spark ends a line with nothing else
+    version, lines = lines[0], lines[2:]
+    check_offset_version(version)
+    if version == "v1":
+        return {str(number): line for number, line in enumerate(lines)}
+    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
+        if not all(":" in line for line in lines):
+            raise ValueError("a line has no name of a source")
+        return {name: offset for name, _, offset in (line.partition(":") for line in lines)}
+
+
+def encode_offsets(header: str, offsets: Iterable[tuple[str, str]]) -> str:
+    """Encode offsets of sources, after the first two lines of an entry of Spark's offset log."""
+    if header.startswith("v1\n"):
+        return "\n".join([header, *(offset for _, offset in offsets)])
+    return "\n".join([header, *(f"{name}:{offset}" for name, offset in dict(offsets).items())])
+
+
+def check_offset_version(version: str) -> None:
+    """Check that a version of Spark's offset log can be read.
+
+    Raises:
+        UsageError: a later version of Spark has it.
+        StateError: it is not one.
+    """
+    if not re.fullmatch(r"v[0-9]{1,9}", version):
+        raise StateError(f"{_WHERE} is damaged: {version[:20]!r} is not a version of Spark's offset log")
+    if version not in OFFSET_VERSIONS:
+        raise UsageError(
+            f"Spark writes its offset log in version {version[:20]!r}, of which Siltstone knows only "
+            f"{' and '.join(OFFSET_VERSIONS)}: set spark.sql.streaming.offsetLog.formatVersion to 1"
+        )
 
 
 def decode_sources(sources: str) -> dict[str, dict[int, str]]:

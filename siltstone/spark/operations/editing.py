@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from siltstone.catalog.records.edits import Edit
@@ -29,6 +28,7 @@ from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_step, step_frame
 from siltstone.spark.types import spark_type
+from siltstone.spark.versions import arrow_schema
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.checksums import Checksum
 from siltstone.stream import Stream
@@ -162,7 +162,7 @@ def _open_rows(rows: Path | DataFrame, schema: TableSchema) -> _EditRows:
         UsageError: the file does not exist or is not Parquet, or the columns do not fit.
     """
     if isinstance(rows, DataFrame):
-        check_columns(to_arrow_schema(rows.schema), schema, "the DataFrame")
+        check_columns(arrow_schema(rows.schema), schema, "the DataFrame")
         return _EditRows("a DataFrame", None, rows)
     path = rows.absolute()
     if not path.is_file():
@@ -182,7 +182,7 @@ def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema) -> 
     """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
     fields = [StructField(f.name, spark_type(f.type)) for f in schema.shown_changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
-    check = partial(_check_tables, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
+    check = partial(_check_tables, schema=schema, out=arrow_schema(shape), what=given.source)
     if isinstance(given.rows, DataFrame):
         return given.rows.mapInArrow(lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from siltstone.settings import Settings
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import Placement, placement_of
-from siltstone.spark.queries import paths_in_urls
+from siltstone.spark.queries import source_log
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.sources import open_source
@@ -83,9 +83,9 @@ def replay(
             rows = open_source(spark, stream, place.warehouse, options)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
-                paths = paths_in_urls(spark, place.warehouse.local.root)
+                log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root)
                 run = _LoggedReplay(
-                    settings, stream, place.warehouse, Path(scratch), plan, paths, points, parallelism, on_step
+                    settings, stream, place.warehouse, Path(scratch), plan, log, points, parallelism, on_step
                 )
                 return run.all(spark, rows)
 
@@ -100,7 +100,7 @@ class _LoggedReplay:
         warehouse: Warehouse,
         scratch: Path,
         plan: ReplayPlan,
-        warehouse_paths: Sequence[str],
+        log: SourceLog,
         points: Mapping[str, RestorePoint],
         parallelism: int,
         on_step: Callable[[str], None],
@@ -113,7 +113,7 @@ class _LoggedReplay:
         self.on_step = on_step
         self.compared = 0
         self._gathered = StepReports()
-        self._log = SourceLog(scratch / "spark", warehouse_paths)
+        self._log = log
         self._points = points
         self._placement: Placement | None = None
         self._version = max(point.step for point in points.values())

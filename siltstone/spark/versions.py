@@ -1,0 +1,96 @@
+"""Calls that differ between the versions of Spark, 4.0 to 4.3.
+
+Each difference is found by asking for the method or class, because platforms backport some of a later version into an
+earlier one: a version number does not tell. Each function names the version with which its older part can go.
+Differences of meaning are handled where they matter, not here.
+"""
+
+import inspect
+import math
+from typing import Any
+
+from py4j.java_gateway import JavaClass
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_FILE_MANAGERS = (
+    f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+    f"{_STREAMING}.FileSystemBasedCheckpointFileManager",  # until 4.1
+)
+PARTITION = "__partition"
+"""a column that `repartition_by_id` may add"""
+_keys: dict[int, list[int]] = {}
+"""number of partitions -> per partition, an integer whose hash Spark sends there"""
+
+
+def checkpoint_file_manager(spark: SparkSession) -> str | None:
+    """Return the class that keeps a query's record in any file system of Hadoop's. Spark 4.1 moved it."""
+    return next((name for name in _FILE_MANAGERS if _has_class(spark, name)), None)
+
+
+def offset_log_versions(spark: SparkSession) -> tuple[str, ...]:
+    """Return the versions of the offset log that this Spark can read; the second came with 4.2."""
+    return ("v1", "v2") if _has_class(spark, f"{_STREAMING}.checkpointing.OffsetMap") else ("v1",)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    found: Any = spark._jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return isinstance(found, JavaClass)
+
+
+def names_of_sources(execution: Any) -> Any:
+    """Return the map of a query's sources to their names in Spark's records; None before 4.2."""
+    if not any(method.getName() == "sourceToIdMap" for method in execution.getClass().getMethods()):
+        return None
+    return execution.sourceToIdMap()
+
+
+def spark_schema(schema: Any) -> StructType:
+    """Return the Spark schema of an Arrow schema; a timestamp without zone is TIMESTAMP_NTZ, as from 4.2 on."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """Return the Arrow schema of a Spark schema; a timestamp is of the zone UTC, as always before 4.2."""
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def repartition_by_id(rows: DataFrame, count: int, subtask: str) -> tuple[DataFrame, Column]:
+    """Shuffle rows so that partition n has those whose `subtask` is n; see `DataFrame.repartitionById` of Spark 4.1.
+
+    Before it, rows get a column with a number whose hash Spark sends to the partition. It is a column, because Spark
+    takes equal expressions for different ones if sessions differ in their ANSI mode, and would shuffle again.
+
+    Args:
+        subtask: an integer in SQL, at least 0 and less than `count`.
+
+    Returns:
+        The shuffled rows, and what they are partitioned by: a join on it of two such frames shuffles nothing.
+    """
+    if hasattr(type(rows), "repartitionById"):
+        by = F.expr(subtask)
+        return rows.repartitionById(count, by), by
+    keys = ", ".join(map(str, _keys_of(rows.sparkSession, count)))
+    shuffled = rows.withColumn(PARTITION, F.expr(f"element_at(array({keys}), {subtask} + 1)"))
+    shuffled = shuffled.repartition(count, F.col(PARTITION))
+    return shuffled, shuffled[PARTITION]
+
+
+def _keys_of(spark: SparkSession, count: int) -> list[int]:
+    """Ask Spark, once per number of partitions, for an integer that its hash partitioning sends to each of them."""
+    tried = int(count * (math.log(count) + 8))  # enough for all but one in 3000 numbers of partitions
+    while count not in _keys:
+        query = f"SELECT transform(sequence(0, {tried - 1}), i -> pmod(hash(cast(i AS int)), {count})) AS partitions"
+        [[partitions]] = spark.sql(query).collect()  # Spark computes it while planning: no job runs
+        first = {partition: key for key, partition in reversed(list(enumerate(partitions)))}
+        if len(first) == count:
+            _keys[count] = [first[partition] for partition in range(count)]
+        tried *= 2
+    return _keys[count]
