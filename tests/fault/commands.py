@@ -166,13 +166,15 @@ def choose(chance: Random, kinds: Sequence[str], known: Known) -> str:
     return chance.choices(kinds, [COMMANDS[kind].weight for kind in kinds])[0]
 
 
-def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool) -> str | None:
+def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool, anywhere: bool = False) -> str | None:
     """Why a command may not have ended so; None if it may.
 
     Args:
         alone: nobody else was at work.
         faulty: the store or the disk was not what it should be.
         begun: the stream has a checkpoint.
+        anywhere: its tasks ran on any host, which no placement of Spark's lets them. Then nothing is there to go on from
+            if a checkpoint is pending in form `files`; with Spark the run resets itself.
     """
     if end.code in (0, -9):
         return None
@@ -187,6 +189,8 @@ def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool) -> str
         refusals = [(code, text) for code, text in refusals if code in (1, 2)]
     if not begun:
         refusals.append((2, NOTHING_YET))
+    if anywhere:
+        refusals.append((1, "have to be processed again"))
     if faulty:
         refusals += [LOSS, (3, ""), (1, "object|checksum|corrupt|digest|answer")]
     return None if any(code == end.code and re.search(text, said) for code, text in refusals) else told

@@ -30,11 +30,11 @@ def hosts(rounds: Rounds, round: Round, kind: str) -> None:
     within = chance.choice(ACKNOWLEDGING)
     line = rounds.some_line("run", within)
     victim = rounds.start("run", known, first, at_line=line, within=within, **losing)
-    end = rounds.judge(round, victim, alone=True)
+    end = rounds.judge(round, victim, alone=True, anywhere=True)
     rounds.learn("run", end.code == -9, None, within)
     round.kills["run"] += end.code == -9
     round.outcomes.append(f"(in {within})")
     for host in (other, first)[: chance.choice([1, 2])]:
         here = rounds.known(known.stream)
-        rounds.judge(round, rounds.start("run", here, host, **losing), alone=True)
+        rounds.judge(round, rounds.start("run", here, host, **losing), alone=True, anywhere=True)
         round.violations += rounds.check()

@@ -167,7 +167,7 @@ class Rounds:
         factor = (1.3 if within else 1.1) if met else 0.75
         self.reach[kind] = (lines, reach_s * factor) if seconds is not None else (lines * factor, reach_s)
 
-    def judge(self, round: Round, victim: Victim, *, alone: bool, faulty: bool = False) -> End:
+    def judge(self, round: Round, victim: Victim, *, alone: bool, faulty: bool = False, anywhere: bool = False) -> End:
         """How it ended, and whether it may have."""
         try:
             end = victim.wait()
@@ -177,7 +177,7 @@ class Rounds:
         if victim.kind in PUBLISHING:
             self.published(victim.stream, end.code == 0)
         begun = bool(self.known(victim.stream).checkpoints)
-        if fault := wrong(victim.kind, end, alone=alone, faulty=faulty, begun=begun):
+        if fault := wrong(victim.kind, end, alone=alone, faulty=faulty, begun=begun, anywhere=anywhere):
             round.violations.append(fault)
         round.outcomes.append(f"{victim.kind} {end.code}")
         return end
