@@ -173,7 +173,7 @@ def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool, anywhe
         alone: nobody else was at work.
         faulty: the store or the disk was not what it should be.
         begun: the stream has a checkpoint.
-        anywhere: its tasks ran on any host, which no placement of Spark's lets them. Then nothing is there to go on from
+        anywhere: its tasks ran on any host, which no placement lets them. Then there is nothing to go on from
             if a checkpoint is pending in form `files`; with Spark the run resets itself.
     """
     if end.code in (0, -9):
