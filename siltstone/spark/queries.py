@@ -77,9 +77,13 @@ def _check_plan(plan: Any) -> None:
 def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLog:
     """Make the log of a query whose checkpoint location is `location`, as this session's Spark writes and reads it.
 
+    A session of Spark Connect runs no query, so its form does not matter.
+
     Args:
         warehouse: the root of the warehouse on this machine.
     """
+    if not isinstance(spark, SparkSession):
+        return SourceLog(location)
     form = RecordForm(
         offset_versions=offset_log_versions(spark),
         commit_version=spark.conf.get(COMMIT_VERSION, "1") or "1",
@@ -89,12 +93,7 @@ def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLo
 
 
 def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
-    """Return the path of a local directory as Spark writes it in URLs: as given, and without symbolic links.
-
-    Empty in a session of Spark Connect, which runs no stream.
-    """
-    if not isinstance(spark, SparkSession):
-        return ()
+    """Return the path of a local directory as Spark writes it in URLs: as given, and without symbolic links."""
     context: Any = spark.sparkContext
     paths = os.path.abspath(directory), os.path.realpath(directory)
     given, resolved = (context._jvm.org.apache.hadoop.fs.Path(path).toUri().getRawPath() for path in paths)
