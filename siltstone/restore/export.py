@@ -78,12 +78,12 @@ def plan_units(
     Raises:
         StateError: the chain has a gap.
     """
-    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism, None, variables)
+    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism, variables)
     # Rows of files are streamed, and each unit opens all of the files that it needs.
     units = min(max_parallelism, max(parallelism, (plan.bytes - plan.files_bytes) // UNIT_BYTES))
     if units == parallelism:
         return plan
-    return plan_restore(handles, checkpoint, max_parallelism, units, None, variables)
+    return plan_restore(handles, checkpoint, max_parallelism, units, variables)
 
 
 def unit_tasks(

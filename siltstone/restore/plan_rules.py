@@ -14,7 +14,7 @@ from itertools import groupby
 
 from siltstone.errors import UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.restore.live_rules import LiveHandle, LiveHandles, Variable, replaces, state_handles
+from siltstone.restore.live_rules import LiveHandle, LiveHandles, Variable, replaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,16 @@ def plan_restore(
     checkpoint: int,
     max_parallelism: int,
     parallelism: int,
+    variables: Mapping[Variable, Kind],
     key_groups: KeyGroupRange | None = None,
-    variables: Mapping[Variable, Kind] | None = None,
 ) -> RestorePlan:
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
     Args:
         manifests: checkpoint -> all its handles; indexes are ignored, since they hold no state. Checkpoints that
             `checkpoint` does not need may be missing.
+        variables: those to restore, also if the checkpoint wrote nothing of them, because they had not changed.
         key_groups: those to restore (default: all). They are split evenly over the units; a unit may be empty.
-        variables: those to restore, by default those that the checkpoint wrote.
 
     Raises:
         UnknownCheckpoint: `checkpoint` has no manifest.
@@ -108,8 +108,6 @@ def plan_restore(
         raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
     whole = KeyGroupRange(0, max_parallelism)
     wanted = key_groups or whole
-    if variables is None:
-        variables = {(h.operator, h.variable): h.kind for h in state_handles(manifests[checkpoint])}
     live = LiveHandles()
     for at in sorted(manifests):
         if at <= checkpoint:

@@ -239,7 +239,7 @@ def load_state(
         }
         # The checkpoint has nothing of a variable that did not change in its interval.
         variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
-        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups, variables)
+        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, variables, state.groups)
         reads = unit_reads(plan.units[0], manifests) if plan.units else []
         with FileSets(reader, local, trusted) as files:
             if _adopt_files(state, reads, files, target.digests[operator]):

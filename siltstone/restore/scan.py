@@ -206,7 +206,7 @@ def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndar
     }
     hull = KeyGroupRange(int(wanted[0]), int(wanted[-1]) + 1)
     variables = {(shape.operator, shape.name): Kind.OPAQUE if shape.schema is None else Kind.INCREMENTAL}
-    plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, hull, variables)
+    plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, variables, hull)
     reads = [read for unit in plan.units for read in unit.reads]
     writers = {h.key_groups for h in handles[manifest.checkpoint] if h.key_groups.intersect(hull)}
     return list(_restrict(reads, wanted)), len(writers)

@@ -2,8 +2,9 @@
 
 `restore.live_rules` decides this from the manifests. A run begins with the newest checkpoint's manifest, which is
 enough for the objects of that checkpoint and later ones. It reads those of the whole chain once, and only if a
-checkpoint has bases of some variables but not of all, or refers to earlier files: where every chain begins anew, no
-earlier object is needed.
+checkpoint has bases of some variables but not of all, or the catalog keeps files: where every chain begins anew, no
+earlier object is needed. Only a run knows that no later checkpoint refers to a file again that a materialization has
+replaced (`live_rules.shared_names`), and it may write nothing but deltas.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.restore.live_rules import LiveHandles, replaces, state_handles
 from siltstone.run.manifests import RunManifests
 from siltstone.store.ahead import read_ahead
-from siltstone.store.paths import CheckpointPath, is_materialization_manifest
+from siltstone.store.paths import CheckpointPath, is_materialization_manifest, is_row_file
 
 
 class RunReferences:
@@ -26,6 +27,8 @@ class RunReferences:
         self._live = LiveHandles()
         self._is_whole = True
         """whether `_live` and `_open` are of all checkpoints, not only of those that this run has seen"""
+        self._keeps_files = False
+        """whether the checkpoint that the run began with needs files, as the catalog records it"""
         self._open: dict[str, int] = {}
         """name of an object that the catalog records as needed by the newest checkpoint -> who wrote it"""
         self._followed: set[str] = set()
@@ -34,10 +37,16 @@ class RunReferences:
         """the newest checkpoint with a damaged manifest: until all chains begin after it, what it wrote is kept"""
 
     def resume(self, manifest: Manifest, name: str) -> None:
-        """Continue after the checkpoint that this manifest is of."""
+        """Continue after the checkpoint that this manifest is of.
+
+        Raises:
+            Unreachable: the catalog failed.
+        """
         self._live, self._is_whole = LiveHandles(), False
         self._live.apply(manifest, name)
         self._open = dict.fromkeys(self._live.own, manifest.checkpoint)
+        kept = self._catalog.chains.list_objects(self._stream, manifest.checkpoint)
+        self._keeps_files = any(is_row_file(stored.name) for stored in kept)
 
     def advance(self, manifest: Manifest, name: str) -> tuple[int, list[str]]:
         """Go on to a checkpoint that is about to be committed.
@@ -62,8 +71,8 @@ class RunReferences:
                 self._live, self._is_whole, self._damaged, self._followed = alone, True, 0, set()
                 self._open = dict.fromkeys(alone.own, manifest.checkpoint)
                 return manifest.checkpoint, []
-        begins = any(map(replaces, state))
-        if not self._is_whole and (begins or not self._live.variables <= variables | written):
+        replaced = self._keeps_files or any(map(replaces, state)) or not self._live.variables <= variables | written
+        if replaced and not self._is_whole:
             self._live, self._is_whole = self._load(manifest.checkpoint - 1), True
         self._live.apply(manifest, name)
         needed = self._live.needed | self._live.own

@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.export_savepoint import export_savepoint
 from siltstone.change.fork import fork
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, LostWorkingState, UsageError
 from siltstone.model import Form, Handle
+from siltstone.restore.live_rules import state_handles
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, is_row_file
 from tests.files_cases import (
     check,
     check_after_failure,
@@ -34,9 +37,11 @@ from tests.files_cases import (
 )
 from tests.proofs import in_order
 from tests.rebuild_cases import check_same, rebuilt, what_it_knows
+from tests.stored import stream_objects
 from tests.sums import NAME
 
 pytestmark = pytest.mark.slow
+DELTAS = policy_by_name("marginal-cost", PolicyOptions(size_ratio_max=None))
 
 
 @pytest.fixture
@@ -167,6 +172,73 @@ def test_a_rebuilt_catalog_goes_on_from_materialized_files(tmp_path: Path) -> No
         assert steps(run, 4, 6) == expected(6)[-3:]
         run.region.close("stopped")
         check(place)
+
+
+def row_files(place: OpenWarehouse) -> set[str]:
+    return {name for name, _ in stream_objects(place.warehouse.store) if is_row_file(name)}
+
+
+def deltas(place: OpenWarehouse, first: int, last: int, stream: str = NAME) -> None:
+    """A run that changes little, whose checkpoints are deltas of every variable: no chain begins anew."""
+    run = run_of(place, name=stream, policy=DELTAS)
+    for n in range(first, last + 1):
+        run.step(rows(n, changed=2))
+    run.region.close("stopped")
+    forms = {h.form for id in range(first, last + 1) for h in state_handles(manifest_of(place, id, stream).handles)}
+    assert forms == {Form.DELTA}
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_run_of_deltas_lets_go_of_files_that_bases_stand_for(place: OpenWarehouse, at: int) -> None:
+    """Whether they were materialized where they were written, or later, while nothing ran."""
+    run = run_of(place)
+    steps(run, 1, 3)
+    run.region.close("stopped")
+    deltas(place, 4, 5)
+    materialize(place, NAME, NAME, at, id="m1", parallelism=2, run=in_order)
+    deltas(place, 6, 6)
+    assert row_files(place)
+    delete_checkpoints(place, NAME, range(1, 6))
+    assert not row_files(place)
+    check(place)
+
+
+def fork_after_materialization(place: OpenWarehouse) -> set[str]:
+    """A fork, where a materialization has replaced files whose intervals no run of the parent had closed; and then runs
+    of both. Returns the files that the fork got."""
+    run = run_of(place)
+    steps(run, 1, 3)
+    run.region.close("stopped")
+    deltas(place, 4, 4)
+    materialize(place, NAME, NAME, 3, id="m1", parallelism=2, run=in_order)
+    fork(place, NAME, "other", "3")
+    got = {o.name for o in place.catalog.objects.list("other") if is_row_file(o.name)}
+    deltas(place, 4, 6, "other")
+    deltas(place, 5, 5)
+    return got
+
+
+def test_a_fork_lets_go_of_files_that_bases_stand_for(place: OpenWarehouse) -> None:
+    got = fork_after_materialization(place)
+    assert got and {o.until for o in place.catalog.objects.list("other") if o.name in got} == {3}
+    delete_checkpoints(place, NAME, range(1, 5))
+    assert row_files(place) == got
+    delete_checkpoints(place, "other", [3])
+    assert not row_files(place)
+    check(place, NAME, "other")
+
+
+@pytest.mark.parametrize("deleted", [range(0), range(1, 5)])
+def test_a_rebuilt_catalog_has_no_files_for_a_fork_that_bases_stand_for(
+    place: OpenWarehouse, tmp_path: Path, deleted: range
+) -> None:
+    got = fork_after_materialization(place)
+    delete_checkpoints(place, NAME, deleted)
+    write_extract(place, NAME)  # as the parent's next run does
+    known = what_it_knows(place.catalog)
+    _, found = rebuilt(place, f"sqlite:///{tmp_path / 'again.db'}")
+    check_same(found, known)
+    assert not any(o.is_needed_by(4) for o in found["other"]["objects"] if o.name in got)
 
 
 def test_a_run_refers_to_no_damaged_file_that_a_materialization_stands_for(place: OpenWarehouse) -> None:

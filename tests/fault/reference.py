@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
-from siltstone.format.manifests import read_manifests
+from siltstone.format.manifests import read_manifests, variables_of
 from siltstone.format.output import read_output
-from siltstone.model import KeyGroupRange
 from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.plan_rules import plan_restore
 from siltstone.restore.restore import MemoryState
@@ -144,10 +143,10 @@ def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str,
     store = place.warehouse.store
     manifests = read_manifests(store, place.catalog.chains.list_manifests(stream.name, checkpoint))
     states = {}
+    handles = {c: m.handles for c, m in manifests.items()}
     for operator in stream.operators:
-        handles = {c: [h for h in m.handles if h.operator == operator.name] for c, m in manifests.items()}
-        whole = KeyGroupRange(0, stream.max_parallelism)
-        (unit,) = plan_restore(handles, checkpoint, stream.max_parallelism, 1, whole).units
+        variables = variables_of(manifests[checkpoint], operator.name)
+        (unit,) = plan_restore(handles, checkpoint, stream.max_parallelism, 1, variables).units
         states[operator.name] = rebuild(store, UnitTask(unit, manifests, checkpoint, None))
     return states
 

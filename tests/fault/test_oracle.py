@@ -26,6 +26,7 @@ from siltstone.sinks.maintenance import optimize_sinks
 from siltstone.spark.operations.holding import open_region
 from siltstone.store.paths import LocalLayout
 from siltstone.stream import DEAD_LETTERS
+from tests import sums
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts
 from tests.fault.held_stream import HELD
@@ -33,10 +34,11 @@ from tests.fault.hosts import ACKNOWLEDGING
 from tests.fault.journal import JournaledSink, journal_of
 from tests.fault.lines import Within
 from tests.fault.outages import CALL
-from tests.fault.reference import held, small
+from tests.fault.reference import held, restored, small
 from tests.fault.shapes import DELIVERY, TAKE_OVER
 from tests.fault.small_stream import SMALL, purchases
 from tests.fault.victims import Frame, SinkingSteps
+from tests.region_run import RegionRun
 
 STEPS = 4
 FUNCTIONS = sorted({*(each for places in TAKE_OVER.values() for each in places), *ACKNOWLEDGING, CALL, DELIVERY})
@@ -231,3 +233,13 @@ def test_a_run_that_dies_between_a_delivery_and_its_mark_delivers_once_more(plac
     work(place, range(0))
     assert [each.id for each in journal_of(sink(place))] == [1, 2, 3, 4, 5, 5]
     assert not broken(place)
+
+
+def test_a_state_that_the_newest_checkpoint_did_not_change_is_restored(tmp_path: Path) -> None:
+    with OpenWarehouse.open_writable(str(tmp_path)) as opened:
+        run = RegionRun(opened, sums.STREAM, sums.POLICY)
+        run.step(sums.rows(1))
+        assert run.step_without_rows()
+        run.region.close("done")
+        state = restored(opened, sums.STREAM, 2)["by_key"]
+        assert state.tables["totals"].rows == 100

@@ -35,7 +35,7 @@ from siltstone.retention.deletion_rules import plan_deletion
 from siltstone.run.manifests import RunManifests
 from siltstone.run.references import RunReferences
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, is_row_file
 from tests.examples import few_examples
 from tests.memory_rebuild import rebuild_from_memory
 from tests.stored import bare_statistics
@@ -125,24 +125,26 @@ class History:
     def path(self) -> CheckpointPath:
         return CheckpointPath(STREAM, self.epoch, self.newest)
 
-    def commit(self, draw, *, begins: bool = False) -> None:
-        """Commit a checkpoint; with `begins` it has a base."""
+    def commit(self, draw, *, begins: bool = False, changes: bool = False) -> None:
+        """Commit a checkpoint; with `begins` it has a base, and with `changes` it has deltas only."""
         shared = {operator: self._open_files(operator) for operator, _ in VARIABLES}
         self.newest += 1
         handles = []
         for variable, kind in VARIABLES.items():
-            for part in KeyGroupRange(0, GROUPS).split(draw(PARTS)):
+            for part in KeyGroupRange(0, GROUPS).split(GROUPS if changes else draw(PARTS)):
                 groups, previous = range(part.start, part.end), {self.last[variable][g] for g in range(*_ends(part))}
                 begun = 0 not in previous and len(previous) == 1
                 forms = ["base"] if kind is Kind.OPAQUE else ["base", "files"]
-                forms += ["none", "delta", "two deltas"] if begun else []
+                forms = ["none", "delta", "two deltas"] if changes else forms + ["none", "delta", "two deltas"] * begun
                 form = "base" if begins and kind is Kind.OPAQUE else draw(st.sampled_from(forms))
-                name = self.path().segment(f"{'-'.join(variable)}-{part.start}" if draw(st.booleans()) else "packed")
+                label = f"{'-'.join(variable)}-{part.start}" if draw(st.booleans()) else "packed"
+                name = self.path().segment(label)
                 if form == "base":
                     handles.append(self._handle(variable, kind, Form.BASE, name, part, 0, 0))
                 if form == "files":
                     again = shared[variable[0]]
-                    files = {f"{name}-files", *(draw(st.sets(st.sampled_from(again))) if again else ())}
+                    new = self.path().row_file(variable[0], 0, label, 0)
+                    files = {new, *(draw(st.sets(st.sampled_from(again))) if again else ())}
                     handles += [self._handle(variable, kind, Form.FILES, file, part, 0, 1) for file in sorted(files)]
                 for sqn in {"delta": (1,), "two deltas": (1, 2)}.get(form, ()):
                     handles.append(self._handle(variable, kind, Form.DELTA, name, part, max(previous), sqn))
@@ -330,6 +332,11 @@ def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
                 case "reopen":
                     history.reopen()
             check(history)
+        history.reopen()
+        history.commit(data.draw, changes=True)
+        check(history)
+        kept = {o.name for o in history.catalog.chains.list_objects(STREAM, history.newest) if is_row_file(o.name)}
+        assert kept <= really_needed(history, history.newest), "a new run keeps no file that nothing needs"
         history.reopen()
         history.commit(data.draw, begins=True)
         check(history)

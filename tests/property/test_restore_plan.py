@@ -73,6 +73,12 @@ def walk(history):
         yield checkpoint, live
 
 
+def plan_written(history, checkpoint, parallelism, key_groups=None):
+    """The plan for the variables that the checkpoint wrote."""
+    variables = {(h.operator, h.variable): h.kind for h in history.get(checkpoint, ())}
+    return plan_restore(history, checkpoint, GROUPS, parallelism, variables, key_groups)
+
+
 def verify(history, proves=None):
     return plan_proof(walk(history), GROUPS, history.keys() if proves is None else proves)
 
@@ -84,7 +90,7 @@ def of_group(reads, group):
 @given(histories(), st.integers(1, 30), st.data())
 def test_every_key_group_of_every_table_gets_its_base_and_all_later_deltas_in_order(history, parallelism, data):
     checkpoint = data.draw(st.sampled_from(sorted(history)))
-    plan = plan_restore(history, checkpoint, GROUPS, parallelism)
+    plan = plan_written(history, checkpoint, parallelism)
     assert [(u.operator, u.key_groups) for u in plan.units] == [
         (operator, part) for operator in ("flights", "routes") for part in WHOLE.split(parallelism)
     ]
@@ -111,10 +117,10 @@ def test_bytes_count_every_needed_block_once_at_any_parallelism(history, paralle
     checkpoint = data.draw(st.sampled_from(sorted(history)))
     names = [*TABLES, ("flights", "notes")]
     needed = {b for name in names for g in range(GROUPS) for b in expected(history, checkpoint, name, g)}
-    plan = plan_restore(history, checkpoint, GROUPS, parallelism)
+    plan = plan_written(history, checkpoint, parallelism)
     assert plan.bytes == sum(h.length for _, h in needed)
     assert plan.checkpoints == tuple(sorted({c for c, _ in needed}))
-    one = plan_restore(history, checkpoint, GROUPS, 1)
+    one = plan_written(history, checkpoint, 1)
     assert sum(u.bytes for u in one.units) == plan.bytes
 
 
@@ -122,7 +128,7 @@ def test_bytes_count_every_needed_block_once_at_any_parallelism(history, paralle
 def test_a_part_of_the_key_groups_needs_only_what_holds_them(history, start, size, parallelism):
     part = KeyGroupRange(start, min(GROUPS, start + size))
     checkpoint = max(history)
-    plan = plan_restore(history, checkpoint, GROUPS, parallelism, part)
+    plan = plan_written(history, checkpoint, parallelism, part)
     needed = {
         b
         for name in [*TABLES, ("flights", "notes")]
@@ -147,13 +153,13 @@ def test_a_missing_handle_is_a_gap_that_is_named(history, data):
     if at == checkpoint:
         # It may not have changed since an older one: whether that is so, the digest says.
         assume(any(group in h.key_groups for c in history if c < at for h in history[c]))
-        plan = plan_restore(broken, checkpoint, GROUPS, 3)
+        plan = plan_written(broken, checkpoint, 3)
         assert not any(r.handle == lost for u in plan.units for r in u.reads)
         return
     with pytest.raises(
         StateError, match=rf"checkpoint \d+, operator {name[0]}, variable {name[1]}: .*needs checkpoint {at},"
     ):
-        plan_restore(broken, checkpoint, GROUPS, 3)
+        plan_written(broken, checkpoint, 3)
     with pytest.raises(StateError, match=rf"operator {name[0]}, variable {name[1]}"):
         verify(broken)
 
@@ -161,17 +167,17 @@ def test_a_missing_handle_is_a_gap_that_is_named(history, data):
 @given(histories(), st.data())
 def test_a_missing_manifest_is_a_gap_where_it_is_needed(history, data):
     checkpoint = data.draw(st.sampled_from(sorted(history)))
-    needed = plan_restore(history, checkpoint, GROUPS, 1).checkpoints
+    needed = plan_written(history, checkpoint, 1).checkpoints
     lost = data.draw(st.sampled_from(sorted(history)))
     broken = {c: h for c, h in history.items() if c != lost}
     if lost == checkpoint:
         with pytest.raises(UnknownCheckpoint, match=f"checkpoint {lost} "):
-            plan_restore(broken, checkpoint, GROUPS, 2)
+            plan_written(broken, checkpoint, 2)
     elif lost in needed:
         with pytest.raises(StateError, match=f"needs checkpoint {lost},"):
-            plan_restore(broken, checkpoint, GROUPS, 2)
+            plan_written(broken, checkpoint, 2)
     else:
-        assert plan_restore(broken, checkpoint, GROUPS, 2) == plan_restore(history, checkpoint, GROUPS, 2)
+        assert plan_written(broken, checkpoint, 2) == plan_written(history, checkpoint, 2)
 
 
 @given(histories(), st.data())
@@ -181,7 +187,7 @@ def test_two_handles_for_one_key_group_are_refused(history, data):
     form = Form.BASE if extra.form is Form.FILES else extra.form  # several files are one
     twice = {**history, checkpoint: [*history[checkpoint], replace(extra, object="other", form=form)]}
     with pytest.raises(StateError, match="two handles hold key group"):
-        plan_restore(twice, checkpoint, GROUPS, 2)
+        plan_written(twice, checkpoint, 2)
     with pytest.raises(StateError, match="two handles hold key group"):
         verify(twice)
 
@@ -189,7 +195,7 @@ def test_two_handles_for_one_key_group_are_refused(history, data):
 def test_a_delta_that_builds_on_itself_is_refused():
     loop = {5: [handle("flights", "totals", WHOLE, 5, 5)]}
     with pytest.raises(StateError, match="checkpoint 5, operator flights, variable totals: its chain needs"):
-        plan_restore(loop, 5, GROUPS, 1)
+        plan_written(loop, 5, 1)
     with pytest.raises(StateError, match="checkpoint 5, operator flights, variable totals: its chain needs"):
         verify(loop)
 
@@ -268,6 +274,6 @@ def test_a_chain_is_copied_only_where_a_handle_cuts_it():
 
 def test_plans_are_values():
     history = {1: [handle("flights", "totals", WHOLE, 1, 0)]}
-    assert isinstance(plan_restore(history, 1, GROUPS, 2), RestorePlan)
-    assert plan_restore(history, 1, GROUPS, 2) == plan_restore(history, 1, GROUPS, 2)
+    assert isinstance(plan_written(history, 1, 2), RestorePlan)
+    assert plan_written(history, 1, 2) == plan_written(history, 1, 2)
     assert verify(history) == [VerifyChain("flights", WHOLE, verify(history)[0].steps)]
