@@ -106,7 +106,7 @@ def test_each_form_of_sparks_record_is_written_again_at_each_start(
     assert checkpoints == [[n + 1] for n in range(len(STEPS))]
     assert newest(settings, "counts") == newest(whole, "counts")
     assert replay(settings, stream).proven
-    with OpenWarehouse.existing(settings.warehouse) as place:
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
         step = place.catalog.input_log.list("counts", 1)[0]
     assert set(decode_offsets(step.offsets)) == ({"odd", "even"} if form == "named" else {"0", "1"})
 

@@ -84,7 +84,7 @@ def kill_in_a_run(python: str, directory: Path) -> None:
 def _catalog(directory: Path) -> Iterator[OpenWarehouse]:
     settings = Settings(warehouse=str(directory / "warehouse"))
     if (directory / "warehouse" / "catalog.db").exists():
-        with OpenWarehouse.existing(settings.warehouse) as place:
+        with OpenWarehouse.open_existing(settings.warehouse) as place:
             yield place
 
 
