@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-versions lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -8,13 +8,16 @@ BIN := .venv/bin
 EXTRAS_run := spark,demo,redis,rocksdb,java
 EXTRAS_ui := spark,demo,redis,rocksdb,dagster,java
 EXTRAS_screenshots := spark,demo,redis,rocksdb,dagster,java,screenshots
-EXTRAS_dev := spark,demo,redis,rocksdb,cassandra,report,dagster,postgres,connect,java,docs,dev
+EXTRAS_other := demo,redis,rocksdb,cassandra,report,dagster,postgres,java,docs,dev
+EXTRAS_dev := spark,connect,$(EXTRAS_other)
 EXTRAS_docs := docs
 
 # The lowest versions are in an environment of their own, with the tool that finds them.
 LOWEST := .venv-lowest
 UV := uv==0.13.9
 READY := .venv/.installed-
+# and so are other versions of Spark.
+SPARK := .venv-spark-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
 GATEWAY := github.com/versity/versitygw/cmd/versitygw@v1.8.0
@@ -60,6 +63,11 @@ test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark 
 test-smoke: $(READY)dev $(READY)gateway $(READY)classes ## one test of each kind of whole system: the first stream, kills, a page, a cluster
 	@$(TEST) $(PATIENT) -m smoke $(SYSTEM)
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) -m smoke --durations 20 $(CLUSTER)
+
+VERSIONS ?= 4.0 4.1 4.2
+test-versions: $(READY)dev $(VERSIONS:%=$(SPARK)%/.installed) ## one warehouse continued in turn by this Spark and each of VERSIONS, killed meanwhile; each installs half a gigabyte
+	@$(WITH_JAVA) $(WITH_TMP) export SPARK_PYTHONS="$(BIN:%=$(CURDIR)/%)/python $(VERSIONS:%=$(CURDIR)/$(SPARK)%/bin/python)" && \
+		$(BIN)/python -m pytest $(PATIENT) tests/versions
 
 test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real Cassandra; fetches it with Maven once, and takes a gigabyte of memory
 	@$(BIN)/python -m tests.cassandra_server
@@ -125,7 +133,7 @@ screenshots: $(READY)screenshots ## docs/pictures from a running page; needs Deb
 	@$(WITH_JAVA) $(BIN)/python -m scripts.screenshots
 
 clean: ## remove the environment, the fetched JDK and everything tools left behind; warehouses stay
-	rm -rf .venv $(LOWEST) .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf .venv $(LOWEST) $(SPARK)* .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is compiled on all
@@ -142,6 +150,15 @@ $(LOWEST)/.installed: pyproject.toml
 	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(EXTRAS_dev)]'
+	@touch $@
+
+# Another version of Spark, with the same packages beside it.
+$(SPARK)%/.installed: pyproject.toml constraints.txt
+	@echo "Installing into $(@D) (some minutes the first time)"
+	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(@D)
+	@grep -v '^pyspark==' constraints.txt > $(@D)/constraints.txt
+	@$(@D)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(@D)/constraints.txt \
+		-e '.[$(EXTRAS_other)]' 'pyspark==$*.*'
 	@touch $@
 
 $(READY)gateway: | $(BIN)/python
