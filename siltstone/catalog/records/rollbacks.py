@@ -34,7 +34,6 @@ from siltstone.catalog.records.input_log import forget_input
 from siltstone.catalog.records.objects import reopen_objects
 from siltstone.catalog.records.outbox import forget_outputs, skip_sink_ids
 from siltstone.catalog.records.runs import take_over
-from siltstone.catalog.records.source_entries import decode_offsets
 from siltstone.catalog.records.steps import Step, to_step
 from siltstone.catalog.records.streams import get_stream
 from siltstone.errors import StateError, UsageError
@@ -224,5 +223,5 @@ def _is_same_input(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
 
 
 def _input(step: Step) -> tuple[object, ...]:
-    # Without Spark's line about the batch, which has its time.
-    return step.step, step.kind, step.batch_id, decode_offsets(step.offsets), step.sources
+    # Spark's text: a version, a line about the batch with its time, then the offset of each source.
+    return step.step, step.kind, step.batch_id, step.offsets.splitlines()[2:], step.sources
