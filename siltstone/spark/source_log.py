@@ -125,7 +125,7 @@ class SourceLog:
 
     def _check_readable(self, step: Step) -> None:
         version = step.offsets.partition("\n")[0]
-        if version not in self._form.offset_versions:
+        if version in OFFSET_VERSIONS and version not in self._form.offset_versions:
             raise UsageError(
                 f"this Spark cannot read its record of step {step.step}, of version {version}: run the stream with the "
                 "version of Spark that wrote it, or a later one"

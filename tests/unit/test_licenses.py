@@ -30,5 +30,6 @@ def test_what_binds_more_is_refused(said: str, parts: str) -> None:
 @pytest.mark.slow
 def test_what_is_needed_is_followed_through_others() -> None:
     needed = needed_by()
-    assert needed["pyspark"] == {"engine"} and needed["py4j"] == {"engine"}, "what the engine needs is its alone"
+    assert needed["alembic"] == {"engine"} and needed["mako"] == {"engine"}, "what the engine needs is its alone"
+    assert needed["pyspark"] == needed["py4j"] == {"spark", "connect"}
     assert needed["psycopg-binary"] == {"postgres"} and "dev" in needed["werkzeug"]
