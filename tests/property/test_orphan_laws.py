@@ -276,7 +276,8 @@ VARIABLES = st.one_of(IDENTIFIERS, IDENTIFIERS.map(lambda name: f"{name}.bounds"
 @given(STANDINGS, PLACES, IDENTIFIERS, VARIABLES, st.integers(0, 99_999), LABELS)
 def test_whatever_siltstone_names_it_knows(standing, place, operator, variable, number, label):
     sections = [place.segment(label, section) for section in ("segment", *Section)]
-    files = [getattr(place, kind)(operator, variable, number, label) for kind in ("base", "snapshot", "materialized_base")]
+    kinds = ("base", "snapshot", "materialized_base")
+    files = [getattr(place, kind)(operator, variable, number, label) for kind in kinds]
     for name in [place.manifest(), place.materialization(operator, label), *sections, *files]:
         assert judge(name, standing, DAY) is not Reason.STRANGE
 
