@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from siltstone.catalog.open import NoCatalog
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import UnknownStream
+from siltstone.errors import UsageError
 from tests.command_line import ROOT
 from tests.versions.wide_stream import FILES, RECEIVED, STREAM
 
@@ -84,7 +83,7 @@ def kill_in_a_run(python: str, directory: Path) -> None:
 
 def digests(directory: Path) -> list[str]:
     """The digest of each checkpoint, in order; none before there is a catalog with the stream."""
-    with suppress(NoCatalog, UnknownStream), OpenWarehouse.open_existing(str(directory / "warehouse")) as place:
+    with suppress(UsageError), OpenWarehouse.open_existing(str(directory / "warehouse")) as place:
         return [record.digest for record in place.catalog.checkpoints.list("wide")]
     return []
 
