@@ -69,13 +69,12 @@ def shuffle(rows: DataFrame, parallelism: int, subtask: str, placed: DataFrame |
         subtask: the subtask of a row, an integer in SQL.
         placed: the frame of a placement, which decides on which executors the tasks run; None leaves it to Spark.
     """
-    shuffled, ours = repartition_by_id(rows, parallelism, subtask)
-    if placed is not None:
-        theirs = placed[PARTITION if PARTITION in placed.columns else SUBTASK]
-        # An outer join: no row depends on it, and no column of it is used.
-        joined = shuffled.join(placed.hint("shuffle_hash"), ours == theirs, "left")
-        return joined.select(*(shuffled[quote(name)] for name in rows.columns))
-    return shuffled.select(*map(quote, rows.columns)) if PARTITION in shuffled.columns else shuffled
+    shuffled, ours = repartition_by_id(rows, parallelism, subtask, joined=placed is not None)
+    if placed is None:
+        return shuffled
+    theirs = placed[PARTITION if PARTITION in placed.columns else SUBTASK]
+    # An outer join: no row depends on it, and no column of it is used.
+    return shuffled.join(placed.hint("shuffle_hash"), ours == theirs, "left").select(*map(quote, rows.columns))
 
 
 def stays_in_place(spark: Any, warehouse: Warehouse, stream: str, chosen: bool | None = None) -> bool:
@@ -143,7 +142,7 @@ class Placement:
         subtasks = self._spark.range(0, parallelism, 1, 1).select(
             F.col("id").cast("int").alias(SUBTASK), F.lit(next(_GENERATIONS)).alias(_GENERATION)
         )
-        placed, _ = repartition_by_id(subtasks, parallelism, SUBTASK)
+        placed, _ = repartition_by_id(subtasks, parallelism, SUBTASK, joined=True)
         before, self._frame = self._frame, placed.persist()
         self._parallelism, self._located = parallelism, current
         if assigned:

@@ -224,25 +224,26 @@ class StreamRunner:
                 advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         if not self._sources_checked:
-            self._log.check(batch)
-            check_query(rows.sparkSession, self._log.query_id)
-            names = source_names(rows.sparkSession, self._log.query_id)
-            if self._before is not None:
-                self._log.check_names(names, self._before)
-            self._sources_checked = True
-        if self._begins:
-            # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
-            starts = start_offsets(rows.sparkSession, self._log.query_id)
-            names = source_names(rows.sparkSession, self._log.query_id)
-            self._before = self._log.read_beginning(starts, names)
-            region.record_beginning(self._before)
-            self._begins = False
+            self._check_sources(rows.sparkSession, batch)
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
         self._take(rows, self._log.read(batch, region.step + 1), ends=ends)
         if last:
             self.enough.set()
+
+    def _check_sources(self, spark: SparkSession, batch: int) -> None:
+        """Check the sources in the query's first batch, and record where they begin if nobody has."""
+        self._log.check(batch)
+        check_query(spark, self._log.query_id)
+        names = source_names(spark, self._log.query_id)
+        if self._before is not None:
+            self._log.check_names(names, self._before)
+        if self._begins:
+            # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
+            self._before = self._log.read_beginning(start_offsets(spark, self._log.query_id), names)
+            self.region.record_beginning(self._before)
+        self._sources_checked = True
 
     def _take(self, rows: DataFrame | None, step: Step, ends: bool | None) -> None:
         """Run one step over the rows of a micro-batch, or without rows.

@@ -42,6 +42,7 @@ from siltstone.catalog.records.source_entries import (
     decode_sources,
     encode_offsets,
     is_file_log,
+    names_sources,
     path_of,
     split,
 )
@@ -102,7 +103,7 @@ class SourceLog:
 
     def prepare(self, position: InputPosition) -> None:
         """Replace the location's contents by the record of all batches before a position, as committed."""
-        for step in (*position.newest, *([position.beginning] if position.beginning else ())):
+        for step in filter(None, (*position.newest, position.beginning)):
             self._check_readable(step)
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
@@ -171,8 +172,8 @@ class SourceLog:
     def check_names(self, names: Sequence[str] | None, step: Step) -> None:
         """Check that a query has just the sources whose offsets or files are recorded up to `step`.
 
-        Spark would pass over the offsets of a source that is gone, and ask a new one where it begins at each start,
-        until its first batch is committed. Of sources without names it compares the number.
+        Where the record names them, Spark would pass over the offsets of a source that is gone, and ask a new one where
+        it begins at each start, until its first batch is committed. Otherwise it compares how many there are.
 
         Args:
             names: per source of the query, its name in Spark's records; None if this Spark has no names.
@@ -180,12 +181,16 @@ class SourceLog:
         Raises:
             UsageError: it has others.
         """
-        by_name = not step.offsets.startswith("v1\n")
-        recorded = {*self._recorded, *(decode_offsets(step.offsets) if by_name else ())}
-        have = set(names or ())
-        if names is None or all(map(str.isdigit, recorded | have)):
+        if names is None:
             return
-        if recorded - have or (by_name and have != recorded):
+        have, recorded = set(names), set(self._recorded)
+        if all(map(str.isdigit, have | recorded)):  # a source that is used twice has two numbers
+            recorded.clear()
+        have_others = not recorded <= have
+        if names_sources(step.offsets):
+            recorded |= decode_offsets(step.offsets).keys()
+            have_others = recorded != have
+        if have_others:
             raise UsageError(
                 f"the sources of the query are {', '.join(sorted(have))}, but the stream was recorded with "
                 f"{', '.join(sorted(recorded))}: their names must stay as they are (DataStreamReader.name)"
@@ -337,7 +342,7 @@ def _offsets(step: Step) -> list[Any] | dict[str, Any]:
         source: None if offset == NO_OFFSET else json.loads(offset)
         for source, offset in decode_offsets(step.offsets).items()
     }
-    return found if step.offsets.startswith("v2\n") else list(found.values())
+    return found if names_sources(step.offsets) else list(found.values())
 
 
 def _unlink_after(directory: Path, newest: int) -> None:

@@ -9,6 +9,7 @@ import inspect
 import math
 from typing import Any
 
+import pyarrow as pa
 from py4j.java_gateway import JavaClass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -45,31 +46,31 @@ def _has_class(spark: SparkSession, name: str) -> bool:
 
 def names_of_sources(execution: Any) -> Any:
     """Return the map of a query's sources to their names in Spark's records; None before 4.2."""
-    if not any(method.getName() == "sourceToIdMap" for method in execution.getClass().getMethods()):
-        return None
-    return execution.sourceToIdMap()
+    return execution.sourceToIdMap() if "sourceToIdMap" in dir(execution) else None
 
 
-def spark_schema(schema: Any) -> StructType:
+def spark_schema(schema: pa.Schema) -> StructType:
     """Return the Spark schema of an Arrow schema; a timestamp without zone is TIMESTAMP_NTZ, as from 4.2 on."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
-def arrow_schema(schema: StructType) -> Any:
+def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of a Spark schema; a timestamp is of the zone UTC, as always before 4.2."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
 
 
-def repartition_by_id(rows: DataFrame, count: int, subtask: str) -> tuple[DataFrame, Column]:
+def repartition_by_id(rows: DataFrame, count: int, subtask: str, *, joined: bool) -> tuple[DataFrame, Column]:
     """Shuffle rows so that partition n has those whose `subtask` is n; see `DataFrame.repartitionById` of Spark 4.1.
 
-    Before it, rows get a column with a number whose hash Spark sends to the partition. It is a column, because Spark
-    takes equal expressions for different ones if sessions differ in their ANSI mode, and would shuffle again.
+    Before it, Spark gets a number whose hash it sends to the partition. For a join, the number is a further column,
+    `PARTITION`: Spark takes equal expressions for different ones if sessions differ in their ANSI mode, and would
+    shuffle again.
 
     Args:
         subtask: an integer in SQL, at least 0 and less than `count`.
+        joined: whether the rows will be joined by what they are partitioned by.
 
     Returns:
         The shuffled rows, and what they are partitioned by: a join on it of two such frames shuffles nothing.
@@ -78,8 +79,10 @@ def repartition_by_id(rows: DataFrame, count: int, subtask: str) -> tuple[DataFr
         by = F.expr(subtask)
         return rows.repartitionById(count, by), by
     keys = ", ".join(map(str, _keys_of(rows.sparkSession, count)))
-    shuffled = rows.withColumn(PARTITION, F.expr(f"element_at(array({keys}), {subtask} + 1)"))
-    shuffled = shuffled.repartition(count, F.col(PARTITION))
+    by = F.expr(f"element_at(array({keys}), {subtask} + 1)")
+    if not joined:
+        return rows.repartition(count, by), by
+    shuffled = rows.withColumn(PARTITION, by).repartition(count, F.col(PARTITION))
     return shuffled, shuffled[PARTITION]
 
 

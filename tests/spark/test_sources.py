@@ -96,7 +96,7 @@ def test_each_form_of_sparks_record_is_written_again_at_each_start(
     form: str, interval: str, tmp_path: Path, spark: SparkSession, with_settings: Callable[[dict[str, str]], None]
 ) -> None:
     if form != "v1" and not hasattr(spark.readStream, "name"):
-        pytest.skip("Spark 4.2 brought it")
+        pytest.skip("this Spark has neither version 2 nor names of sources, which came with 4.2")
     whole, settings = at(tmp_path / "whole"), at(tmp_path / "w")
     run(whole, replace(COUNTS, source=NamedFiles(named=False)), RunRequest())
     with_settings({COMPACT_INTERVAL: interval})

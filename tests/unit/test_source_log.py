@@ -234,6 +234,8 @@ NAMED = HEADER.replace("v1", "v2", 1)
         (f"{NAMED}\na:1\nb:2", ["a"], True),
         (f"{NAMED}\na:1", ["a", "b"], True),
         (f"{NAMED}\n0:1\n1:2", ["1", "0"], False),
+        (f"{NAMED}\n0:1\n1:2", ["0"], True),
+        (f"{NAMED}\n1:2", ["1", "1"], False),
         (f"{HEADER}\n1\n2", ["0", "1"], False),
         (f"{HEADER}\n1\n2", ["1", "1"], False),
         (f"{HEADER}\n1\n2", None, False),

@@ -28,7 +28,7 @@ _ZONE = "America/New_York"
 """of the sessions: what has no zone must not depend on it"""
 _WAIT_S = 300
 
-pytestmark = pytest.mark.skipif(len(PYTHONS) < 2, reason="SPARK_PYTHONS names less than two interpreters")
+pytestmark = pytest.mark.skipif(len(PYTHONS) < 2, reason="needs two Sparks: make test-versions")
 
 
 def _command(python: str, *arguments: str) -> list[str]:

@@ -2,7 +2,7 @@
 
     source -> by_c0, by_c1, ...   an aggregate for each type of key, nulls and odd values among the keys
            -> wide                state and output of every type, flat and nested
-           -> numbers             keys that are cast from text; what is no number becomes a dead letter
+           -> numbers             keys that are cast from text; text that is not a number becomes a dead letter
 
 Its source is a directory of Parquet files that it makes itself, the same on every machine, a micro-batch a file.
 """
@@ -43,7 +43,7 @@ class Wide(Operator):
     """Keep the newest row of each key, and all times of it."""
 
     name = "wide"
-    key = {"id": pa.int64()}  # noqa: RUF012
+    key = pa.schema([("id", pa.int64())])
     inputs = ("at", *VALUES)
     output = pa.schema([("id", pa.int64()), ("at", _TIME), *VALUES.items()])
     newest = ValueState(value=VALUES)

@@ -46,21 +46,25 @@ def decode_offsets(offsets: str) -> dict[str, str]:
     if not offsets:  # of a step without a batch
         return {}
     lines = offsets.rstrip("\n").split("\n")  # Spark ends a line with nothing else
-    version, lines = lines[0], lines[2:]
-    check_offset_version(version)
-    if version == "v1":
-        return {str(number): line for number, line in enumerate(lines)}
-    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
-        if not all(":" in line for line in lines):
+    check_offset_version(lines[0])
+    if not names_sources(offsets):
+        return {str(number): line for number, line in enumerate(lines[2:])}
+    with translate_decode_errors(_WHERE, "offsets", StateError):
+        if not all(":" in line for line in lines[2:]):
             raise ValueError("a line has no name of a source")
-        return {name: offset for name, _, offset in (line.partition(":") for line in lines)}
+        return {name: offset for name, _, offset in (line.partition(":") for line in lines[2:])}
 
 
 def encode_offsets(header: str, offsets: Iterable[tuple[str, str]]) -> str:
     """Encode offsets of sources, after the first two lines of an entry of Spark's offset log."""
-    if header.startswith("v1\n"):
+    if not names_sources(header):
         return "\n".join([header, *(offset for _, offset in offsets)])
     return "\n".join([header, *(f"{name}:{offset}" for name, offset in dict(offsets).items())])
+
+
+def names_sources(offsets: str) -> bool:
+    """Whether each line of an entry of Spark's offset log names its source: from version 2 on."""
+    return not offsets.startswith("v1\n") and offsets != ""
 
 
 def check_offset_version(version: str) -> None:
