@@ -91,7 +91,7 @@ def _keys_of(spark: SparkSession, count: int) -> list[int]:
     tried = int(count * (math.log(count) + 8))  # enough for all but one in 3000 numbers of partitions
     while count not in _keys:
         query = f"SELECT transform(sequence(0, {tried - 1}), i -> pmod(hash(cast(i AS int)), {count})) AS partitions"
-        [[partitions]] = spark.sql(query).collect()  # Spark computes it while planning: no job runs
+        [[partitions]] = spark.sql(query).collect()  # a job of one task
         first = {partition: key for key, partition in reversed(list(enumerate(partitions)))}
         if len(first) == count:
             _keys[count] = [first[partition] for partition in range(count)]
