@@ -109,7 +109,7 @@ class StreamView:
         if as_of is not None and at != LATEST:
             raise UsageError("at and as_of exclude each other: leave one out")
         if spark is not None:
-            from siltstone.spark.datasource import read_state
+            from siltstone.spark.state_scan import read_state
 
             return read_state(spark, self.settings, self.name, operator, variable, at, as_of, columns)
         from siltstone.format.manifests import read_manifests

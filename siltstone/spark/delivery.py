@@ -66,7 +66,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
             fail.
         Unreachable: the store does not answer, likewise.
     """
-    from siltstone.spark.versions import spark_schema
+    from siltstone.spark.versions import frame_of, spark_schema
 
     recorded = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
     schema, objects = spark_schema(recorded), output.objects
@@ -74,7 +74,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
         return spark.createDataFrame([], schema)
     few = read_few_rows(open_store(store_url), output)
     if few is not None:
-        return spark.createDataFrame(pa.Table.from_batches(few, recorded), schema)
+        return frame_of(spark, pa.Table.from_batches(few, recorded), schema)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(store_url)

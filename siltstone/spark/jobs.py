@@ -1,14 +1,38 @@
-"""Tag the Spark jobs of one run's steps, so that a reset can cancel what is left of them."""
+"""The Spark jobs of a thread: their session, and tags by which a reset cancels what is left of a run's."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
 
-from siltstone.spark.session import use_session
+from siltstone.spark.versions import inherit_properties
 from siltstone.store.open import Warehouse
+
+
+def use_session(spark: SparkSession) -> None:
+    """Make a session the active one of this thread's thread in the JVM: a sink may use that."""
+    session: Any = spark._jsparkSession
+    session.setActiveSession(session)
+
+
+@contextmanager
+def tag_jobs(spark: SparkSession, tags: Iterable[str]) -> Iterator[None]:
+    """Tag the jobs that this thread starts in this block."""
+    if isinstance(spark, SparkSession):
+        add, remove = spark.sparkContext.addJobTag, spark.sparkContext.removeJobTag
+    else:
+        connected: Any = spark
+        add, remove = connected.addTag, connected.removeTag
+    for tag in tags:
+        add(tag)
+    try:
+        yield
+    finally:
+        with suppress(Py4JError, OSError):  # the JVM has ended
+            for tag in tags:
+                remove(tag)
 
 
 class TaggedJobs:
@@ -18,18 +42,9 @@ class TaggedJobs:
         # Other warehouses, whose runs share the Spark application, may have a stream of that name.
         self._spark, self._tag = spark, f"siltstone-{warehouse.identity}-{stream}-{epoch}"
 
-    @contextmanager
-    def tag(self) -> Iterator[None]:
-        """Tag the jobs that this thread starts."""
-        if not isinstance(self._spark, SparkSession):
-            yield
-            return
-        self._spark.sparkContext.addJobTag(self._tag)
-        try:
-            yield
-        finally:
-            with suppress(Py4JError, OSError):  # the JVM has ended
-                self._spark.sparkContext.removeJobTag(self._tag)
+    def tag(self) -> AbstractContextManager[None]:
+        """Tag the jobs that this thread starts, as `tag_jobs`."""
+        return tag_jobs(self._spark, [self._tag]) if isinstance(self._spark, SparkSession) else nullcontext()
 
     def in_thread(self, work: Callable[[], None]) -> Callable[[], None]:
         """Wrap what another thread of the run does, in the run's session, with its jobs tagged."""
@@ -39,7 +54,7 @@ class TaggedJobs:
             with self.tag():
                 work()
 
-        return inheritable_thread_target(self._spark)(run) if isinstance(self._spark, SparkSession) else run
+        return inherit_properties(self._spark, run) if isinstance(self._spark, SparkSession) else run
 
     def cancel(self) -> None:
         """Cancel those that run. Tasks that go on nevertheless change nothing that counts."""

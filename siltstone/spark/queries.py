@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
-from siltstone.spark.versions import names_of_sources, offset_log_versions
+from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch
 
 _CLEANING = "cleanSource"
 
@@ -121,7 +121,7 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
     """
     try:
         execution = _execution(spark, query_id)
-        data = execution.getLatestExecutionContext().newData()
+        data = start_of_batch(execution)
         holders = [data.get(source) for source in _iterate(execution.sources())]
         return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:

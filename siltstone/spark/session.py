@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import configuration, relay_line, worker_variables
-from siltstone.spark.datasource import register
 from siltstone.spark.failures import explain
-from siltstone.spark.versions import checkpoint_file_manager
+from siltstone.spark.versions import checkpoint_file_manager, has_python_sources
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -138,7 +138,7 @@ def _connect(url: str, extra: Mapping[str, str]) -> SparkSession:
     session = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
     try:
         spark = builder.config(map={**session, **extra}).getOrCreate()
-        register(spark)
+        _register_format(spark)
     except ImportError as error:
         raise UsageError(
             f"Spark Connect needs further packages: pip install 'siltstone[connect]' ({str(error).splitlines()[0]})"
@@ -176,8 +176,15 @@ def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_o
     if threading.current_thread() is threading.main_thread():
         # PySpark's handler calls the JVM, which fails in the middle of another call.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    register(spark)
+    _register_format(spark)
     return spark
+
+
+def _register_format(spark: SparkSession) -> None:
+    if has_python_sources(spark):
+        from siltstone.spark.datasource import register
+
+        register(spark)
 
 
 def _write_fast_records(spark: SparkSession) -> None:
@@ -213,7 +220,8 @@ def _build_session(settings: Mapping[str, str], extra: Mapping[str, str]) -> Spa
 def _private_settings(settings: Mapping[str, str]) -> Iterator[None]:
     """Give settings to a JVM that starts in this block in a temporary file that only this user can read.
 
-    PySpark would put them into the JVM's arguments, where every user can see them in the list of processes.
+    PySpark would put them into the JVM's arguments, where every user can see them in the list of processes. The file
+    begins with Spark's defaults, which are read from no other file then.
     """
     given = os.environ.get(SUBMIT_ARGUMENTS)
     if settings and "--properties-file" in (given or ""):
@@ -221,9 +229,10 @@ def _private_settings(settings: Mapping[str, str]) -> Iterator[None]:
             f"{SUBMIT_ARGUMENTS} names a --properties-file: write Siltstone's Spark settings into that file"
         )
     with tempfile.NamedTemporaryFile("w", prefix="siltstone-", suffix=".properties", encoding="utf-8") as file:
+        file.write(_spark_defaults())
         file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
         file.flush()
-        read = f"--load-spark-defaults --properties-file {shlex.quote(file.name)}"
+        read = f"--properties-file {shlex.quote(file.name)}"
         os.environ[SUBMIT_ARGUMENTS] = f"{read} {given or 'pyspark-shell'}"
         try:
             yield
@@ -232,6 +241,14 @@ def _private_settings(settings: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[SUBMIT_ARGUMENTS]
             else:
                 os.environ[SUBMIT_ARGUMENTS] = given
+
+
+def _spark_defaults() -> str:
+    """Return what is in `spark-defaults.conf`, if there is one, as lines of a properties file."""
+    directory = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf"), encoding="utf-8") as file:
+        return file.read() + "\n"
+    return ""
 
 
 def _property(text: str) -> str:
@@ -276,12 +293,6 @@ def is_jvm_gone() -> bool:
 
 def _is_zip(path: str) -> bool:
     return path.endswith(".zip")
-
-
-def use_session(spark: SparkSession) -> None:
-    """Make a session the active one of this thread's thread in the JVM: a sink may use that."""
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 _STANDARD_ERROR = 2

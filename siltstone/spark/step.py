@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
@@ -30,6 +30,7 @@ from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
+from siltstone.spark.jobs import tag_jobs
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import PLACED, Placement, shuffle
 from siltstone.spark.types import quote, spark_type
@@ -47,6 +48,8 @@ QUERY_SETTINGS = {
 }
 """settings for the steps of a query, whose session is a clone of its own"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
+_SHOWN_CHARACTERS = 100
+"""of a key's value in an error"""
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
 
@@ -252,7 +255,7 @@ def collect_acknowledgements(
     if not frames:
         return received
     job = frame_of_job(frames, tasks)
-    with _tag_jobs(job.sparkSession, [_tag(tasks[name]) for name in frames]):
+    with tag_jobs(job.sparkSession, [_tag(tasks[name]) for name in frames]):
         rows = job.collect()
     for row in rows:
         acknowledgement = Acknowledgement.from_bytes(bytes(row[0]))
@@ -267,18 +270,6 @@ def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask])
     parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
     together = reduce(lambda one, other: one.union(other), parts)
     return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
-
-
-@contextmanager
-def _tag_jobs(spark: SparkSession, tags: Sequence[str]) -> Iterator[None]:
-    """Tag the jobs that this thread starts."""
-    for tag in tags:
-        spark.addTag(tag)
-    try:
-        yield
-    finally:
-        for tag in tags:
-            spark.removeTag(tag)
 
 
 def _check_complete(received: list[Acknowledgement], task: StepTask) -> list[Acknowledgement]:
@@ -389,11 +380,7 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
         return rows.selectExpr(*_cast(rows, wanted, operator))
-    # Without ANSI a cast never fails and accepts more than try_cast; which keys are valid must not depend on
-    # `on_bad_row`.
-    cast = "try_cast" if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else "cast"
-    casts = {name: f"{cast}({quote(name)} as {kind.simpleString()}) as {quote(name)}" for name, kind in keys.items()}
-    columns = [casts.get(name, quote(name)) for name in wanted]
+    columns = [_try_cast(name, keys[name]) + f" as {quote(name)}" if name in keys else quote(name) for name in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
     return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in other))
 
@@ -401,23 +388,26 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str]:
     """Select columns by name, with those of the key cast to its types.
 
-    This is SQL because making a `Column` takes a dozen calls of the JVM. Without ANSI, a cast of a value that does not
-    fit is null. Where null is a key, that fails, too.
+    This is SQL because making a `Column` takes a dozen calls of the JVM.
     """
     return [_cast_key(rows, operator, c) if c in operator.key.names else quote(c) for c in names]
 
 
 def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
-    field = operator.key.field(name)
-    column, kind = quote(name), spark_type(field.type)
+    """Cast a column of the key; a value that does not fit fails the step."""
+    column, kind = quote(name), spark_type(operator.key.field(name).type)
     if rows.schema[name].dataType == kind:
         return column
-    cast = f"cast({column} as {kind.simpleString()})"
-    if field.nullable:
-        reason = misfit_reason(operator, name).encode().hex()
-        failed = f"cast(raise_error(cast(X'{reason}' as string)) as {kind.simpleString()})"
-        cast = f"coalesce({cast}, case when {column} is not null then {failed} end)"
-    return f"{cast} as {column}"
+    reason = misfit_reason(operator, name).encode().hex()
+    said = f"concat(cast(X'{reason}' as string), ': ', left(cast({column} as string), {_SHOWN_CHARACTERS}))"
+    failed = f"case when {column} is not null then cast(raise_error({said}) as {kind.simpleString()}) end"
+    return f"coalesce({_try_cast(name, kind)}, {failed}) as {column}"
+
+
+def _try_cast(name: str, kind: DataType) -> str:
+    """Cast a column; null where it does not fit. `cast` depends on the session's ANSI mode: without it, 2**32 + 5 as an
+    integer is 5, and two keys would be one."""
+    return f"try_cast({quote(name)} as {kind.simpleString()})"
 
 
 def _combine(rows: DataFrame, operator: Operator) -> DataFrame:

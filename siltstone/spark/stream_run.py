@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark import inheritable_thread_target
-
 from siltstone.change.recover import Recovery
 from siltstone.result import Result
 from siltstone.run.consistency import ConsistencyRequests, DrainResult
 from siltstone.run.region import Completed
-from siltstone.spark.session import use_session
+from siltstone.spark.jobs import use_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
+from siltstone.spark.versions import inherit_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +82,7 @@ class StreamRun:
         self.requests: ConsistencyRequests = ConsistencyRequests()
         self._spark, self._stop = spark, stop
         # The thread inherits the caller's thread-local properties of Spark and its context variables.
-        self._work = inheritable_thread_target(spark)(partial(copy_context().run, work))
+        self._work = inherit_properties(spark, partial(copy_context().run, work))
         self._query: StreamingQuery | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         # A daemon thread: a driver that ends without waiting ends its run like a crash, which loses nothing.

@@ -1,4 +1,4 @@
-"""Calls that differ between the versions of Spark, 4.0 to 4.3.
+"""Calls that differ between the versions of Spark, 3.5 to 4.3.
 
 Each difference is found by asking for the method or class, because platforms backport some of a later version into an
 earlier one: a version number does not tell. Each function names the version with which its older part can go.
@@ -7,10 +7,12 @@ Differences of meaning are handled where they matter, not here.
 
 import inspect
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from py4j.java_gateway import JavaClass
+from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -47,6 +49,36 @@ def _has_class(spark: SparkSession, name: str) -> bool:
 def names_of_sources(execution: Any) -> Any:
     """Return the map of a query's sources to their names in Spark's records; None before 4.2."""
     return execution.sourceToIdMap() if "sourceToIdMap" in dir(execution) else None
+
+
+def start_of_batch(execution: Any) -> Any:
+    """Return the map of a query's sources to their part of its current batch. Spark 4.0 keeps it in a context."""
+    has_context = "getLatestExecutionContext" in dir(execution)
+    return (execution.getLatestExecutionContext() if has_context else execution).newData()
+
+
+def has_python_sources(spark: SparkSession) -> bool:
+    """Whether Spark has data sources in Python: from 4.0 on."""
+    return hasattr(spark, "dataSource")
+
+
+def inherit_properties(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what another thread will run, with this thread's local properties. Before 4.0 no session is named."""
+    target: Any = inheritable_thread_target
+    takes_session = "SparkSession" in str(inspect.signature(target).parameters["f"].annotation)
+    return target(spark)(work) if takes_session else target(work)
+
+
+def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """Make a DataFrame of a few rows. Before 4.0 a task of Python makes it."""
+    if "Table" in str(inspect.signature(type(spark).createDataFrame).parameters["data"].annotation):
+        return spark.createDataFrame(rows, schema)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield from rows.to_batches()
+
+    return spark.range(0, 1, 1, 1).mapInArrow(read, schema)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

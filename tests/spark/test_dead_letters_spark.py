@@ -1,15 +1,18 @@
 """Dead letters under Spark: through a run, a replay and a fork, with the source's own values and offsets."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.run.region import Completed
+from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, verify
 from siltstone.spark.step import columns_read, keyed_rows
@@ -59,22 +62,36 @@ def test_without_them_the_same_rows_stop_the_stream(tmp_path: Path) -> None:
         run(Settings(warehouse=str(tmp_path / "w"), parallelism=2), nulls, RunRequest())
 
 
-@pytest.mark.parametrize("ansi", [True, False])
-def test_what_is_a_key_does_not_depend_on_what_becomes_of_bad_rows(spark: SparkSession, ansi: bool) -> None:
-    """Without ANSI a cast reads more than `try_cast`: rows that were good would be put aside all at once."""
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_what_is_a_key_depends_on_neither_the_ansi_mode_nor_what_becomes_of_bad_rows(
+    spark: SparkSession, ansi: str
+) -> None:
+    """Without ANSI, `cast` makes 5 of 2**32 + 5 and 1 of "1.7": two keys would be one."""
     session = spark.newSession()
-    session.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
-    keys = [" 1 ", "2", "-3"] + ([] if ansi else ["1.7", "1e2", "abc"])
-    rows = session.createDataFrame([(key, 1.9) for key in keys], "key string, other double")
+    session.conf.set("spark.sql.ansi.enabled", ansi)
 
     class Two(Counts):
         key = {"key": pa.int64(), "other": pa.int32()}  # noqa: RUF012
         inputs = ()
 
     puts_aside = task_of(Two())
-    tasks = [replace(puts_aside, dead_letters=None), puts_aside]
-    keyed = [keyed_rows(rows, task).select("key", "other").collect() for task in tasks]
-    assert keyed[0] == keyed[1] and {row.other for row in keyed[0]} == {1}
+    stops = replace(puts_aside, dead_letters=None)
+
+    def keyed(keys: list[str], other: float, task: StepTask) -> list[tuple[int | None, int | None]]:
+        rows = session.createDataFrame([(key, other) for key in keys], "key string, other double")
+        return [(row.key, row.other) for row in keyed_rows(rows, task).collect()]
+
+    good = [" 1 ", "2", "-3"]
+    assert keyed(good, 1.9, stops) == keyed(good, 1.9, puts_aside) == [(1, 1), (2, 1), (-3, 1)]
+    for key, other in (("1.7", 1.0), ("1e2", 1.0), ("abc", 1.0), ("1", 2.0**32 + 5)):
+        misfit = "key" if key != "1" else "other"
+        assert keyed([key], other, puts_aside) == [(None, 1) if misfit == "key" else (1, None)]
+        value = key if misfit == "key" else other
+        with pytest.raises(
+            PySparkException,
+            match=re.escape(f"key column {misfit} cannot be cast to {Two().key.field(misfit).type}: {value}"),
+        ):
+            keyed([key], other, stops)
 
 
 def test_a_column_that_is_called_like_one_of_ours_is_refused(spark: SparkSession) -> None:
