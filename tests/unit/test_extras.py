@@ -85,3 +85,18 @@ def test_state_in_rocksdb_asks_for_its_extra() -> None:
     code = "from siltstone.state.backends.named import backend\nbackend('heap')\nbackend('rocksdb')"
     said = without_extras(code).stderr
     assert "working state in RocksDB needs the package rocksdict: pip install 'siltstone[rocksdb]'" in said
+
+
+@pytest.mark.slow
+def test_a_spark_that_is_too_old_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '3.4.1+vendor'")
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{RUN}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "run", "sums", "--warehouse", str(tmp_path / "w")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "siltstone: Siltstone needs Spark 3.5 or newer, and this is 3.4.1+vendor: upgrade it\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", said)
