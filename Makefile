@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-versions lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -21,7 +21,7 @@ SPARK := .venv-spark-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
 GATEWAY := github.com/versity/versitygw/cmd/versitygw@v1.8.0
-WITH_GATEWAY = VERSITYGW="$$(ls $(CURDIR)/$(BIN)/versitygw 2>/dev/null)" && export VERSITYGW &&
+WITH_GATEWAY = VERSITYGW="$$(ls $(CURDIR)/.venv/bin/versitygw 2>/dev/null)" && export VERSITYGW &&
 
 # Spark needs Java 17 or newer: found, or fetched into .jdk, or the command to install it is printed.
 WITH_JAVA = JAVA_HOME="$$($(BIN)/python scripts/ensure_java.py)" && export JAVA_HOME &&
@@ -63,6 +63,15 @@ test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark 
 test-smoke: $(READY)dev $(READY)gateway $(READY)classes ## one test of each kind of whole system: the first stream, kills, a page, a cluster
 	@$(TEST) $(PATIENT) -m smoke $(SYSTEM)
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) -m smoke --durations 20 $(CLUSTER)
+
+# Whole systems that depend on Spark's version: the first stream, flights, sudden ends, Spark Connect.
+WITH_SPARK := tests/spark tests/user/test_readme.py $(addprefix tests/system/test_,flights_end_to_end.py resets.py stopping.py connect.py)
+VERSION ?= 4.0
+test-spark: private BIN := $(SPARK)$(VERSION)/bin
+test-spark: $(READY)gateway $(SPARK)$(VERSION)/.installed ## what depends on Spark, under its version VERSION: tests/spark, the README's stream, the demo, runs that are killed; a quarter of an hour
+	@$(TEST) $(PATIENT) $(WITH_SPARK)
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/siltstone demo --warehouse "$$(mktemp -d)/warehouse"
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python tests/fault/harness.py --kills 4 --spark-kills 4 --process-kinds run
 
 VERSIONS ?= 4.0 4.1 4.2
 test-versions: $(READY)dev $(VERSIONS:%=$(SPARK)%/.installed) ## one warehouse continued in turn by this Spark and each of VERSIONS, killed meanwhile; each installs half a gigabyte
@@ -158,7 +167,7 @@ $(SPARK)%/.installed: pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(@D)
 	@grep -v '^pyspark==' constraints.txt > $(@D)/constraints.txt
 	@$(@D)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(@D)/constraints.txt \
-		-e '.[$(EXTRAS_other)]' 'pyspark==$*.*'
+		-e '.[$(EXTRAS_other)]' 'pyspark[connect]==$*.*'
 	@touch $@
 
 $(READY)gateway: | $(BIN)/python
