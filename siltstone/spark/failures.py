@@ -14,6 +14,8 @@ LOST = (
     *("TimeoutError: another process has used", LOST_OUTPUT),
 )
 """texts of Spark's errors when a machine, an executor, or what it kept is gone or busy"""
+_CAUSE, _FRAME = "Caused by: ", "at "
+"""how Java begins the line of an error's cause, and one of its stack, which may name a class such as SparkErrorUtils"""
 
 
 def may_pass(error: BaseException) -> bool:
@@ -38,9 +40,9 @@ def may_pass(error: BaseException) -> bool:
 
 def explain(error: BaseException) -> str:
     """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip().removeprefix(_CAUSE) for line in str(error).splitlines() if line.strip()]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
-    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    errors = [line for line in lines if ("Error" in line or "Exception" in line) and not line.startswith(_FRAME)]
     said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
     if any(sign in line for line in lines for sign in WORKER_DIED):
         return f"a Python worker died, killed or out of memory ({said})"

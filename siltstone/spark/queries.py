@@ -28,13 +28,30 @@ def check_source(rows: DataFrame) -> None:
 
 
 def check_query(spark: SparkSession, query_id: str) -> None:
-    """Check the sources of the running query of an id, like `check_source`.
+    """Check the sources of the running query of an id, like `check_source`, and that it has no state of Spark's own.
 
     Raises:
-        UsageError: a file source has the option `cleanSource`.
+        UsageError: a file source has the option `cleanSource`, or the query has stateful operators.
         StateError: no query of this id is running.
     """
-    _check_plan(_execution(spark, query_id).analyzedPlan())
+    execution = _execution(spark, query_id)
+    _check_plan(execution.analyzedPlan())
+    if any(map(_is_stateful, _walk(execution.lastExecution().executedPlan()))):
+        raise UsageError(
+            "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
+            "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
+        )
+
+
+def _walk(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in _iterate(plan.children()):
+        yield from _walk(child)
+
+
+def _is_stateful(node: Any) -> bool:
+    """Whether a node of a physical plan is a `StatefulOperator`, which 4.1 moved: only these have a `stateInfo`."""
+    return "stateInfo" in dir(node)
 
 
 def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:

@@ -94,7 +94,8 @@ def spark_session(
     if steps and (_is_connect(master) if spark is None else not isinstance(spark, SparkSession)):
         raise UsageError(
             "this runs a query whose every batch is handed to a function in this process, which Spark Connect "
-            "cannot do: give a Spark master such as local[*], spark://, yarn or k8s:// instead of sc://"
+            "cannot do: give a Spark master such as local[*], spark://, yarn or k8s:// instead of sc://, or, on "
+            "Databricks, use a cluster in dedicated access mode"
         )
     if spark is not None:
         return spark

@@ -229,7 +229,6 @@ class SourceLog:
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
-            UsageError: the query has stateful operators of Spark's own, whose state is not kept.
         """
         path = self.check(batch)
         self._entries.clear()
@@ -273,13 +272,7 @@ class SourceLog:
 
         Raises:
             StateError: it does not exist, so the query does not use this location as its checkpoint location.
-            UsageError: the query has stateful operators of Spark's own, whose state is not kept.
         """
-        if (self.location / "state").exists():
-            raise UsageError(
-                "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
-                "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
-            )
         path = self._path("offsets", batch)
         if not path.is_file():
             raise StateError(

@@ -118,6 +118,24 @@ def _parse_positive(given: str | None) -> int | None:
     return None if given is None else int(given)
 
 
+def scan_frame(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Read what the options of `siltstone.spark.datasource` name as a DataFrame, whose tasks are planned now.
+
+    Raises:
+        UsageError: an option is not valid, or something that it names does not exist.
+        CorruptObject, StateError: a manifest is damaged. Damaged state fails the DataFrame's tasks.
+    """
+    source = StateSource.find(options)
+    tasks, schema = source.plan(source.schema.names), arrow_schema(source.schema)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from source.read(tasks[number], schema)
+
+    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, source.schema)
+
+
 def read_state(
     spark: SparkSession,
     settings: Settings,
@@ -128,26 +146,11 @@ def read_state(
     as_of: str | None,
     columns: Sequence[str] | None,
 ) -> DataFrame:
-    """Read one variable's table at a checkpoint as a DataFrame, whose tasks are planned now.
-
-    Args: as the options of `siltstone.spark.datasource`.
-
-    Raises:
-        UsageError: something that is named does not exist.
-        CorruptObject, StateError: a manifest is damaged. Damaged state fails the DataFrame's tasks.
-    """
+    """Read one variable's table at a checkpoint as a DataFrame; see `scan_frame`."""
     options = {"stream": stream, "operator": operator, "variable": variable, "warehouse": settings.warehouse}
     options |= {"at": at} if as_of is None else {"as_of": as_of}
     if settings.catalog is not None:
         options["catalog"] = settings.catalog
     if columns is not None:
         options["columns"] = ",".join(columns)
-    source = StateSource.find(options)
-    tasks, schema = source.plan(source.schema.names), arrow_schema(source.schema)
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from source.read(tasks[number], schema)
-
-    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, source.schema)
+    return scan_frame(spark, options)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from siltstone.operator import Rows, State
 from siltstone.stream import Stream
+from tests.arrow_frames import to_arrow
 from tests.fault.small_stream import DAILY, PURCHASE, ROWS_A_FILE, SCHEMA, SMALL, Accounts, Places
 from tests.spark_streams import read_files, write_files
 
@@ -93,7 +94,7 @@ class Delivered:
 
     def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
         """Keep the rows; a second delivery must bring the same."""
-        table = rows.toArrow().sort_by("sequence").cast(PURCHASE)
+        table = to_arrow(rows).sort_by("sequence").cast(PURCHASE)
         assert self.rows.setdefault(checkpoint, table).equals(table)
         self.then(checkpoint)
 

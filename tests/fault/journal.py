@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.sinks.parquet import ParquetSink
+from tests.arrow_frames import to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +66,7 @@ class JournaledSink(ParquetSink):
         journal = self._root / "_journal"
         journal.mkdir(parents=True, exist_ok=True)
         building = journal / f".{uuid.uuid4().hex}"
-        text = json.dumps(asdict(Delivered.of(checkpoint, rows.toArrow())))
+        text = json.dumps(asdict(Delivered.of(checkpoint, to_arrow(rows))))
         with building.open("w") as file:
             file.write(text)
             file.flush()

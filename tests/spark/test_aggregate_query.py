@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.spark.operations import RunRequest, restore, run
 from siltstone.stream import Stream
+from tests.arrow_frames import to_arrow
 from tests.spark_runs import at
 from tests.spark_streams import read_files, source_of
 
@@ -51,7 +52,7 @@ def test_spark_aggregates_the_same(spark: SparkSession, tmp_path: Path) -> None:
     )
     query = aggregated.writeStream.outputMode("complete").format("memory").queryName("spark_state")
     query.option("checkpointLocation", str(tmp_path / "spark")).trigger(availableNow=True).start().awaitTermination()
-    wanted = spark.table("spark_state").toArrow().sort_by(order)
+    wanted = to_arrow(spark.table("spark_state")).sort_by(order)
     ours = {"k": plain.column("k"), "day": plain.column("day")}
     for f in functions:
         ours[f.name] = f.result([plain.column(name).combine_chunks() for name in f.columns()])

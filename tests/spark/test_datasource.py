@@ -1,4 +1,7 @@
-"""`spark.read.format("siltstone")` over a stream that has run: every column type, every option, every error."""
+"""`spark.read.format("siltstone")` over a stream that has run: every column type, every option, every error.
+
+Before Spark 4.0, which brought data sources in Python, the same is asked of the client's way to read.
+"""
 
 import datetime as dt
 import json
@@ -25,11 +28,13 @@ from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings
-from siltstone.spark.datasource import StateSource
 from siltstone.spark.operations import RunRequest, run
+from siltstone.spark.state_scan import StateSource, scan_frame
 from siltstone.spark.types import spark_type
+from siltstone.spark.versions import has_python_sources
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.stream import Stream
+from tests.arrow_frames import to_arrow
 from tests.arrow_strategies import TYPES, random_array
 from tests.spark_runs import at as settings_at
 
@@ -82,7 +87,10 @@ class Ran:
         return {name: value for name, value in {**named, **options}.items() if value is not None}
 
     def read(self, variable: str = "row", **options: Any) -> DataFrame:
-        return self.spark.read.format("siltstone").options(**self.options(variable=variable, **options)).load()
+        given = self.options(variable=variable, **options)
+        if has_python_sources(self.spark):
+            return self.spark.read.format("siltstone").options(**given).load()
+        return scan_frame(self.spark, {name: str(value) for name, value in given.items()})
 
     def expected(self, steps: int = 3) -> list[list[Any]]:
         """[key, values] of the newest row of each key after some steps, sorted by key."""
@@ -133,7 +141,7 @@ def ran_in_form(request: pytest.FixtureRequest) -> Ran:
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
     """Every row by key. Arrow's own values, because Spark's rows have times in the machine's zone."""
-    table = frame.toArrow()
+    table = to_arrow(frame)
     return sorted(([*row.values()] for row in table.to_pylist()), key=lambda row: row[:2])
 
 
@@ -157,7 +165,7 @@ def test_rows_of_all_types_are_those_of_the_checkpoint(ran_in_form: Ran, at: str
 
 
 def test_maps_and_opaque_values(ran_in_form: Ran) -> None:
-    steps = ran_in_form.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
+    steps = to_arrow(ran_in_form.read("steps")).sort_by([("step", "ascending"), ("code", "ascending")])
     wanted = pa.concat_tables(ran_in_form.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
     wanted = wanted.append_column("name_too", wanted["name"]).select(["name", "code", "step", "name_too"])
     assert steps.to_pydict() == wanted.to_pydict()
@@ -174,10 +182,12 @@ def test_columns_and_their_order_are_those_asked_for(ran_in_form: Ran, at: str) 
     assert {row.code: row.c3 for row in frame.collect()} == wanted
     only_value = ran_in_form.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
     [row] = [row for row in ran_in_form.expected(int(at)) if row[1] == 9]
-    assert only_value.toArrow().to_pydict() == {"c13": [row[2 + 13]]}
+    assert [one.asDict() for one in only_value.collect()] == [{"c13": row[2 + 13]}]
 
 
 def test_the_users_own_schema_selects_columns(ran: Ran) -> None:
+    if not has_python_sources(ran.spark):
+        pytest.skip("the format needs Spark 4.0")
     reader = ran.spark.read.format("siltstone").options(**ran.options())
     wanted = sorted((row[1], row[2 + 3]) for row in ran.expected() if row[2 + 3] is not None)
     frame = reader.schema("code bigint, c3 bigint").load()
@@ -317,9 +327,10 @@ def test_bad_options_are_refused(ran: Ran, options: dict[str, Any], message: str
 
 
 def test_a_refusal_comes_at_load_and_ends_in_its_one_line(ran: Ran) -> None:
-    with pytest.raises(AnalysisException, match=r"UsageError: .* has no operator 'nosuch': it has kinds\n"):
+    refused = AnalysisException if has_python_sources(ran.spark) else UsageError
+    with pytest.raises(refused, match=r" has no operator 'nosuch': it has kinds(\n|$)"):
         ran.read(operator="nosuch")
-    with pytest.raises(AnalysisException, match=r"UsageError: none of the keys is in the given key groups"):
+    with pytest.raises(refused, match=r"none of the keys is in the given key groups"):
         keys = json.dumps([{"name": "a", "code": 1}])
         group = int(key_groups(xxhash64([pa.array(["a"]), pa.array([1])]), MAX_PARALLELISM)[0])
         ran.read(keys=keys, key_groups=str((group + 1) % MAX_PARALLELISM)).collect()

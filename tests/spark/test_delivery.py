@@ -16,6 +16,7 @@ from siltstone.spark import delivery
 from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
+from tests.arrow_frames import to_arrow
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 
 ROWS = 300
@@ -60,7 +61,7 @@ def test_a_sink_gets_the_rows_that_were_staged(spark: SparkSession, tmp_path: Pa
     table = pa.table(columns)
     output = _staged(tmp_path, table)
     frame = staged_rows(spark, f"file://{tmp_path}", output)
-    assert repr(frame.toArrow().cast(table.schema).to_pylist()) == repr(table.to_pylist())  # NaN is NaN
+    assert repr(to_arrow(frame).cast(table.schema).to_pylist()) == repr(table.to_pylist())  # NaN is NaN
     assert [field.nullable for field in frame.schema] == [True] * len(columns)
     assert frame.count() == ROWS
 

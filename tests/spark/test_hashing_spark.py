@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.state.hashing import key_groups, xxhash64
+from tests.arrow_frames import to_arrow
 from tests.arrow_strategies import TYPES, random_array
 
 ROWS = 1500
@@ -26,7 +27,7 @@ def test_every_type_alone_and_all_chained(spark, tmp_path):
         f"{chained} AS chained",
         f"pmod({chained}, 100L) AS key_group",
     )
-    expected = hashed.toArrow().sort_by("row")
+    expected = to_arrow(hashed).sort_by("row")
     for name, kind in zip(names, TYPES, strict=True):
         ours = xxhash64([table[name]]).view(np.int64)
         assert ours.tolist() == expected[name].to_pylist(), f"the hash of {kind} differs from Spark's"

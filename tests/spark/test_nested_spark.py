@@ -15,6 +15,7 @@ import siltstone as st
 from siltstone.keyed import KeyedProcessor
 from siltstone.settings import RecoveryOptions
 from siltstone.spark.operations import RunRequest, compare_snapshot, edit, materialize, rescale, restore, run, snapshot
+from siltstone.spark.state_scan import scan_frame
 from tests.spark_runs import at, check_proven
 from tests.spark_streams import source_of
 
@@ -126,16 +127,14 @@ def test_structs_and_lists_live_as_other_values_do(spark: SparkSession, tmp_path
     with pytest.raises(st.SiltstoneError, match="column tags is list"):
         edit(settings, stream, "baskets", "total", tmp_path / "lossy.parquet")
 
-    read = spark.read.format("siltstone").options(
-        stream="nested", operator="baskets", variable="total", warehouse=settings.warehouse
-    )
-    frame = read.load()
+    named = {"stream": "nested", "operator": "baskets", "variable": "total", "warehouse": settings.warehouse}
+    frame = scan_frame(spark, named)
     assert frame.dtypes == [("k", "bigint"), ("newest", "struct<name:string,price:double>"), ("tags", "array<string>")]
     assert of_baskets([r.asDict(recursive=True) for r in frame.collect()]) == expected
     assert [r.name for r in frame.where("newest.price > 0").select("newest.name").orderBy("k").collect()] == ["a", "e"][
         1:
     ]
-    named = read.options(columns="tags", keys='[{"k": 5}]').load()
-    assert [r.asDict() for r in named.collect()] == [{"tags": ["new"]}]
+    tags = scan_frame(spark, named | {"columns": "tags", "keys": '[{"k": 5}]'})
+    assert [r.asDict() for r in tags.collect()] == [{"tags": ["new"]}]
     table = st.open(settings.warehouse).stream("nested").table("baskets", "total").to_table()
     assert of_baskets(table.to_pylist()) == expected and table.schema.field("newest").type == ITEM

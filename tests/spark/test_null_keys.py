@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import siltstone as st
 from siltstone.spark.operations import RunRequest, edit, rescale, restore, run
+from siltstone.spark.state_scan import scan_frame
 from tests.spark_runs import at, check_proven
 from tests.spark_streams import source_of
 
@@ -64,15 +65,13 @@ def test_null_keys_live_as_others_do(spark: SparkSession, tmp_path: Path) -> Non
     del expected[None, ""]
     expected |= {(None, None): (9, 4), (None, "new"): (1, 8)}
     check_proven(settings, "nulls")
-    read = spark.read.format("siltstone").options(
-        stream="nulls", operator="sums", variable="totals", warehouse=settings.warehouse
-    )
-    found = {(r.k, r.s): (r.n, r.v) for r in read.load().collect()}
+    table = {"stream": "nulls", "operator": "sums", "variable": "totals", "warehouse": settings.warehouse}
+    found = {(r.k, r.s): (r.n, r.v) for r in scan_frame(spark, table).collect()}
     assert found == expected
-    keyed = read.options(keys='[{"k": null, "s": null}, {"k": 1, "s": null}]').load()
+    keyed = scan_frame(spark, table | {"keys": '[{"k": null, "s": null}, {"k": 1, "s": null}]'})
     assert {(r.k, r.s): (r.n, r.v) for r in keyed.collect()} == {k: expected[k] for k in ((None, None), (1, None))}
-    table = st.open(settings.warehouse).stream("nulls").table("sums", "totals").to_table()
-    assert {(r["k"], r["s"]): (r["n"], r["v"]) for r in table.to_pylist()} == expected
+    rows_here = st.open(settings.warehouse).stream("nulls").table("sums", "totals").to_table()
+    assert {(r["k"], r["s"]): (r["n"], r["v"]) for r in rows_here.to_pylist()} == expected
 
 
 def test_a_key_that_does_not_fit_is_no_null(spark: SparkSession, tmp_path: Path) -> None:
