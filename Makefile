@@ -60,9 +60,11 @@ test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as use
 test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark cluster whose workers share no disk, some of which die or freeze; needs root
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) --durations 20 $(CLUSTER)
 
-test-smoke: $(READY)dev $(READY)gateway $(READY)classes ## one test of each kind of whole system: the first stream, kills, a page, a cluster
+test-smoke: $(READY)dev $(READY)gateway $(READY)classes $(LOWEST)/.installed ## one test of each kind of whole system: the first stream, kills, a page, a cluster; the first stream and values of every type with the lowest versions
 	@$(TEST) $(PATIENT) -m smoke $(SYSTEM)
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) -m smoke --durations 20 $(CLUSTER)
+	@$(LOWEST)/bin/python -m scripts.check_lowest
+	@$(WITH_JAVA) $(WITH_TMP) $(LOWEST)/bin/python -m pytest -n 2 --dist loadfile $(PATIENT) -m smoke tests/user tests/spark
 
 # Whole systems that depend on Spark's version: the first stream, flights, sudden ends, Spark Connect.
 WITH_SPARK := tests/spark tests/user/test_readme.py $(addprefix tests/system/test_,flights_end_to_end.py resets.py stopping.py connect.py)

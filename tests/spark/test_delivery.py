@@ -53,6 +53,7 @@ def _staged(warehouse: Path, table: pa.Table) -> OutputRecord:
     return OutputRecord("o", table.schema.serialize().to_pybytes(), len(table), objects, "s", 1, 1, 1, False, None)
 
 
+@pytest.mark.smoke
 def test_a_sink_gets_the_rows_that_were_staged(spark: SparkSession, tmp_path: Path, reader: str, zone: str) -> None:
     random = Random(1)
     columns = {f"c{i}": random_array(random, kind, ROWS) for i, kind in enumerate(KINDS)}

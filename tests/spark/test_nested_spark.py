@@ -81,6 +81,7 @@ def of_baskets(found: list[Mapping[str, Any]]) -> dict[int, Any]:
     return {r["k"]: (r["newest"], r["tags"]) for r in found}
 
 
+@pytest.mark.smoke
 def test_structs_and_lists_live_as_other_values_do(spark: SparkSession, tmp_path: Path) -> None:
     """The first steps run in the heap, the others in RocksDB."""
     mark = tmp_path / "mark"

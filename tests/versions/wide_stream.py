@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RECEIVED = Path("received")
 """where a sink that is a function writes what it gets, in the working directory of the run"""
-FILES, ROWS = 8, 120
+FILES, ROWS = 6, 120
 _TIME = pa.timestamp("us", tz="UTC")
 _NESTED = pa.list_(pa.struct([("name", pa.string()), ("at", _TIME), ("local", pa.timestamp("us"))]))
 KEYS = {f"c{i}": kind for i, kind in enumerate(TYPES)}
