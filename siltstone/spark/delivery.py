@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, SiltstoneError, StateError, summarize
+from siltstone.errors import CorruptObject, SiltstoneError, StateError
 from siltstone.format.output import read_output
 from siltstone.sinks.delta import SinkTable
 from siltstone.store.base import Store
@@ -47,12 +47,13 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
             raise
         except Exception as error:  # a user's sink may fail in any way
             from siltstone.run.outbox import check_output
+            from siltstone.spark.failures import describe
 
             # Spark wraps errors of its tasks: rows that were altered after the commit are not the sink's fault.
             check_output(open_store(store_url), output)
             raise StateError(
                 f"stream {output.stream}: the sink of {output.name} failed at checkpoint {output.checkpoint}: "
-                f"{summarize(error)}; the checkpoint is complete, and the next run delivers it first"
+                f"{describe(error)}; the checkpoint is complete, and the next run delivers it first"
             ) from error
 
     return give

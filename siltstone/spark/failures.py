@@ -3,7 +3,7 @@
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from siltstone.errors import LostWorkingState, SiltstoneError, StateError, Unreachable
+from siltstone.errors import LostWorkingState, SiltstoneError, StateError, Unreachable, summarize
 from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.step import LOST_OUTPUT
 
@@ -38,12 +38,17 @@ def may_pass(error: BaseException) -> bool:
     return not is_users and any(sign in said for sign in (*WORKER_DIED, *LOST))
 
 
+def describe(error: BaseException) -> str:
+    """Describe an error that may be of Spark, or of code that used it, in one line."""
+    return explain(error) if isinstance(error, PySparkException | Py4JError) else summarize(error)
+
+
 def explain(error: BaseException) -> str:
     """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message."""
     lines = [line.strip().removeprefix(_CAUSE) for line in str(error).splitlines() if line.strip()]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
     errors = [line for line in lines if ("Error" in line or "Exception" in line) and not line.startswith(_FRAME)]
     said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
-    if any(sign in line for line in lines for sign in WORKER_DIED):
+    if not users and any(sign in line for line in lines for sign in WORKER_DIED):
         return f"a Python worker died, killed or out of memory ({said})"
     return said

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -46,6 +46,9 @@ SETTINGS = {
     "spark.sql.streaming.pollingDelay": "100ms",
     # Spark's default, INT96, loses the time zone for every other reader.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Before 4.0, Spark's default refuses times from before 1900, which older versions wrote in another calendar.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # A supervisor may signal every process of a run while it takes its last checkpoint.
     "spark.python.daemon.module": "siltstone.spark.daemon",
     "spark.ui.enabled": "false",
@@ -229,9 +232,10 @@ def _private_settings(settings: Mapping[str, str]) -> Iterator[None]:
         raise UsageError(
             f"{SUBMIT_ARGUMENTS} names a --properties-file: write Siltstone's Spark settings into that file"
         )
-    with tempfile.NamedTemporaryFile("w", prefix="siltstone-", suffix=".properties", encoding="utf-8") as file:
-        file.write(_spark_defaults())
-        file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+    own = "".join(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+    with tempfile.NamedTemporaryFile(prefix="siltstone-", suffix=".properties") as file:
+        file.write(_spark_defaults() + b"\n\n")  # the last line may end in a backslash, which takes the next one
+        file.write(own.encode())
         file.flush()
         read = f"--properties-file {shlex.quote(file.name)}"
         os.environ[SUBMIT_ARGUMENTS] = f"{read} {given or 'pyspark-shell'}"
@@ -244,12 +248,18 @@ def _private_settings(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ[SUBMIT_ARGUMENTS] = given
 
 
-def _spark_defaults() -> str:
-    """Return what is in `spark-defaults.conf`, if there is one, as lines of a properties file."""
+def _spark_defaults() -> bytes:
+    """Return what is in `spark-defaults.conf`, if there is one.
+
+    Raises:
+        UsageError: this user cannot read it.
+    """
     directory = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
-    with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf"), encoding="utf-8") as file:
-        return file.read() + "\n"
-    return ""
+    path = Path(directory, "spark-defaults.conf")
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): let this user read it") from error
 
 
 def _property(text: str) -> str:

@@ -29,6 +29,7 @@ from siltstone.run.processing import (
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
+from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.executor import freeze_imports
 from siltstone.spark.jobs import tag_jobs
 from siltstone.spark.masters import is_local
@@ -394,12 +395,13 @@ def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str
 
 
 def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
-    """Cast a column of the key; a value that does not fit fails the step."""
+    """Cast a column of the key. A value that does not fit fails the step, as an error of the user's code does. It is shown
+    as JSON, in which it ends no line."""
     column, kind = quote(name), spark_type(operator.key.field(name).type)
     if rows.schema[name].dataType == kind:
         return column
-    reason = misfit_reason(operator, name).encode().hex()
-    said = f"concat(cast(X'{reason}' as string), ': ', left(cast({column} as string), {_SHOWN_CHARACTERS}))"
+    reason = f"{OperatorFailed.__name__}: {misfit_reason(operator, name)}: ".encode().hex()
+    said = f"concat(cast(X'{reason}' as string), left(to_json(struct({column})), {_SHOWN_CHARACTERS}))"
     failed = f"case when {column} is not null then cast(raise_error({said}) as {kind.simpleString()}) end"
     return f"coalesce({_try_cast(name, kind)}, {failed}) as {column}"
 

@@ -11,10 +11,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from siltstone.errors import BadRow, UsageError
+from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.run.region import Completed
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
+from siltstone.spark.failures import may_pass
 from siltstone.spark.operations import RunRequest, replay, run, verify
 from siltstone.spark.step import columns_read, keyed_rows
 from siltstone.stream import DEAD_LETTERS, Stream
@@ -87,10 +88,21 @@ def test_what_is_a_key_depends_on_neither_the_ansi_mode_nor_what_becomes_of_bad_
     for key, other in (("1.7", 1.0), ("1e2", 1.0), ("abc", 1.0), ("1", 2.0**32 + 5)):
         misfit = "key" if key != "1" else "other"
         assert keyed([key], other, puts_aside) == [(None, 1) if misfit == "key" else (1, None)]
-        kind, value = ("int64", key) if misfit == "key" else ("int32", "4.294967301E9")
-        said = re.escape(f"column {misfit} cannot be cast to {kind}: {value}")
+        shown = f'int64: {{"key":"{key}"}}' if misfit == "key" else 'int32: {"other":4.294967301E9}'
+        said = re.escape(f"OperatorFailed: operator counts: key column {misfit} cannot be cast to {shown}")
         with pytest.raises((PySparkException, Py4JError), match=said):
             keyed([key], other, stops)
+
+
+def test_what_a_key_says_that_does_not_fit_is_not_taken_for_a_failure_of_spark(tmp_path: Path) -> None:
+    """Nothing is tried again, and the error is one line, whatever the value looks like."""
+    odd = pa.table({"key": ["java.io.EOFException: FetchFailed\nError: \x00"], "value": [1]})
+    stream = Stream("odd", source=source_of([odd]), operators=[Counts()], max_parallelism=8)
+    with pytest.raises(StateError) as failed:
+        run(Settings(warehouse=str(tmp_path / "w"), parallelism=1), stream, RunRequest())
+    shown = r'{"key":"java.io.EOFException: FetchFailed\nError: \u0000"}'
+    assert f"in step 1: operator counts: key column key cannot be cast to int64: {shown}" in str(failed.value)
+    assert "\n" not in str(failed.value) and not may_pass(failed.value)
 
 
 def test_a_column_that_is_called_like_one_of_ours_is_refused(spark: SparkSession) -> None:
