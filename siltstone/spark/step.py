@@ -395,8 +395,8 @@ def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str
 
 
 def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
-    """Cast a column of the key. A value that does not fit fails the step, as an error of the user's code does. It is shown
-    as JSON, in which it ends no line."""
+    """Cast a column of the key. A value that does not fit fails the step, as an error of the user's code does; it is
+    shown as JSON, in which it ends no line."""
     column, kind = quote(name), spark_type(operator.key.field(name).type)
     if rows.schema[name].dataType == kind:
         return column

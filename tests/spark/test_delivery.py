@@ -1,10 +1,12 @@
 """Staged rows as sinks get them: the same whether the driver reads them or Spark's tasks do."""
 
+import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,11 +14,12 @@ from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.errors import CorruptObject
 from siltstone.format.output import OutputWriter, read_output
 from siltstone.model import StoredObject
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import delivery
 from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
-from tests.arrow_frames import to_arrow
+from tests.arrow_frames import from_arrow, to_arrow
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 
 ROWS = 300
@@ -102,3 +105,14 @@ def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -
     assert sum(stored.bytes for stored in output.objects) < FEW_BYTES < 20_000 * ROWS
     assert read_few_rows(open_store(f"file://{tmp_path}"), output) is None
     assert staged_rows(spark, f"file://{tmp_path}", output).count() == ROWS
+
+
+def test_times_of_any_year_reach_a_parquet_sink(spark: SparkSession, tmp_path: Path) -> None:
+    """Before 4.0 Spark refuses those before 1900, unless it is told which calendar they are of."""
+    times = [dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(1582, 10, 10, 12, tzinfo=dt.UTC)]
+    table = pa.table({"day": pa.array([t.date() for t in times]), "at": pa.array(times, pa.timestamp("us", "UTC"))})
+    sink = ParquetSink(tmp_path / "sink")
+    sink.deliver(from_arrow(spark, table), 1)
+    assert pq.read_table(sink.published_path(1)).cast(table.schema).equals(table)
+    back = spark.read.schema("day date, at timestamp").parquet(str(sink.published_path(1)))
+    assert to_arrow(back).cast(table.schema).equals(table)

@@ -22,9 +22,7 @@ def test_settings_arrive_and_are_not_among_the_arguments_of_the_jvm(spark: Spark
 
 def test_settings_of_sparks_own_file_arrive_too_and_ours_go_first(tmp_path: Path) -> None:
     """Spark reads no other file where it is given one; before 4.0 it cannot be told to read both."""
-    theirs = (
-        b"# r\xe9glages\nspark.own    a b  \nspark.both theirs\nspark.path C:\\dir\\"  # the end takes the next line
-    )
+    theirs = b"# r\xe9glages\nspark.own    a b  \nspark.both theirs\nspark.path C:\\dir\\"  # it takes the next line
     (tmp_path / "spark-defaults.conf").write_bytes(theirs)
     code = (
         "from siltstone.spark.session import spark_session\n"
