@@ -15,6 +15,8 @@ EXTRAS_docs := docs
 # The lowest versions are in an environment of their own, with the tool that finds them.
 LOWEST := .venv-lowest
 UV := uv==0.13.9
+# Spark 3.5 needs Python 3.11; with a newer one it says so.
+OLDER = PYTHON="$(or $(PYTHON),python3.11 python3)"
 READY := .venv/.installed-
 # and so are other versions of Spark.
 SPARK := .venv-spark-
@@ -158,7 +160,7 @@ $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 
 $(LOWEST)/.installed: pyproject.toml
 	@echo "Installing into $(LOWEST) (some minutes the first time)"
-	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(LOWEST)
+	@$(OLDER) scripts/make_venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(EXTRAS_dev)]'
 	@touch $@
@@ -166,7 +168,7 @@ $(LOWEST)/.installed: pyproject.toml
 # Another version of Spark, with the same packages beside it.
 $(SPARK)%/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(@D) (some minutes the first time)"
-	@PYTHON="$(PYTHON)" scripts/make_venv.sh $(@D)
+	@$(OLDER) scripts/make_venv.sh $(@D)
 	@grep -v '^pyspark==' constraints.txt > $(@D)/constraints.txt
 	@$(@D)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(@D)/constraints.txt \
 		-e '.[$(EXTRAS_other)]' 'pyspark[connect]==$*.*'
