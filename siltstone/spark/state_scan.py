@@ -1,4 +1,7 @@
-"""Read recorded state on Spark: check what is asked for, plan a scan on the driver, read a part of it in each task."""
+"""Read recorded state on Spark: check what is asked for, plan a scan on the driver, read a part of it in each task.
+
+`StreamClient.table` and `format("siltstone")` do so.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +93,7 @@ class StateSource:
         return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in self.columns])
 
     def plan(self, columns: Sequence[str]) -> list[ScanTask]:
-        """Plan the tasks that read these columns, each of some key groups; at least one.
+        """Plan the tasks that read these columns: at least one, each of some key groups.
 
         Raises:
             UsageError: the keys are in none of the selected key groups.

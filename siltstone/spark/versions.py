@@ -1,8 +1,8 @@
 """Calls that differ between the versions of Spark, 3.5 to 4.3.
 
-Each difference is found by asking for the method or class, because platforms backport some of a later version into an
-earlier one: a version number does not tell. Each function names the version with which its older part can go.
-Differences of meaning are handled where they matter, not here.
+Each difference is found by asking for the method or class, because platforms may add parts of a later version to an
+earlier one: a version number does not tell. Each function names the version that brought the newer way. The older one
+can be deleted once no older Spark is supported. Differences of meaning are handled where they matter, not here.
 """
 
 import inspect
@@ -63,14 +63,14 @@ def has_python_sources(spark: SparkSession) -> bool:
 
 
 def inherit_properties(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what another thread will run, with this thread's local properties. Before 4.0 no session is named."""
+    """Give what another thread will run this thread's local properties. From 4.0 on, PySpark asks for the session."""
     target: Any = inheritable_thread_target
     takes_session = "SparkSession" in str(inspect.signature(target).parameters["f"].annotation)
     return target(spark)(work) if takes_session else target(work)
 
 
 def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
-    """Make a DataFrame of a few rows. Before 4.0 a task of Python makes it."""
+    """Make a DataFrame of a few rows. Before 4.0, which takes Arrow tables, a Python task returns the rows."""
     if "Table" in str(inspect.signature(type(spark).createDataFrame).parameters["data"].annotation):
         return spark.createDataFrame(rows, schema)
 
