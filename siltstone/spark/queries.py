@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
-from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch
+from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
 _CLEANING = "cleanSource"
 
@@ -36,7 +36,8 @@ def check_query(spark: SparkSession, query_id: str) -> None:
     """
     execution = _execution(spark, query_id)
     _check_plan(execution.analyzedPlan())
-    if any(map(_is_stateful, _walk(execution.lastExecution().executedPlan()))):
+    stateful = stateful_operator(spark)
+    if any(stateful.isInstance(node) for node in _walk(execution.lastExecution().executedPlan())):
         raise UsageError(
             "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
             "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
@@ -47,11 +48,6 @@ def _walk(plan: Any) -> Iterator[Any]:
     yield plan
     for child in _iterate(plan.children()):
         yield from _walk(child)
-
-
-def _is_stateful(node: Any) -> bool:
-    """Whether a node of a physical plan is a `StatefulOperator`, which 4.1 moved: only these have a `stateInfo`."""
-    return "stateInfo" in dir(node)
 
 
 def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:

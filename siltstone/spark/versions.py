@@ -23,6 +23,10 @@ _FILE_MANAGERS = (
     f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
     f"{_STREAMING}.FileSystemBasedCheckpointFileManager",  # until 4.1
 )
+_STATEFUL = (
+    f"{_STREAMING}.operators.stateful.StatefulOperator",
+    f"{_STREAMING}.StatefulOperator",  # until 4.1
+)
 PARTITION = "__partition"
 """a column that `repartition_by_id` may add"""
 _keys: dict[int, list[int]] = {}
@@ -44,6 +48,13 @@ def _has_class(spark: SparkSession, name: str) -> bool:
     for part in name.split("."):
         found = getattr(found, part)
     return isinstance(found, JavaClass)
+
+
+def stateful_operator(spark: SparkSession) -> Any:
+    """Return the class of the nodes of a plan that keep state of Spark's own. Spark 4.1 moved it."""
+    jvm: Any = spark._jvm
+    name = next(name for name in _STATEFUL if _has_class(spark, name))
+    return jvm.org.apache.spark.util.Utils.classForName(name, True, False)
 
 
 def names_of_sources(execution: Any) -> Any:
