@@ -10,12 +10,21 @@ from siltstone.extras import check_extra
 LOWEST = (3, 5)
 """the oldest version of Spark that streams were run on; docs/compatibility.md has them all"""
 
-check_extra("spark", "pyspark", "Spark")
 
-from pyspark import __version__ as _version  # noqa: E402
+def _check_version() -> None:
+    """Check that there is a Spark on which streams run.
 
-_found = tuple(map(int, re.findall(r"\d+", _version)[:2]))
-if _found < LOWEST:
-    raise UsageError(f"Siltstone needs Spark {'.'.join(map(str, LOWEST))} or newer, and this is {_version}: upgrade it")
-if _found < (4, 0) and find_spec("distutils") is None:
-    raise UsageError(f"PySpark {_version} needs Python 3.11, and this is {platform.python_version()}: use that")
+    Raises:
+        UsageError: there is none, it is too old, or this Python is too new for it.
+    """
+    check_extra("spark", "pyspark", "Spark")
+    from pyspark import __version__ as version
+
+    found, lowest = tuple(map(int, re.findall(r"\d+", version)[:2])), ".".join(map(str, LOWEST))
+    if found < LOWEST:
+        raise UsageError(f"Siltstone needs Spark {lowest} or newer, and this is {version}: upgrade it")
+    if found < (4, 0) and find_spec("distutils") is None:
+        raise UsageError(f"PySpark {version} needs Python 3.11, and this is {platform.python_version()}: use that")
+
+
+_check_version()

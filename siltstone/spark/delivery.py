@@ -67,6 +67,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
             fail.
         Unreachable: the store does not answer, likewise.
     """
+    from siltstone.spark.executor import frame_of_pieces
     from siltstone.spark.versions import frame_of, spark_schema
 
     recorded = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
@@ -77,13 +78,10 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     if few is not None:
         return frame_of(spark, pa.Table.from_batches(few, recorded), schema)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = open_store(store_url)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from read_output(store, objects[number], output.arrow_schema)
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        return read_output(open_store(store_url), objects[number], output.arrow_schema)
 
-    return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)
+    return frame_of_pieces(spark, read, len(objects), schema)
 
 
 def read_few_rows(store: Store, output: "OutputRecord") -> list[pa.RecordBatch] | None:

@@ -1,13 +1,14 @@
-"""Map a function over a list on Spark, one task per piece."""
+"""Read or map pieces on Spark, one task per piece."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from siltstone.errors import SiltstoneError
 
@@ -25,6 +26,25 @@ def freeze_imports() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def frame_of_pieces(
+    spark: SparkSession, read: Callable[[int], Iterable[pa.RecordBatch]], count: int, schema: StructType | str
+) -> DataFrame:
+    """Make a DataFrame whose tasks return the rows of one piece each.
+
+    Args:
+        read: piece, from 0 on -> its rows.
+        count: the number of pieces.
+        schema: of the rows.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read(number)
+
+    return spark.range(0, count, 1, count).mapInArrow(run, schema)
 
 
 def spark_map(spark: SparkSession, function: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
@@ -47,14 +67,12 @@ def spark_map(spark: SparkSession, function: Callable[[Piece], Result], pieces: 
         except SiltstoneError as error:
             return error
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                answer = cloudpickle.dumps(call(pieces[number]))
-                yield pa.RecordBatch.from_pylist([{"piece": number, "answer": answer}], _ANSWERS)
+    def answer(number: int) -> Iterator[pa.RecordBatch]:
+        said = cloudpickle.dumps(call(pieces[number]))
+        yield pa.RecordBatch.from_pylist([{"piece": number, "answer": said}], _ANSWERS)
         freeze_imports()
 
-    rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(run, "piece long, answer binary").collect()
+    rows = frame_of_pieces(spark, answer, len(pieces), "piece long, answer binary").collect()
     answers = {row["piece"]: cloudpickle.loads(row["answer"]) for row in rows}
     results = [answers[number] for number in range(len(pieces))]
     for result in results:

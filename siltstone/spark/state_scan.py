@@ -17,6 +17,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.restore.keys import parse_key_groups, parse_keys
 from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings, load_settings
+from siltstone.spark.executor import frame_of_pieces
 from siltstone.spark.types import spark_type
 from siltstone.spark.versions import arrow_schema
 from siltstone.store.open import Warehouse
@@ -131,12 +132,7 @@ def scan_frame(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     source = StateSource.find(options)
     tasks, schema = source.plan(source.schema.names), arrow_schema(source.schema)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from source.read(tasks[number], schema)
-
-    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, source.schema)
+    return frame_of_pieces(spark, lambda number: source.read(tasks[number], schema), len(tasks), source.schema)
 
 
 def read_state(

@@ -7,7 +7,7 @@ can be deleted once no older Spark is supported. Differences of meaning are hand
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
+
+from siltstone.spark.executor import frame_of_pieces
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _FILE_MANAGERS = (
@@ -35,25 +37,29 @@ _keys: dict[int, list[int]] = {}
 
 def checkpoint_file_manager(spark: SparkSession) -> str | None:
     """Return the class that keeps a query's record in any file system of Hadoop's. Spark 4.1 moved it."""
-    return next((name for name in _FILE_MANAGERS if _has_class(spark, name)), None)
+    return _find_class(spark, _FILE_MANAGERS)
 
 
 def offset_log_versions(spark: SparkSession) -> tuple[str, ...]:
     """Return the versions of the offset log that this Spark can read; the second came with 4.2."""
-    return ("v1", "v2") if _has_class(spark, f"{_STREAMING}.checkpointing.OffsetMap") else ("v1",)
+    return ("v1", "v2") if _find_class(spark, [f"{_STREAMING}.checkpointing.OffsetMap"]) else ("v1",)
 
 
-def _has_class(spark: SparkSession, name: str) -> bool:
-    found: Any = spark._jvm
-    for part in name.split("."):
-        found = getattr(found, part)
-    return isinstance(found, JavaClass)
+def _find_class(spark: SparkSession, names: Sequence[str]) -> str | None:
+    """Return the first of these names that is a class; None if none is."""
+    for name in names:
+        found: Any = spark._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        if isinstance(found, JavaClass):
+            return name
+    return None
 
 
 def stateful_operator(spark: SparkSession) -> Any:
     """Return the class of the nodes of a plan that keep state of Spark's own. Spark 4.1 moved it."""
     jvm: Any = spark._jvm
-    name = next(name for name in _STATEFUL if _has_class(spark, name))
+    name = _find_class(spark, _STATEFUL) or _STATEFUL[0]  # which the error names where there is neither
     return jvm.org.apache.spark.util.Utils.classForName(name, True, False)
 
 
@@ -84,12 +90,7 @@ def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFra
     """Make a DataFrame of a few rows. Before 4.0, which takes Arrow tables, a Python task returns the rows."""
     if "Table" in str(inspect.signature(type(spark).createDataFrame).parameters["data"].annotation):
         return spark.createDataFrame(rows, schema)
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield from rows.to_batches()
-
-    return spark.range(0, 1, 1, 1).mapInArrow(read, schema)
+    return frame_of_pieces(spark, lambda _: rows.to_batches(), 1, schema)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
