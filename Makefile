@@ -15,11 +15,10 @@ EXTRAS_docs := docs
 # The lowest versions are in an environment of their own, with the tool that finds them.
 LOWEST := .venv-lowest
 UV := uv==0.13.9
-# Spark 3.5 needs Python 3.11; with a newer one it says so.
+# So are other versions of Spark. 3.5 needs Python 3.11; with a newer one it says so.
+SPARK := .venv-spark-
 OLDER = PYTHON="$(or $(PYTHON),python3.11 python3)"
 READY := .venv/.installed-
-# and so are other versions of Spark.
-SPARK := .venv-spark-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
 GATEWAY := github.com/versity/versitygw/cmd/versitygw@v1.8.0
@@ -77,7 +76,7 @@ test-spark: $(READY)gateway $(SPARK)$(VERSION)/.installed ## what depends on Spa
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/siltstone demo --warehouse "$$(mktemp -d)/warehouse"
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python tests/fault/harness.py --kills 4 --spark-kills 4 --process-kinds run
 
-VERSIONS ?= 4.0 4.1 4.2
+VERSIONS ?= 3.5 4.0 4.1 4.2
 test-versions: $(READY)dev $(VERSIONS:%=$(SPARK)%/.installed) ## one warehouse continued in turn by this Spark and each of VERSIONS, killed meanwhile; each installs half a gigabyte
 	@$(WITH_JAVA) $(WITH_TMP) export SPARK_PYTHONS="$(BIN:%=$(CURDIR)/%)/python $(VERSIONS:%=$(CURDIR)/$(SPARK)%/bin/python)" && \
 		$(BIN)/python -m pytest $(PATIENT) tests/versions

@@ -15,7 +15,7 @@ def to_arrow(frame: "DataFrame") -> pa.Table:
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     older: Any = frame
-    batches = older._collect_as_arrow()  # noqa: SLF001  what toPandas is made of
+    batches = older._collect_as_arrow()  # noqa: SLF001  before 4.0 it has no public name
     return pa.Table.from_batches(batches) if batches else arrow_schema(frame.schema).empty_table()
 
 

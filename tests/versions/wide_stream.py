@@ -19,6 +19,7 @@ from siltstone.aggregates.operator import Aggregate, Count, Max, Sum
 from siltstone.operator import ListState, Operator, Rows, State, ValueState
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import DIRECTORY, Stream
+from tests.arrow_frames import to_arrow
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
 from tests.spark_streams import write_files
 
@@ -99,7 +100,7 @@ def _spark_schema(spark_type: Any) -> Any:
 def receive(rows: "DataFrame", checkpoint: int) -> None:
     """Write what a sink gets, once per checkpoint."""
     RECEIVED.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([row.asDict() for row in rows.collect()]), RECEIVED / f"{checkpoint}.parquet")
+    pq.write_table(to_arrow(rows), RECEIVED / f"{checkpoint}.parquet")
 
 
 STREAM = Stream(
