@@ -64,7 +64,7 @@ def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
     rates = ("inputRowsPerSecond", "processedRowsPerSecond")
     told: list[tuple[str, str, Any]] = [("", name, newest.get(name)) for name in rates]
     for number, source in enumerate(newest["sources"]):
-        told += [(str(number), name, value) for name, value in source["metrics"].items()]
+        told += [(str(number), name, value) for name, value in source.get("metrics", {}).items()]
     found = {}
     for source, name, value in told:
         with suppress(TypeError, ValueError):  # a source may report text, too
