@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from siltstone.errors import UsageError
 from siltstone.model import Kind
 from siltstone.operator import Operator, Rows, State
+from siltstone.state.access import check_values
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import normalise_keys
@@ -147,9 +148,10 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
     """Cast one column to the field's type.
 
     Raises:
-        UsageError: a value would change.
+        UsageError: a value would change, or is not of its own type.
     """
     column = one_array(rows.column(field.name))
+    check_values(column, f"{what}: column {field.name}")
     if column.type == field.type:
         return column
     try:

@@ -18,9 +18,6 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
                     Spark's record names the sources, {name: offset}; null for a source without offsets
 """
 
-import base64
-import json
-import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -33,10 +30,21 @@ import pyarrow as pa
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Rows, State
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, Taken, call, calls, misfit_reason, original_column, rows_of, whole_step
+from siltstone.run.processing import (
+    HASH,
+    Taken,
+    call,
+    calls,
+    find_broken_rows,
+    misfit_reason,
+    original_column,
+    rows_of,
+    whole_step,
+)
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_misfits, null_mask
+from siltstone.state.json_rows import json_rows
 from siltstone.store.private import open_private
 
 LETTERS = pa.schema(
@@ -95,7 +103,7 @@ class SortedOut:
         self._bad: dict[int, list[tuple[np.ndarray, str]]] = {}
         """call -> which of its rows (bool[n]) are bad and why; no row is there twice"""
         for number, table in enumerate(calls(iter(self._held))):
-            self._bad[number] = list(_without_key(task, table))
+            self._bad[number] = list(_unfit_rows(task, table))
 
     @property
     def count(self) -> int:
@@ -168,9 +176,18 @@ class SortedOut:
         found.append((whole, refused.reason))
 
 
+def _unfit_rows(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, str]]:
+    """Rows that the operator cannot be given, and why; no row twice."""
+    found = np.zeros(table.num_rows, bool)
+    broken = ((error.rows, error.reason) for error in find_broken_rows(task.operator, table))
+    for rows, reason in chain(_without_key(task, table), broken):
+        if (fresh := rows & ~found).any():
+            found |= fresh
+            yield fresh, reason
+
+
 def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, str]]:
     """Rows whose key is null where it must not be, or was not what the operator declares."""
-    found = np.zeros(table.num_rows, bool)
     for field in task.operator.key:
         if field.name not in table.column_names:
             continue
@@ -182,11 +199,8 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
         source = original_column(field.name)
         given = ~null_mask(table.column(source)) if source in table.column_names else ~null
         misfit = (null & given) | find_misfits(column, field.type)
-        missing = null & ~given & (not field.nullable)
-        for rows, reason in ((missing, f"{what} is null"), (misfit, misfit_reason(task.operator, field.name))):
-            if (fresh := rows & ~found).any():
-                found |= fresh
-                yield fresh, reason
+        yield null & ~given & (not field.nullable), f"{what} is null"
+        yield misfit, misfit_reason(task.operator, field.name)
 
 
 def _find_bad_rows(error: BadRow, rows: Rows) -> np.ndarray:
@@ -227,44 +241,3 @@ def _as_json(task: StepTask, table: pa.Table) -> list[str]:
     shown = [name for name in table.column_names if name != HASH and name not in originals.values()]
     table = table.select(shown).rename_columns([originals.get(name, name) for name in shown])
     return json_rows(table)
-
-
-def json_rows(table: pa.Table) -> list[str]:
-    """Convert each row to a JSON object.
-
-    In text that is not UTF-8, invalid bytes become `\\xNN`. Binary values become base64, maps lists of pairs, and
-    numbers that are not finite their names. Decimals, dates and times become text; a date or time outside the years 1
-    to 9999 becomes its number of units since 1970.
-    """
-    columns = [[_to_plain(value) for chunk in column.chunks for value in chunk] for column in table.columns]
-    rows = zip(*columns, strict=True) if columns else iter([()] * table.num_rows)
-    names = table.column_names
-    return [json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, allow_nan=False) for row in rows]
-
-
-def _to_plain(scalar: Any) -> Any:
-    if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
-        scalar = scalar.value
-    if scalar is None or not scalar.is_valid:
-        return None
-    kind = scalar.type
-    if isinstance(scalar, pa.MapScalar):
-        return [[_to_plain(entry[0]), _to_plain(entry[1])] for entry in scalar.values]
-    if isinstance(scalar, pa.ListScalar):  # and those that derive from it
-        return [_to_plain(value) for value in scalar.values]
-    if isinstance(scalar, pa.StructScalar):
-        return {kind.field(i).name: _to_plain(scalar[i]) for i in range(kind.num_fields)}
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
-    try:
-        value = scalar.as_py()
-    except (ArithmeticError, ValueError, LookupError):
-        # Python's years end at 9999, and its database of time zones is not Spark's.
-        return f"{scalar.value} {kind.unit if hasattr(kind, 'unit') else 'days'} since 1970-01-01"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if value is None or isinstance(value, bool | int | float | str | tuple):
-        return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from siltstone.errors import UsageError
+from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Operator, OperatorContext, Rows, State
 from siltstone.run import callbacks
 from siltstone.run.phase_timer import PhaseTimer
@@ -17,6 +17,8 @@ from siltstone.run.task import StepTask
 from siltstone.run.users_code import users_code
 from siltstone.state.access import conform
 from siltstone.state.backend import SubtaskState
+from siltstone.state.columns import find_broken
+from siltstone.state.json_rows import broken_reason, describe_broken
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
@@ -66,13 +68,25 @@ def step_schema(operator: Operator) -> pa.Schema:
     return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator)])
 
 
+def find_broken_rows(operator: Operator, table: pa.Table) -> Iterator[BadRow]:
+    """Find the rows with a value that is not of its column's type: an error for each such column."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if (found := find_broken(column)).any():
+            what = f"operator {operator.name}: column {name}"
+            reason = f"{what} {broken_reason(column.type)}"
+            yield BadRow(f"{what} {describe_broken(column, found)}", rows=found, reason=reason)
+
+
 def combine(operator: Operator, table: pa.Table) -> pa.Table:
     """Call an operator's `combine` with some rows; the result has the columns `combined`.
 
     Raises:
         SiltstoneError: the operator raised one, or its result does not fit.
+        BadRow: a value is not of its column's type.
         OperatorFailed: it raised anything else.
     """
+    for broken in find_broken_rows(operator, table):
+        raise broken
     with users_code(operator):
         made = operator.combine(table)
         return conform(made, operator.combined, made.num_rows, f"combined rows of operator {operator.name}")
@@ -155,12 +169,15 @@ def process(
     """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
 
     Raises:
+        BadRow: a value is not of its column's type.
         SiltstoneError, OperatorFailed: see `call`, `rows_of` and `run.callbacks`.
     """
 
     def output(bound: State) -> Iterator[pa.RecordBatch]:
         for table in calls(batches):
             with clock.phase("process"):
+                for broken in find_broken_rows(task.operator, table):
+                    raise broken
                 rows = rows_of(task, table)
             yield from call(task, bound, rows, taken, clock)
 
@@ -205,5 +222,5 @@ def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> l
         return []
     if operator.output is None:
         raise UsageError(f"operator {operator.name} returns rows but declares no output: set its field output")
-    columns = [pa.nulls(output.num_rows, pa.binary()), *(output.column(f.name).cast(f.type) for f in list(schema)[1:])]
-    return pa.table(columns, schema=schema).to_batches()
+    returned = conform(output, pa.schema(list(schema)[1:]), output.num_rows, f"the output of operator {operator.name}")
+    return pa.table([pa.nulls(output.num_rows, pa.binary()), *returned.columns], schema=schema).to_batches()

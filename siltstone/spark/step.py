@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import StateError, UsageError
+from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE, Operator
 from siltstone.run.callbacks import drains
 from siltstone.run.processing import (
@@ -417,6 +417,10 @@ def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from combine(operator, pa.Table.from_batches([batch])).to_batches()
+            try:
+                combined = combine(operator, pa.Table.from_batches([batch]))
+            except SiltstoneError as error:
+                raise OperatorFailed(error.full_text) from error  # the driver sees only its text, and whose it is
+            yield from combined.to_batches()
 
     return rows.mapInArrow(run, spark_schema(operator.combined))

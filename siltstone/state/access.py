@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import Keys, Lookup, StateTable, SubtaskState
-from siltstone.state.columns import fixed_values, null_mask, one_array
+from siltstone.state.columns import find_broken, fixed_values, null_mask, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
+from siltstone.state.json_rows import describe_broken
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import TableSchema
@@ -34,7 +35,7 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
     """Convert `columns` to a table of exactly this schema and number of rows; values are cast if nothing is lost.
 
     Raises:
-        UsageError: a column is missing or does not fit, or the number of rows differs.
+        UsageError: a column is missing or does not fit, a value is not of its type, or the number of rows differs.
     """
     table = _as_table(columns)
     if table.num_rows != rows and len(schema):
@@ -46,11 +47,23 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
         column = table.column(field.name)
         try:
             check_fields(column.type, field.type)
-            arrays.append(column if column.type == field.type else column.cast(field.type))
+            fitted = column if column.type == field.type else column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             why = str(error).splitlines()[0]
             raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}") from None
+        check_values(fitted, f"{what}: column {field.name}")
+        arrays.append(fitted)
     return pa.table(arrays, schema=schema)
+
+
+def check_values(column: pa.Array | pa.ChunkedArray, what: str) -> None:
+    """Check that values are of their own type: what is written is what a restore reads (`state.columns.find_broken`).
+
+    Raises:
+        UsageError: some are not.
+    """
+    if (found := find_broken(column)).any():
+        raise UsageError(f"{what} {describe_broken(column, found)}")
 
 
 def _to_stored(columns: Columns, schema: TableSchema, rows: int, what: str) -> pa.Table:

@@ -1,6 +1,6 @@
 """Access the memory of Arrow columns from NumPy: values, byte ranges, nulls, the bits of floats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -34,21 +34,43 @@ def null_mask(column: Column) -> np.ndarray:
 
 def find_misfits(column: Column, kind: pa.DataType) -> np.ndarray:
     """Return bool[n]: which values cannot be cast to the type; none, if the types cannot be cast at all."""
-    found = np.zeros(len(column), bool)
-    if column.type != kind:
-        array, left = one_array(column), [(0, len(column))]
-        while left:
-            start, end = left.pop()
-            try:
-                array[start:end].cast(kind)
-            except pa.ArrowNotImplementedError:
-                break
-            except pa.ArrowInvalid:
-                middle = (start + end) // 2
-                if end - start == 1:
-                    found[start] = True
-                else:
-                    left += [(start, middle), (middle, end)]
+    if column.type == kind:
+        return np.zeros(len(column), bool)
+    return _find_refused(one_array(column), lambda part: part.cast(kind))
+
+
+def find_broken(column: Column) -> np.ndarray:
+    """Return bool[n]: which values are not of their own type: text that is not UTF-8, decimals with too many digits.
+
+    Arrow lets such values be made, and refuses them where they are read from stored bytes.
+    """
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        # Arrow validates a part of a nested column with what is below the whole of it, unless the part is a copy.
+        copied = bool(column.type.num_fields)
+        return _find_refused(
+            one_array(column),
+            lambda part: (part.take(pa.array(np.arange(len(part)))) if copied else part).validate(full=True),
+        )
+    return np.zeros(len(column), bool)
+
+
+def _find_refused(array: pa.Array, convert: Callable[[pa.Array], object]) -> np.ndarray:
+    """Return bool[n]: for which values Arrow refuses to do something; none, if it cannot do it at all."""
+    found, left = np.zeros(len(array), bool), [(0, len(array))]
+    while left:
+        start, end = left.pop()
+        try:
+            convert(array[start:end])
+        except pa.ArrowNotImplementedError:
+            break
+        except pa.ArrowInvalid:
+            middle = (start + end) // 2
+            if end - start == 1:
+                found[start] = True
+            else:
+                left += [(start, middle), (middle, end)]
     return found
 
 

@@ -2,16 +2,19 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.aggregates.operator import Aggregate, Sum
+from siltstone.errors import BadRow, SiltstoneError, StateError, UsageError
 from siltstone.run.region import Completed
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
@@ -109,3 +112,30 @@ def test_a_column_that_is_called_like_one_of_ours_is_refused(spark: SparkSession
     rows = spark.sql("select 1L as key, 2L as value, 'a' as __original_key")
     with pytest.raises(UsageError, match="reads __original_key, a name that Siltstone uses itself"):
         columns_read(rows, Counts(inputs=()))
+
+
+def lines_of(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Reads files of lines `city;number`, one a micro-batch: bytes of any encoding become strings."""
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(directory.as_uri())
+    return lines.selectExpr("substring_index(value, ';', 1) as city", "cast(substring_index(value, ';', -1) as int) n")
+
+
+@pytest.mark.parametrize("map_side", [True, False])
+def test_text_that_is_not_utf8_is_in_no_checkpoint(tmp_path: Path, map_side: bool) -> None:
+    for number, line in enumerate(["Köln;1\nParis;2\n".encode(), "Köln;3\nParis;4\n".encode("latin-1"), b"Paris;5\n"]):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{number}.txt").write_bytes(line)
+    sums = Aggregate("sums", {"city": pa.string()}, [Sum("total", of="n", type=pa.int64())], map_side=map_side)
+    stream = Stream("cities", source=partial(lines_of, tmp_path / "files"), operators=[sums], max_parallelism=8)
+    settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
+    with pytest.raises(SiltstoneError, match=r'operator sums: column city has text that is not UTF-8: "K\\\\xf6ln"') as failed:
+        run(settings, stream, RunRequest())
+    assert "aside" in failed.value.full_text and not may_pass(failed.value)
+    sums = Aggregate("sums", {"city": pa.string()}, [Sum("total", of="n", type=pa.int64())], map_side=False)
+    aside = replace(stream, operators=[sums], on_bad_row="dead-letter")
+    result = run(settings, aside, RunRequest())
+    assert result.dead_letters == {"sums": 1}
+    [letter] = read_sink(tmp_path / "w", "cities", DEAD_LETTERS).to_pylist()
+    assert json.loads(letter["row"]) == {"city": "K\\xf6ln", "n": 3}
+    assert letter["reason"] == "operator sums: column city has text that is not UTF-8"
+    assert verify(settings, "cities", every=True).failed == [] and replay(settings, aside).digest == result.digest

@@ -16,11 +16,11 @@ from siltstone.catalog.records.steps import Step, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import MapState, Operator, Rows, State, WindowState
-from siltstone.run.dead_letters import json_rows
 from siltstone.run.subtask import run_subtask_again
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark.source_log import span
+from siltstone.state.json_rows import json_rows
 from siltstone.stream import DEAD_LETTERS
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged
 from tests.proofs import failures
