@@ -176,18 +176,25 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    for i in range(metadata.num_columns):
-        name = metadata.schema.column(i).path
-        if name not in schema.names or pa.types.is_nested(schema.field(name).type):
-            continue
-        found = [group.column(i).statistics for group in groups]
-        if all(each is not None and each.has_null_count for each in found):
-            nulls[name] = sum(each.null_count for each in found)
-        known = list(_extremes(found, schema.field(name).type))
-        if known:
-            lows[name], highs[name] = min(low for low, _ in known), max(high for _, high in known)
+    leaf = 0  # not by path: `a.b` is that of a column, and of field b of a struct a
+    for column in schema:
+        if not pa.types.is_nested(column.type):
+            found = [group.column(leaf).statistics for group in groups]
+            if all(each is not None and each.has_null_count for each in found):
+                nulls[column.name] = sum(each.null_count for each in found)
+            known = list(_extremes(found, column.type))
+            if known:
+                lows[column.name], highs[column.name] = min(low for low, _ in known), max(high for _, high in known)
+        leaf += _count_leaves(column.type)
     plain = {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
     return json.dumps(plain, default=date.isoformat)
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    """Count the columns that a Parquet file has for one of this type."""
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _extremes(found: Sequence[Any], kind: pa.DataType) -> Iterator[tuple[Any, Any]]:
