@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import SiltstoneError, StateError, UsageError
@@ -22,7 +21,6 @@ from siltstone.run.processing import (
     HASH,
     combine,
     internal_names,
-    misfit_reason,
     original_column,
     step_schema,
 )
@@ -32,6 +30,7 @@ from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.executor import freeze_imports
 from siltstone.spark.jobs import tag_jobs
+from siltstone.spark.key_casts import cast_key, check_key_types, needs_no_cast, try_cast_key
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import PLACED, Placement, shuffle
 from siltstone.spark.types import quote, spark_type
@@ -49,8 +48,6 @@ QUERY_SETTINGS = {
 }
 """settings for the steps of a query, whose session is a clone of its own"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
-_SHOWN_CHARACTERS = 100
-"""of a key's value in an error"""
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
 
@@ -347,7 +344,8 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     """List the columns of `rows` that the operator reads.
 
     Raises:
-        UsageError: a column is missing, or has a name that Siltstone uses itself.
+        UsageError: a column is missing, has a name that Siltstone uses itself, or is of the key and of another type
+            (`check_key_types`).
     """
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
     # Rows that are combined before the shuffle are ordered by columns of the combined rows.
@@ -363,6 +361,7 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
             f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
             f"(it has {', '.join(rows.columns)})"
         )
+    check_key_types(rows.schema, operator)
     return wanted
 
 
@@ -381,8 +380,12 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
         return rows.selectExpr(*_cast(rows, wanted, operator))
-    columns = [_try_cast(name, keys[name]) + f" as {quote(name)}" if name in keys else quote(name) for name in wanted]
-    other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
+    given = {name: rows.schema[name].dataType for name in keys}
+    columns = [
+        f"{try_cast_key(name, given[name], keys[name])} as {quote(name)}" if name in keys else quote(name)
+        for name in wanted
+    ]
+    other = [name for name, declared in keys.items() if not needs_no_cast(given[name], declared)]
     return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in other))
 
 
@@ -391,25 +394,8 @@ def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str
 
     This is SQL because making a `Column` takes a dozen calls of the JVM.
     """
-    return [_cast_key(rows, operator, c) if c in operator.key.names else quote(c) for c in names]
-
-
-def _cast_key(rows: DataFrame, operator: Operator, name: str) -> str:
-    """Cast a column of the key. A value that does not fit fails the step, as an error of the user's code does; it is
-    shown as JSON, in which it ends no line."""
-    column, kind = quote(name), spark_type(operator.key.field(name).type)
-    if rows.schema[name].dataType == kind:
-        return column
-    reason = f"{OperatorFailed.__name__}: {misfit_reason(operator, name)}: ".encode().hex()
-    said = f"concat(cast(X'{reason}' as string), left(to_json(struct({column})), {_SHOWN_CHARACTERS}))"
-    failed = f"case when {column} is not null then cast(raise_error({said}) as {kind.simpleString()}) end"
-    return f"coalesce({_try_cast(name, kind)}, {failed}) as {column}"
-
-
-def _try_cast(name: str, kind: DataType) -> str:
-    """Cast a column; null where it does not fit. `cast` depends on the session's ANSI mode: without it, 2**32 + 5 as an
-    integer is 5, and two keys would be one."""
-    return f"try_cast({quote(name)} as {kind.simpleString()})"
+    given, keys = rows.schema, operator.key.names
+    return [cast_key(name, given[name].dataType, operator) if name in keys else quote(name) for name in names]
 
 
 def _combine(rows: DataFrame, operator: Operator) -> DataFrame:

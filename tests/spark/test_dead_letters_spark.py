@@ -1,7 +1,6 @@
 """Dead letters under Spark: through a run, a replay and a fork, with the source's own values and offsets."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,21 +8,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Sum
 from siltstone.errors import BadRow, SiltstoneError, StateError, UsageError
 from siltstone.run.region import Completed
-from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import may_pass
 from siltstone.spark.operations import RunRequest, replay, run, verify
-from siltstone.spark.step import columns_read, keyed_rows
+from siltstone.spark.step import columns_read
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
-from tests.property.test_dead_letter_laws import task_of
 from tests.spark_streams import Counts, source_of
 
 TABLES = [
@@ -67,36 +62,6 @@ def test_without_them_the_same_rows_stop_the_stream(tmp_path: Path) -> None:
         run(Settings(warehouse=str(tmp_path / "w"), parallelism=2), nulls, RunRequest())
 
 
-@pytest.mark.parametrize("ansi", ["true", "false"])
-def test_what_is_a_key_depends_on_neither_the_ansi_mode_nor_what_becomes_of_bad_rows(
-    spark: SparkSession, ansi: str
-) -> None:
-    """Without ANSI, `cast` makes 5 of 2**32 + 5 and 1 of "1.7": two keys would be one."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.ansi.enabled", ansi)
-
-    class Two(Counts):
-        key = {"key": pa.int64(), "other": pa.int32()}  # noqa: RUF012
-        inputs = ()
-
-    puts_aside = task_of(Two())
-    stops = replace(puts_aside, dead_letters=None)
-
-    def keyed(keys: list[str], other: float, task: StepTask) -> list[tuple[int | None, int | None]]:
-        rows = session.createDataFrame([(key, other) for key in keys], "key string, other double")
-        return [(row.key, row.other) for row in keyed_rows(rows, task).collect()]
-
-    good = [" 1 ", "2", "-3"]
-    assert keyed(good, 1.9, stops) == keyed(good, 1.9, puts_aside) == [(1, 1), (2, 1), (-3, 1)]
-    for key, other in (("1.7", 1.0), ("1e2", 1.0), ("abc", 1.0), ("1", 2.0**32 + 5)):
-        misfit = "key" if key != "1" else "other"
-        assert keyed([key], other, puts_aside) == [(None, 1) if misfit == "key" else (1, None)]
-        shown = f'int64: {{"key":"{key}"}}' if misfit == "key" else 'int32: {"other":4.294967301E9}'
-        said = re.escape(f"OperatorFailed: operator counts: key column {misfit} cannot be cast to {shown}")
-        with pytest.raises((PySparkException, Py4JError), match=said):
-            keyed([key], other, stops)
-
-
 def test_what_a_key_says_that_does_not_fit_is_not_taken_for_a_failure_of_spark(tmp_path: Path) -> None:
     """Nothing is tried again, and the error is one line, whatever the value looks like."""
     odd = pa.table({"key": ["java.io.EOFException: FetchFailed\nError: \x00"], "value": [1]})
@@ -128,7 +93,9 @@ def test_text_that_is_not_utf8_is_in_no_checkpoint(tmp_path: Path, map_side: boo
     sums = Aggregate("sums", {"city": pa.string()}, [Sum("total", of="n", type=pa.int64())], map_side=map_side)
     stream = Stream("cities", source=partial(lines_of, tmp_path / "files"), operators=[sums], max_parallelism=8)
     settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
-    with pytest.raises(SiltstoneError, match=r'operator sums: column city has text that is not UTF-8: "K\\\\xf6ln"') as failed:
+    with pytest.raises(
+        SiltstoneError, match=r'operator sums: column city has text that is not UTF-8: "K\\\\xf6ln"'
+    ) as failed:
         run(settings, stream, RunRequest())
     assert "aside" in failed.value.full_text and not may_pass(failed.value)
     sums = Aggregate("sums", {"city": pa.string()}, [Sum("total", of="n", type=pa.int64())], map_side=False)
