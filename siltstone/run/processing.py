@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from siltstone.state.json_rows import broken_reason, describe_broken
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
+_TIMES = pa.timestamp("us", tz="UTC")
+_FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1, 2), (9999, 12, 31)))
 ROWS_A_CALL = 1 << 18
 """most rows per call of `Operator.process`, unless one record batch has more"""
 
@@ -210,11 +212,15 @@ def whole_step(
 
 
 def _later_time(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
-    """The higher event time."""
+    """The higher event time. Times that Python, or a time zone, has no date for are left out."""
     if column is None or column not in table.column_names:
         return so_far
-    newest = pc.max(table.column(column).cast(pa.timestamp("us", tz="UTC"))).as_py()  # pyright: ignore[reportAttributeAccessIssue]
-    return max((time for time in (so_far, newest) if time is not None), default=None)
+    times = table.column(column).cast(_TIMES)
+    newest = pc.max(times)  # pyright: ignore[reportAttributeAccessIssue]
+    if newest.is_valid and not _FIRST.value <= newest.value <= _LAST.value:
+        within = pc.and_(pc.greater_equal(times, _FIRST), pc.less_equal(times, _LAST))  # pyright: ignore[reportAttributeAccessIssue]
+        newest = pc.max(times.filter(within))  # pyright: ignore[reportAttributeAccessIssue]
+    return max((time for time in (so_far, newest.as_py()) if time is not None), default=None)
 
 
 def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:

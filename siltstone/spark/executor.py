@@ -28,6 +28,22 @@ def freeze_imports() -> None:
     gc.freeze()
 
 
+def map_in_arrow(
+    rows: DataFrame,
+    function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType,
+) -> DataFrame:
+    """Call `DataFrame.mapInArrow`, which takes a dot in a column's name for a field, and refuses a backtick."""
+    names = rows.columns
+    if not any(character in name for name in names for character in ".`"):
+        return rows.mapInArrow(function, schema)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from function(batch.rename_columns(names) for batch in batches)
+
+    return rows.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(run, schema)
+
+
 def frame_of_pieces(
     spark: SparkSession, read: Callable[[int], Iterable[pa.RecordBatch]], count: int, schema: StructType | str
 ) -> DataFrame:

@@ -15,13 +15,14 @@ from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordF
 from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
 _CLEANING = "cleanSource"
+_SOCKET = "socket"
 
 
 def check_source(rows: DataFrame) -> None:
-    """Check that no source of a streaming DataFrame deletes the files it has read.
+    """Check that the sources of a streaming DataFrame can be read again.
 
     Raises:
-        UsageError: a file source has the option `cleanSource`.
+        UsageError: one is a socket, or deletes the files that it has read (the option `cleanSource`).
     """
     frame: Any = rows
     _check_plan(frame._jdf.queryExecution().analyzed())
@@ -31,7 +32,7 @@ def check_query(spark: SparkSession, query_id: str) -> None:
     """Check the sources of the running query of an id, like `check_source`, and that it has no state of Spark's own.
 
     Raises:
-        UsageError: a file source has the option `cleanSource`, or the query has stateful operators.
+        UsageError: as `check_source`, or the query has stateful operators.
         StateError: no query of this id is running.
     """
     execution = _execution(spark, query_id)
@@ -74,8 +75,14 @@ def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
 
 def _check_plan(plan: Any) -> None:
     for leaf in _iterate(plan.collectLeaves()):
-        if leaf.getClass().getSimpleName() != "StreamingRelation":
-            continue  # only file sources have the option
+        kind = leaf.getClass().getSimpleName()
+        if kind == "StreamingRelationV2" and leaf.sourceName() == _SOCKET:
+            raise UsageError(
+                "a socket source gives its lines once, and a stream that resumes, recovers or is rolled back reads "
+                "some again: write them to files or a Kafka topic, and read these"
+            )
+        if kind != "StreamingRelation":
+            continue  # only file sources have the option below
         options = leaf.dataSource().options()
         for name in _iterate(options.keys().toSeq()):
             value = options.apply(name)

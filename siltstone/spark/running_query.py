@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable
+from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.spark.failures import explain
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.stopping import StopRequest
@@ -18,6 +18,22 @@ UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}
 """trigger of a query that processes the available input and ends"""
 ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
 """trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
+
+
+_TRIGGERS = ("processingTime", "availableNow", "once")
+
+
+def check_trigger(trigger: Mapping[str, Any]) -> None:
+    """Make sure that a stream can have this trigger.
+
+    Raises:
+        UsageError: it is not one of micro-batches, or more than one.
+    """
+    if len(trigger) != 1 or not trigger.keys() <= set(_TRIGGERS):
+        raise UsageError(
+            f"a stream cannot have the trigger {dict(trigger)}: its steps are micro-batches: give one of "
+            '{"processingTime": "10 seconds"}, {"availableNow": True}, {"once": True}'
+        )
 
 
 def ends_by_itself(trigger: Mapping[str, Any]) -> bool:

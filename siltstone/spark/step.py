@@ -28,12 +28,12 @@ from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
-from siltstone.spark.executor import freeze_imports
+from siltstone.spark.executor import freeze_imports, map_in_arrow
 from siltstone.spark.jobs import tag_jobs
 from siltstone.spark.key_casts import cast_key, check_key_types, needs_no_cast, try_cast_key
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import PLACED, Placement, shuffle
-from siltstone.spark.types import quote, spark_type
+from siltstone.spark.types import has_arrow_type, quote, spark_type
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
 from siltstone.state.hashing import key_groups
@@ -47,6 +47,7 @@ QUERY_SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
+CASE = "spark.sql.caseSensitive"
 LOST_OUTPUT = "an operator's output was lost and computed again"
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
@@ -97,11 +98,15 @@ def run_step(
     if rows is None:
         silent = {task.operator.reads for task in tasks.values()} - tasks.keys()
     else:
-        spark, run.outputs[SOURCE] = rows.sparkSession, rows
+        spark = rows.sparkSession
         _set_query_settings(spark)
-        if sum(task.operator.reads == SOURCE for task in tasks.values()) > 1:
+        readers = [task for task in tasks.values() if task.operator.reads == SOURCE]
+        if len(readers) > 1:
             # Each of them would read the source by itself, and see other rows if that makes some at random.
-            run.cached.append(rows.persist())
+            needed = dict.fromkeys(name for task in readers for name in _columns_needed(rows, task))
+            rows = rows.selectExpr(*map(quote, needed)).persist()
+            run.cached.append(rows)
+        run.outputs[SOURCE] = rows
     waiting = dict(tasks)
     try:
         while waiting:
@@ -206,7 +211,7 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
         shuffled = shuffled.sortWithinPartitions(*map(quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
-    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
+    return map_in_arrow(hashed, _in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -341,13 +346,15 @@ def _tag(task: StepTask) -> str:
 
 
 def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
-    """List the columns of `rows` that the operator reads.
+    """List the columns of `rows` that the operator reads: if it does not say which, all that Arrow has a type for.
 
     Raises:
         UsageError: a column is missing, has a name that Siltstone uses itself, or is of the key and of another type
             (`check_key_types`).
     """
-    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
+    given = rows.schema
+    every = [field.name for field in given if has_arrow_type(field.dataType)]
+    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or every)]))
     # Rows that are combined before the shuffle are ordered by columns of the combined rows.
     ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
     used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
@@ -361,8 +368,29 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
             f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
             f"(it has {', '.join(rows.columns)})"
         )
-    check_key_types(rows.schema, operator)
+    for name in wanted:
+        alike = [other for other in given.names if other.lower() == name.lower()]
+        if len(alike) > 1 and (alike.count(name) > 1 or rows.sparkSession.conf.get(CASE) != "true"):
+            raise UsageError(
+                f"operator {operator.name} reads {name}, and {operator.reads} has the columns {' and '.join(alike)}, "
+                f"which Spark does not tell apart ({CASE}): rename one, or leave it out"
+            )
+    check_key_types(given, operator)
+    if unread := [name for name in wanted if name not in every]:
+        raise UsageError(
+            f"operator {operator.name} reads {unread[0]}, whose type Arrow does not have "
+            f"({given[unread[0]].dataType.simpleString()}): convert it in the source"
+        )
     return wanted
+
+
+def _columns_needed(rows: DataFrame, task: StepTask) -> list[str]:
+    """List what a step of an operator takes of `rows`: the columns that it reads or is ordered by, the event time."""
+    operator = task.operator
+    if operator.combined is not None:
+        return columns_read(rows, operator)
+    timed = (task.event_time,) if task.event_time else ()
+    return list(dict.fromkeys((*columns_read(rows, operator), *operator.order_by, *timed)))
 
 
 def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
@@ -370,14 +398,11 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
-    operator, event_time = task.operator, task.event_time
-    wanted = columns_read(rows, operator)
+    operator, wanted = task.operator, _columns_needed(rows, task)
     keys = {f.name: spark_type(f.type) for f in operator.key}
     if operator.combined is not None:
         combined = _combine(rows.selectExpr(*_cast(rows, wanted, operator)), operator)
         return combined.selectExpr(*_cast(combined, operator.combined.names, operator))
-    timed = (event_time,) if event_time else ()
-    wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
         return rows.selectExpr(*_cast(rows, wanted, operator))
     given = {name: rows.schema[name].dataType for name in keys}
@@ -409,4 +434,4 @@ def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
                 raise OperatorFailed(error.full_text) from error  # the driver sees only its text, and whose it is
             yield from combined.to_batches()
 
-    return rows.mapInArrow(run, spark_schema(operator.combined))
+    return map_in_arrow(rows, run, spark_schema(operator.combined))

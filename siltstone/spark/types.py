@@ -1,8 +1,13 @@
 """Map Arrow types of state columns to Spark types, and names of columns to SQL."""
 
+from functools import cache
+
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
+
+from siltstone.spark.versions import arrow_schema
 
 _UNSIGNED = {
     pa.uint8(): T.ShortType(),
@@ -28,3 +33,13 @@ def spark_type(kind: pa.DataType) -> T.DataType:
     if pa.types.is_list(kind):
         return T.ArrayType(spark_type(kind.value_type))
     return _UNSIGNED.get(kind) or from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+@cache
+def has_arrow_type(kind: T.DataType) -> bool:
+    """Whether a column of the type can be given to Python; an interval of years and months cannot."""
+    try:
+        arrow_schema(T.StructType([T.StructField("column", kind)]))
+    except PySparkTypeError:
+        return False
+    return True

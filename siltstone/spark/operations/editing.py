@@ -22,6 +22,7 @@ from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
+from siltstone.spark.executor import map_in_arrow
 from siltstone.spark.failures import explain
 from siltstone.spark.operations.changing import check_changeable, hold_epoch_for_change
 from siltstone.spark.operations.proving import verify
@@ -184,7 +185,7 @@ def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema) -> 
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
     check = partial(_check_tables, schema=schema, out=arrow_schema(shape), what=given.source)
     if isinstance(given.rows, DataFrame):
-        return given.rows.mapInArrow(lambda batches: check(_tables(batches)), shape)
+        return map_in_arrow(given.rows, lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
     pieces = spark.range(0, count, 1, max(1, min(count, 2 * cores(spark))))
     return pieces.mapInArrow(lambda ids: check(_row_groups(path, ids)), shape)

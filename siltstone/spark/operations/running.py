@@ -23,7 +23,7 @@ from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.resets import Resets
 from siltstone.spark.runner import StreamRunner
-from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, ends_by_itself, run_stream
+from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, check_trigger, ends_by_itself, run_stream
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.sources import check_rows, open_source
 from siltstone.spark.stopping import StopRequest, stop_on_signals
@@ -252,6 +252,7 @@ def write_stream(
     """Run the stream over these rows in a thread; return once its query has begun (`StreamClient.write_stream`)."""
     if not isinstance(rows.sparkSession, SparkSession):
         raise UsageError("a stream runs in the driver, which Spark Connect has elsewhere: use a classic Spark session")
+    check_trigger(trigger)
 
     def check_given(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
         check_cluster(rows.sparkSession, stream, warehouse)
