@@ -1,4 +1,12 @@
-"""Describe a failure inside Spark in one line, and judge whether it may pass."""
+"""Describe a failure inside Spark in one line, and judge whether it may pass.
+
+Java's errors are a chain of causes, each with a class; Spark's own name a condition and parameters, such as the file
+that could not be read. The text of such an error is not looked into: an input file, or a user, may say anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -7,15 +15,44 @@ from siltstone.errors import LostWorkingState, SiltstoneError, StateError, Unrea
 from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.step import LOST_OUTPUT
 
-WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
-"""texts of Spark's errors when the process that ran a task has ended"""
-LOST = (
-    *("ExecutorLostFailure", "FetchFailed", "MetadataFetchFailed", "BlockNotFoundException", "Executor heartbeat"),
-    *("TimeoutError: another process has used", LOST_OUTPUT),
-)
-"""texts of Spark's errors when a machine, an executor, or what it kept is gone or busy"""
-_CAUSE, _FRAME = "Caused by: ", "at "
-"""how Java begins the line of an error's cause, and one of its stack, which may name a class such as SparkErrorUtils"""
+_ENDED = ("java.io.EOFException", "java.net.SocketException")
+"""what ends the connection to a process that has died"""
+_PYTHON = ("org.apache.spark.api.python.", "org.apache.spark.sql.execution.python.")
+"""where Spark waits for its Python workers"""
+_NETWORK = "java.net."
+_GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundException")
+"""errors when what a machine or an executor kept is gone"""
+_SPARK = "org.apache.spark.SparkException"
+_LOST = ("ExecutorLostFailure", "FetchFailed", "Executor heartbeat")
+"""what Spark's scheduler says when it gives up a job for a machine or an executor, for which it has no class"""
+_OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
+"""errors of our own that passed through Spark"""
+_PATHS = ("path", "filePath")
+_DEEPEST = 16
+_FRAMES = 4
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One error of a chain of Java's.
+
+    Attributes:
+        name: its class.
+        message: the first line of what it says.
+        parameters: what Spark filled into its message.
+        of_worker: whether it arose where Spark waits for a Python worker.
+    """
+
+    name: str
+    message: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    of_worker: bool = False
+
+    @property
+    def text(self) -> str:
+        """The class and the message, or the message alone if it begins with a condition of Spark's."""
+        short = self.name.rpartition(".")[2]
+        return self.message if self.message.startswith("[") else f"{short}: {self.message or 'no message'}"
 
 
 def may_pass(error: BaseException) -> bool:
@@ -33,9 +70,22 @@ def may_pass(error: BaseException) -> bool:
         if isinstance(cause, StreamingQueryException):
             return False
         error = cause
-    said = str(error)
-    is_users = isinstance(error, OperatorFailed) or OperatorFailed.__name__ in said
-    return not is_users and any(sign in said for sign in (*WORKER_DIED, *LOST))
+    if not isinstance(error, PySparkException | Py4JError) or OperatorFailed.__name__ in str(error):
+        return False
+    return is_lost(read_causes(error)) or any(sign in str(error) for sign in _OURS)
+
+
+def is_lost(causes: Sequence[Cause]) -> bool:
+    """Whether a machine, a process or a connection is what failed; `causes` with the outermost first."""
+    if _has_worker_died(causes) or any(cause.name.startswith(_NETWORK) for cause in causes):
+        return True
+    if any(cause.name.endswith(_GONE) for cause in causes):
+        return True
+    return [cause.name for cause in causes] == [_SPARK] and any(sign in causes[0].message for sign in _LOST)
+
+
+def _has_worker_died(causes: Sequence[Cause]) -> bool:
+    return bool(causes) and causes[-1].name in _ENDED and any(cause.of_worker for cause in causes)
 
 
 def describe(error: BaseException) -> str:
@@ -44,11 +94,42 @@ def describe(error: BaseException) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message."""
-    lines = [line.strip().removeprefix(_CAUSE) for line in str(error).splitlines() if line.strip()]
+    """Describe an error of Spark in one line: the user's own error; the file that was being read, and why it could not
+    be; or else the innermost cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
-    errors = [line for line in lines if ("Error" in line or "Exception" in line) and not line.startswith(_FRAME)]
-    said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
-    if not users and any(sign in line for line in lines for sign in WORKER_DIED):
-        return f"a Python worker died, killed or out of memory ({said})"
-    return said
+    causes = read_causes(error)
+    if told := [line for line in users if line]:
+        return told[0]
+    if _has_worker_died(causes):
+        return f"a Python worker died, killed or out of memory ({causes[-1].name})"
+    if causes and not causes[-1].of_worker:
+        files = [cause.parameters[name] for cause in causes for name in _PATHS if name in cause.parameters]
+        return f"{files[0]} cannot be read: {causes[-1].text}" if files else causes[-1].text
+    # Of an error in a Python worker, or without one in the JVM, there is only the text: a stack, and the error last.
+    errors = [line for line in lines if ("Error" in line or "Exception" in line) and not line.startswith("at ")]
+    return (errors[-1:] or lines)[0]
+
+
+def read_causes(error: BaseException) -> list[Cause]:
+    """Read the chain of a Java error, the outermost first; empty if there is none, or the JVM has ended."""
+    origin: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
+    causes: list[Cause] = []
+    try:
+        while origin is not None and len(causes) < _DEEPEST:
+            stack = [frame.getClassName() for frame in origin.getStackTrace()[:_FRAMES]]
+            lines = (origin.getMessage() or "").splitlines() or [""]
+            of_worker = any(name.startswith(_PYTHON) for name in stack)
+            causes.append(Cause(origin.getClass().getName(), lines[0].strip(), _parameters(origin), of_worker))
+            origin = origin.getCause()
+    except (Py4JError, OSError):
+        return causes
+    return causes
+
+
+def _parameters(origin: Any) -> dict[str, str]:
+    """Return what Spark filled into an error's message; nothing for an error that is not Spark's."""
+    try:
+        return dict(origin.getMessageParameters())
+    except Py4JError:
+        return {}

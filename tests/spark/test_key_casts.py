@@ -96,15 +96,13 @@ def test_a_cast_that_would_make_one_of_two_is_refused_before_anything_runs(
 def test_text_that_is_compared_by_a_collation_is_refused(spark: SparkSession) -> None:
     if not hasattr(spark.sql("SELECT 'a'").schema[0].dataType, "collation"):
         pytest.skip("before 4.0, Spark has no collations")
-    for collation in ("UTF8_LCASE", "UNICODE_CI_AI", "UTF8_BINARY_RTRIM"):
+    for collation in ("UTF8_LCASE", "UNICODE_CI_AI"):
         with pytest.raises(UsageError, match=f"is text of the collation {collation}, by which several texts are equal"):
             columns_read(spark.sql(f"SELECT 'a' COLLATE {collation} AS key"), counts_by(pa.string()))
     columns_read(spark.sql("SELECT 'a' COLLATE UTF8_BINARY AS key"), counts_by(pa.string()))
 
 
-@pytest.mark.parametrize(
-    "declared", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Paris")]
-)
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Paris"])
 @pytest.mark.parametrize("given", ["timestamp", "timestamp_ntz"])
 @pytest.mark.parametrize("map_side", [True, False])
 def test_an_instant_is_one_key_in_every_zone(

@@ -1,5 +1,6 @@
 """Which failures a run resets itself after, how often, and from whose epoch."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -21,7 +22,7 @@ from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.run.take_over import take_over
 from siltstone.run.users_code import OperatorFailed
 from siltstone.settings import RecoveryOptions
-from siltstone.spark.failures import may_pass
+from siltstone.spark.failures import Cause, is_lost, may_pass
 from siltstone.spark.resets import Resets
 from siltstone.spark.stopping import StopRequest
 
@@ -38,23 +39,49 @@ def because(error: Exception, cause: Exception) -> Exception:
     [
         (AWAY, True),
         (LostWorkingState("gone"), True),
-        (PySparkException("Lost task 1.0: ExecutorLostFailure (executor 1 exited)"), True),
-        (PySparkException("Python worker exited unexpectedly (crashed)"), True),
         (PySparkException("TimeoutError: another process has used /srv/state/keys-0 for 60 s"), True),
-        (because(StateError("the sink failed"), PySparkException("org.apache.spark.shuffle.FetchFailed")), True),
-        (because(StateError("the sink failed"), ZeroDivisionError("FetchFailed")), False),
-        (because(StateError("stopped"), StreamingQueryException("Python worker exited unexpectedly")), False),
-        (PySparkException("OperatorFailed: operator keys: OSError: java.net.SocketException"), False),
+        (because(StateError("the sink failed"), PySparkException("TimeoutError: another process has used /x")), True),
+        (because(StateError("the sink failed"), ZeroDivisionError("another process has used")), False),
+        (because(StateError("stopped"), StreamingQueryException("TimeoutError: another process has used /x")), False),
+        (PySparkException("OperatorFailed: operator keys: TimeoutError: another process has used"), False),
+        (PySparkException("FetchFailed: a message is not looked into"), False),
         (OperatorFailed("operator keys: OSError: java.net.SocketException"), False),
-        (PySparkException("[CAST_INVALID_INPUT] NumberFormatException"), False),
         (ZeroDivisionError("division by zero"), False),
-        (because(CorruptObject("altered"), PySparkException("FetchFailed")), False),
+        (because(CorruptObject("altered"), PySparkException("TimeoutError: another process has used")), False),
         *((error, False) for error in (ProofFailed("x"), BadRow("x"), SchemaConflict("x"), Fenced("x"))),
         (KeyboardInterrupt(), False),
     ],
 )
 def test_only_what_may_pass_resets_a_run(error: BaseException, passes: bool) -> None:
     assert may_pass(error) is passes
+
+
+JOB = Cause("org.apache.spark.SparkException", "Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times")
+WORKER = Cause("org.apache.spark.SparkException", "Python worker exited unexpectedly (crashed)", of_worker=True)
+FILE = Cause("org.apache.spark.SparkException", "[FAILED_READ_FILE.NO_HINT] ...", {"path": "file:///in/a.gz"})
+END = Cause("java.io.EOFException")
+
+
+@pytest.mark.parametrize(
+    ("causes", "lost"),
+    [
+        ([JOB, WORKER, END], True),
+        ([JOB, WORKER, Cause("java.net.SocketException", "Broken pipe")], True),
+        ([JOB, END], False),
+        ([FILE, END], False),
+        ([FILE, Cause("java.net.SocketTimeoutException", "Read timed out")], True),
+        ([JOB, Cause("org.apache.spark.storage.BlockNotFoundException")], True),
+        ([replace(JOB, message=f"{JOB.message}: ExecutorLostFailure (executor 1 exited)")], True),
+        ([replace(JOB, message=f"{JOB.message}: FetchFailed")], True),
+        ([replace(JOB, message=f"{JOB.message}: FetchFailed"), Cause("java.lang.ArithmeticException")], False),
+        ([JOB], False),
+        ([Cause("org.apache.spark.SparkNumberFormatException", "FetchFailed")], False),
+        ([], False),
+    ],
+)
+def test_what_is_lost_is_told_by_the_classes_of_the_causes(causes: list[Cause], lost: bool) -> None:
+    """A truncated file ends as the connection to a dead worker does."""
+    assert is_lost(causes) is lost
 
 
 def test_resets_in_a_row_are_bounded_and_wait_longer_each_time() -> None:
