@@ -19,6 +19,8 @@ _ENDED = ("java.io.EOFException", "java.net.SocketException")
 """what ends the connection to a process that has died"""
 _PYTHON = ("org.apache.spark.api.python.", "org.apache.spark.sql.execution.python.")
 """where Spark waits for its Python workers"""
+_PROXY = "py4j."
+"""errors of Python code that Java called"""
 _NETWORK = "java.net."
 _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundException")
 """errors when what a machine or an executor kept is gone"""
@@ -28,6 +30,7 @@ _LOST = ("ExecutorLostFailure", "FetchFailed", "Executor heartbeat")
 _OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
 """errors of our own that passed through Spark"""
 _PATHS = ("path", "filePath")
+_TRACEBACK = "Traceback (most recent call last):"
 _DEEPEST = 16
 _FRAMES = 4
 
@@ -103,12 +106,12 @@ def explain(error: BaseException) -> str:
         return told[0]
     if _has_worker_died(causes):
         return f"a Python worker died, killed or out of memory ({causes[-1].name})"
-    if causes and not causes[-1].of_worker:
+    if causes and not causes[-1].of_worker and not causes[-1].name.startswith(_PROXY):
         files = [cause.parameters[name] for cause in causes for name in _PATHS if name in cause.parameters]
         return f"{files[0]} cannot be read: {causes[-1].text}" if files else causes[-1].text
-    # Of an error in a Python worker, or without one in the JVM, there is only the text: a stack, and the error last.
-    errors = [line for line in lines if ("Error" in line or "Exception" in line) and not line.startswith("at ")]
-    return (errors[-1:] or lines)[0]
+    # Of an error in Python, or without one in the JVM, there is only the text: a stack, and then the error.
+    rest = str(error).rpartition(_TRACEBACK)[2].splitlines()
+    return next((line for line in rest if line.strip() and not line[0].isspace()), lines[0]).strip()
 
 
 def read_causes(error: BaseException) -> list[Cause]:

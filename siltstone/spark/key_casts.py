@@ -14,10 +14,10 @@ from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.types import quote, spark_type
 
 _TIMES = (T.TimestampType, T.TimestampNTZType)
-_FROM_TEXT = (T.IntegralType, T.DecimalType, T.BooleanType, T.DateType)
+_FROM_TEXT = (T.IntegralType, T.BooleanType, T.DateType)
 """types whose values have one text in every session"""
 _WHOLE = {"float": 1 << 24, "double": 1 << 53}
-"""greatest integer up to which a float represents each"""
+"""greatest integer up to which a float represents each; beyond it, a cast back may round, or stop at a type's end"""
 _BINARY = "UTF8_BINARY"
 _SHOWN_CHARACTERS = 100
 """of a key's value in an error"""
@@ -42,8 +42,8 @@ def check_key_types(given: T.StructType, operator: Operator) -> None:
         if not (needs_no_cast(kind, declared) or _may_cast(kind, declared)):
             raise UsageError(
                 f"{what} is {kind.simpleString()} in {operator.reads}, and {declared.simpleString()} where it is "
-                "declared: several values could become one, or depend on the session's settings: declare it as it is, "
-                "or convert it in the source"
+                "declared: such a cast depends on the session's settings, or makes one of several values, or of one "
+                "value several once the source's type changes: declare it as it is, or convert it in the source"
             )
 
 
@@ -59,8 +59,10 @@ def try_cast_key(name: str, given: T.DataType, declared: T.DataType) -> str:
         return column
     cast = f"try_cast({column} as {declared.simpleString()})"
     same = f"try_cast({cast} as {given.simpleString()}) = {column}"
-    if isinstance(given, T.IntegralType) and (most := _WHOLE.get(declared.simpleString())):
-        same = f"{column} between -{most} and {most}"
+    for kind, other in ((given, declared), (declared, given)):
+        if isinstance(kind, T.FractionalType) and isinstance(other, T.IntegralType | T.DecimalType):
+            most = _WHOLE.get(kind.simpleString())
+            same += f" and {column} between -{most} and {most}" if most else ""
     return f"case when {same} then {cast} end"
 
 

@@ -29,7 +29,9 @@ def check_trigger(trigger: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it is not one of micro-batches, or more than one.
     """
-    if len(trigger) != 1 or not trigger.keys() <= set(_TRIGGERS):
+    [(name, value)] = trigger.items() if len(trigger) == 1 else [("", None)]
+    fits = isinstance(value, str) and value if name == "processingTime" else value is True
+    if name not in _TRIGGERS or not fits:
         raise UsageError(
             f"a stream cannot have the trigger {dict(trigger)}: its steps are micro-batches: give one of "
             '{"processingTime": "10 seconds"}, {"availableNow": True}, {"once": True}'

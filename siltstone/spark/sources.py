@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping
 
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from siltstone.errors import SiltstoneError, UsageError, summarize
-from siltstone.operator import SOURCE
+from siltstone.operator import SOURCE, Operator
+from siltstone.run.processing import output_schema
 from siltstone.secret import Secret, hide
+from siltstone.spark.key_casts import check_key_types
 from siltstone.spark.queries import check_source
 from siltstone.spark.step import columns_read
+from siltstone.spark.versions import spark_schema
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Stream
 
@@ -50,8 +56,37 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is not a stream: make it with spark.readStream")
     check_source(rows)
-    if stream.event_time is not None and stream.event_time not in rows.columns:
-        raise UsageError(f"stream {stream.name}: add column {stream.event_time}, its event time, to its source")
+    if stream.event_time is not None:
+        _check_event_time(stream, rows)
+    operators = {operator.name: operator for operator in stream.operators}
     for operator in stream.operators:
+        _check_output(operator)
         if operator.reads == SOURCE:
-            columns_read(rows, operator)
+            columns_read(rows, operator, stream.event_time)
+        elif (upstream := operators.get(operator.reads)) is not None:
+            output = output_schema(upstream)
+            if set(operator.key.names) <= set(output.names):  # else `Stream` or the first rows tell
+                check_key_types(spark_schema(output), operator)
+
+
+def _check_output(operator: Operator) -> None:
+    for field in output_schema(operator):
+        try:
+            spark_schema(pa.schema([field]))
+        except PySparkTypeError:
+            raise UsageError(
+                f"operator {operator.name}: column {field.name} of its output is {field.type}, a type that Spark does "
+                "not have: declare another, such as a wider signed integer for an unsigned one"
+            ) from None
+
+
+def _check_event_time(stream: Stream, rows: DataFrame) -> None:
+    given = rows.schema
+    if stream.event_time not in given.names:
+        raise UsageError(f"stream {stream.name}: add column {stream.event_time}, its event time, to its source")
+    kind = given[stream.event_time].dataType
+    if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
+        raise UsageError(
+            f"stream {stream.name}: its event time, column {stream.event_time}, is {kind.simpleString()}: convert it "
+            "to a timestamp in the source"
+        )

@@ -33,7 +33,7 @@ from siltstone.spark.jobs import tag_jobs
 from siltstone.spark.key_casts import cast_key, check_key_types, needs_no_cast, try_cast_key
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import PLACED, Placement, shuffle
-from siltstone.spark.types import has_arrow_type, quote, spark_type
+from siltstone.spark.types import is_for_python, quote, spark_type
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
 from siltstone.state.hashing import key_groups
@@ -103,7 +103,9 @@ def run_step(
         readers = [task for task in tasks.values() if task.operator.reads == SOURCE]
         if len(readers) > 1:
             # Each of them would read the source by itself, and see other rows if that makes some at random.
-            needed = dict.fromkeys(name for task in readers for name in _columns_needed(rows, task))
+            needed = dict.fromkeys(
+                name for task in readers for name in columns_read(rows, task.operator, task.event_time)
+            )
             rows = rows.selectExpr(*map(quote, needed)).persist()
             run.cached.append(rows)
         run.outputs[SOURCE] = rows
@@ -345,52 +347,46 @@ def _tag(task: StepTask) -> str:
     return f"[{task.warehouse.identity}/{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
 
 
-def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
-    """List the columns of `rows` that the operator reads: if it does not say which, all that Arrow has a type for.
+def columns_read(rows: DataFrame, operator: Operator, event_time: str | None = None) -> list[str]:
+    """List the columns of `rows` that a step of the operator takes: those of the key and its inputs, or, if it does not
+    say which, all that Python has a type for; those that it is ordered by; and the event time.
 
     Raises:
-        UsageError: a column is missing, has a name that Siltstone uses itself, or is of the key and of another type
-            (`check_key_types`).
+        UsageError: a column is missing, has a name that Siltstone uses itself or that Spark does not tell from another,
+            is of a type that Python does not have, or is of the key and of another type (`check_key_types`).
     """
-    given = rows.schema
-    every = [field.name for field in given if has_arrow_type(field.dataType)]
-    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or every)]))
-    # Rows that are combined before the shuffle are ordered by columns of the combined rows.
-    ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
+    given, combined = rows.schema, operator.combined
+    every = [field.name for field in given if is_for_python(field.dataType)]
+    # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
+    further = [*operator.order_by, *filter(None, [event_time])] if combined is None else []
+    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or every), *further]))
     used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
-    if taken := [name for name in dict.fromkeys((*wanted, *ordered, *combined)) if name.casefold() in used]:
+    named = wanted if combined is None else dict.fromkeys([*wanted, *combined.names])
+    if taken := [name for name in named if name.casefold() in used]:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
         )
-    missing = [name for name in dict.fromkeys([*wanted, *ordered]) if name not in rows.columns]
-    if missing:
+    if missing := [name for name in wanted if name not in given.names]:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
-            f"(it has {', '.join(rows.columns)})"
+            f"(it has {', '.join(given.names)})"
         )
+    alike = Counter(map(str.lower, given.names))
     for name in wanted:
-        alike = [other for other in given.names if other.lower() == name.lower()]
-        if len(alike) > 1 and (alike.count(name) > 1 or rows.sparkSession.conf.get(CASE) != "true"):
+        twins = [other for other in given.names if other.lower() == name.lower()] if alike[name.lower()] > 1 else []
+        if twins and (twins.count(name) > 1 or rows.sparkSession.conf.get(CASE) != "true"):
             raise UsageError(
-                f"operator {operator.name} reads {name}, and {operator.reads} has the columns {' and '.join(alike)}, "
+                f"operator {operator.name} reads {name}, and {operator.reads} has the columns {' and '.join(twins)}, "
                 f"which Spark does not tell apart ({CASE}): rename one, or leave it out"
             )
     check_key_types(given, operator)
-    if unread := [name for name in wanted if name not in every]:
+    known = set(every)
+    if unread := [name for name in wanted if name not in known]:
         raise UsageError(
-            f"operator {operator.name} reads {unread[0]}, whose type Arrow does not have "
+            f"operator {operator.name} reads {unread[0]}, whose type Python does not have "
             f"({given[unread[0]].dataType.simpleString()}): convert it in the source"
         )
     return wanted
-
-
-def _columns_needed(rows: DataFrame, task: StepTask) -> list[str]:
-    """List what a step of an operator takes of `rows`: the columns that it reads or is ordered by, the event time."""
-    operator = task.operator
-    if operator.combined is not None:
-        return columns_read(rows, operator)
-    timed = (task.event_time,) if task.event_time else ()
-    return list(dict.fromkeys((*columns_read(rows, operator), *operator.order_by, *timed)))
 
 
 def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
@@ -398,7 +394,8 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
-    operator, wanted = task.operator, _columns_needed(rows, task)
+    operator = task.operator
+    wanted = columns_read(rows, operator, task.event_time)
     keys = {f.name: spark_type(f.type) for f in operator.key}
     if operator.combined is not None:
         combined = _combine(rows.selectExpr(*_cast(rows, wanted, operator)), operator)

@@ -1,13 +1,8 @@
 """Map Arrow types of state columns to Spark types, and names of columns to SQL."""
 
-from functools import cache
-
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
-
-from siltstone.spark.versions import arrow_schema
 
 _UNSIGNED = {
     pa.uint8(): T.ShortType(),
@@ -35,11 +30,13 @@ def spark_type(kind: pa.DataType) -> T.DataType:
     return _UNSIGNED.get(kind) or from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
-@cache
-def has_arrow_type(kind: T.DataType) -> bool:
-    """Whether a column of the type can be given to Python; an interval of years and months cannot."""
-    try:
-        arrow_schema(T.StructType([T.StructField("column", kind)]))
-    except PySparkTypeError:
-        return False
-    return True
+def is_for_python(kind: T.DataType) -> bool:
+    """Whether a column of the type can be given to Python: no interval of years and months, and no struct with two
+    fields of one name."""
+    if isinstance(kind, T.StructType):
+        return len(set(kind.names)) == len(kind.names) and all(is_for_python(field.dataType) for field in kind)
+    if isinstance(kind, T.ArrayType):
+        return is_for_python(kind.elementType)
+    if isinstance(kind, T.MapType):
+        return is_for_python(kind.keyType) and is_for_python(kind.valueType)
+    return not isinstance(kind, T.YearMonthIntervalType)

@@ -47,13 +47,24 @@ def find_broken(column: Column) -> np.ndarray:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        # Arrow validates a part of a nested column with what is below the whole of it, unless the part is a copy.
-        copied = bool(column.type.num_fields)
-        return _find_refused(
-            one_array(column),
-            lambda part: (part.take(pa.array(np.arange(len(part)))) if copied else part).validate(full=True),
-        )
+        return _find_broken(one_array(column))
     return np.zeros(len(column), bool)
+
+
+def _find_broken(array: pa.Array) -> np.ndarray:
+    """Return bool[n], as `find_broken`: what is below a null does not count."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pc.fill_null(pa.array(_find_broken(array.dictionary)).take(array.indices), False).to_numpy(  # pyright: ignore[reportAttributeAccessIssue]
+            zero_copy_only=False
+        )
+    if pa.types.is_struct(kind):
+        return np.logical_or.reduce([_find_broken(child) for child in array.flatten()])
+    if pa.types.is_nested(kind):
+        found = np.zeros(len(array), bool)
+        found[pc.list_parent_indices(array).to_numpy()[_find_broken(array.flatten())]] = True  # pyright: ignore[reportAttributeAccessIssue]
+        return found
+    return _find_refused(array, lambda part: part.validate(full=True))
 
 
 def _find_refused(array: pa.Array, convert: Callable[[pa.Array], object]) -> np.ndarray:

@@ -37,7 +37,9 @@ def broken_reason(kind: pa.DataType) -> str:
     """Say what is wrong with a column some of whose values are not of its type."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "has text that is not UTF-8"
-    return f"has {'numbers with too many digits for' if pa.types.is_decimal(kind) else 'values that are not of'} {kind}"
+    if pa.types.is_decimal(kind):
+        return f"has numbers with too many digits for {kind}"
+    return "has values with text that is not UTF-8, or numbers with too many digits"
 
 
 def _to_plain(scalar: Any) -> Any:

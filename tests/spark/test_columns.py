@@ -66,17 +66,25 @@ def test_names_with_dots_and_backticks_are_read_put_out_and_read_again(tmp_path:
 
 @pytest.mark.parametrize("operators", [[Every()], [Every(), Aggregate("own", {"n": pa.int32()}, [Count("rows")])]])
 def test_a_column_that_python_has_no_type_for_is_left_out(tmp_path: Path, operators: list[Operator]) -> None:
-    source = source_of(tmp_path / "in", "make_ym_interval(1, 2) as months")
+    source = source_of(
+        tmp_path / "in",
+        "make_ym_interval(1, 2) as months;array() as none;array(map('a', make_ym_interval(1, 2))) as deep",
+    )
     stream = Stream("odd", source, operators, sinks={op.name: None for op in operators})
     run(at(tmp_path / "w"), stream, RunRequest())
-    assert {row["a`b"] for row in read_sink(tmp_path / "w", "odd", "every").to_pylist()} == {"k,n"}
+    assert {row["a`b"] for row in read_sink(tmp_path / "w", "odd", "every").to_pylist()} == {"k,n,none"}
 
 
 def test_a_column_that_python_has_no_type_for_cannot_be_asked_for(spark: SparkSession) -> None:
     rows = spark.sql("SELECT 'a' AS k, make_ym_interval(1, 2) AS months")
-    said = r"operator asks reads months, whose type Arrow does not have \(interval year to month\): convert it"
+    said = r"operator asks reads months, whose type Python does not have \(interval year to month\): convert it"
+    for asks in ({"inputs": ("months",)}, {"order_by": ("months",)}):
+        with pytest.raises(UsageError, match=said):
+            columns_read(rows, Every(name="asks", **asks))
     with pytest.raises(UsageError, match=said):
-        columns_read(rows, Every(name="asks", inputs=("months",)))
+        columns_read(rows, Every(name="asks"), "months")
+    twins = spark.sql("SELECT 'a' AS k, struct(1 AS a, 2 AS a) AS s")
+    assert columns_read(twins, Every()) == ["k"]
 
 
 def test_a_column_that_several_operators_leave_alone_is_not_kept_for_them(tmp_path: Path, spark: SparkSession) -> None:
@@ -112,6 +120,43 @@ def test_an_event_time_that_python_has_no_date_for_stops_no_stream(
     assert (found and found.isoformat()) == newest
 
 
+@pytest.mark.parametrize(
+    "days", ["date'2024-01-02'", "date_from_unix_date(2147483647)", "date_from_unix_date(-2147483648)"]
+)
+def test_an_event_time_may_be_a_day(tmp_path: Path, days: str) -> None:
+    counts = Aggregate("counts", {"k": pa.string()}, [Count("n")], map_side=False)
+    stream = Stream("odd", source_of(tmp_path / "in", f"{days} as at"), [counts], event_time="at")
+    settings = at(tmp_path / "w")
+    assert run(settings, stream, RunRequest()).checkpoints == [1, 2]
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        found = place.catalog.checkpoints.get_latest("odd").event_time_max
+    assert (found and found.isoformat()) == ("2024-01-02T00:00:00+00:00" if "2024" in days else None)
+
+
+@pytest.mark.parametrize(
+    ("operators", "event_time", "said"),
+    [
+        ([Aggregate("counts", {"k": pa.string()}, [Count("n")])], "k", r"its event time, column k, is string: convert"),
+        (
+            [Every(), Aggregate("later", {"x.y": pa.string()}, [Count("n")], reads="every")],
+            None,
+            r"operator later: key column x\.y is bigint in every, and string where it is declared",
+        ),
+        (
+            [Aggregate("small", {"n": pa.uint8()}, [Count("rows")])],
+            None,
+            r"operator small: column n of its output is uint8, a type that Spark does not have",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    tmp_path: Path, operators: list[Operator], event_time: str | None, said: str
+) -> None:
+    stream = Stream("odd", source_of(tmp_path / "in", "n as m"), operators, event_time=event_time)
+    with pytest.raises(UsageError, match=said):
+        run(at(tmp_path / "w"), stream, RunRequest())
+
+
 def test_columns_that_spark_does_not_tell_apart_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("SELECT 'a' AS k, 1 AS K, 2 AS other, 3 AS OTHER")
     with pytest.raises(
@@ -134,7 +179,15 @@ def test_a_source_that_gives_its_rows_once_is_refused(spark: SparkSession, tmp_p
 
 
 @pytest.mark.parametrize(
-    "trigger", [{"continuous": "1 second"}, {"realTime": "1 minute"}, {"once": True, "availableNow": True}, {}]
+    "trigger",
+    [
+        {"continuous": "1 second"},
+        {"realTime": "1 minute"},
+        {"once": True, "availableNow": True},
+        {},
+        {"once": False},
+        {"processingTime": ""},
+    ],
 )
 def test_a_trigger_that_a_stream_cannot_have_is_refused(
     spark: SparkSession, tmp_path: Path, trigger: Mapping[str, Any]

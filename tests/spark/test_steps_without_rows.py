@@ -63,24 +63,26 @@ def test_what_is_drained_at_the_end_of_a_run_reaches_the_sink_and_the_reader_and
 
 
 class Times(Hold):
-    """Lets its rows go with times as keys, of which `Texts` makes text."""
+    """Lets its rows go with instants as keys, of which `Clocks` makes times without a zone."""
 
     output = pa.schema([("key", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
 
 
-class Texts(Total):
-    """Has keys that depend on the session's time zone."""
+class Clocks(Total):
+    """Has keys that a cast of Spark's would make by the session's time zone."""
 
-    key = pa.schema({"key": pa.string()})
+    key = pa.schema({"key": pa.timestamp("us")})
 
 
-def test_keys_are_cast_as_in_micro_batches_whatever_is_set_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+def test_instants_are_the_same_keys_as_in_micro_batches_whatever_zone_is_set_meanwhile(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Also where subtasks are placed: their frame is of another session."""
     zone, settings = "spark.sql.session.timeZone", at(tmp_path / "w", checkpoint_steps=2, placement=True)
     before = spark.conf.get(zone)
     spark.conf.set(zone, "Asia/Tokyo")
     try:
-        stream = Stream(STREAM, source_of(BATCHES), [Times(), Texts()], max_parallelism=8)
+        stream = Stream(STREAM, source_of(BATCHES), [Times(), Clocks()], max_parallelism=8)
         run(settings, stream, RunRequest(), lambda _: spark.conf.set(zone, "America/New_York"))
         spark.conf.set(zone, "Asia/Tokyo")
         assert replay(settings, stream).proven

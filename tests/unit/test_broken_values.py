@@ -85,7 +85,7 @@ BROKEN = {"v": text(b"a", WRONG), "d": numbers("1", "12345.67"), "p": nested(b"a
 SAID = {
     "v": r'column v has text that is not UTF-8: "K\\\\xf6ln"',
     "d": r'column d has numbers with too many digits for decimal128\(4, 2\): "12345.67"',
-    "p": r'column p has values that are not of struct<.*>: {"at": \["K\\\\xf6ln"\]}',
+    "p": r'column p has values with text that is not UTF-8, or numbers .*: {"at": \["K\\\\xf6ln"\]}',
 }
 
 
@@ -168,6 +168,14 @@ def test_exactly_the_broken_values_are_found(values: list[bytes | None], deep: b
     assert find_broken(column.slice(len(values))).tolist() == [is_broken(value) for value in values]
 
 
+def test_what_is_below_a_null_does_not_count() -> None:
+    hidden = pa.StructArray.from_arrays([text(b"a", WRONG, WRONG)], ["t"], mask=pa.array([False, True, False]))
+    maps = pa.MapArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), text(b"k", b"l", WRONG), text(b"a", b"b", b"c"))
+    assert find_broken(hidden).tolist() == [False, False, True]
+    assert find_broken(maps).tolist() == [False, False, True] and find_broken(maps[:2]).tolist() == [False, False]
+
+
 def test_a_dictionary_is_looked_into() -> None:
     column: Any = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), text(b"a", WRONG))
     assert find_broken(column).tolist() == [False, True, False]
+    assert find_broken(pa.StructArray.from_arrays([column], ["d"])).tolist() == [False, True, False]
