@@ -60,6 +60,8 @@ def _find_broken(array: pa.Array) -> np.ndarray:
         )
     if pa.types.is_struct(kind):
         return np.logical_or.reduce([_find_broken(child) for child in array.flatten()])
+    if pa.types.is_map(kind):
+        array = array.cast(pa.list_(kind.field(0)))  # Arrow cannot flatten a map
     if pa.types.is_nested(kind):
         found = np.zeros(len(array), bool)
         found[pc.list_parent_indices(array).to_numpy()[_find_broken(array.flatten())]] = True  # pyright: ignore[reportAttributeAccessIssue]
