@@ -207,7 +207,7 @@ class Operator(StateHandler):
         nullable    the key columns in which null is one more value, as in Spark's `groupBy`; a row with a null in
                     another one is refused (`BadRow`)
         reads       "source", or the name of the operator whose output this one reads
-        inputs      the columns it reads besides the key; empty means all
+        inputs      the columns it reads besides the key; empty means all that Python has a type for
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
                     them; logic that depends on the order of a key's rows is deterministic only with it
         output      the columns that `process` returns, likewise, or None if it returns nothing
