@@ -1,7 +1,8 @@
 """Describe a failure inside Spark in one line, and judge whether it may pass.
 
 Java's errors are a chain of causes, each with a class; Spark's own name a condition and parameters, such as the file
-that could not be read. The text of such an error is not looked into: an input file, or a user, may say anything.
+that could not be read. The text of an error is looked into only where it has no class of its own, because an input
+file, or a user, may say anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,10 @@ _PYTHON = ("org.apache.spark.api.python.", "org.apache.spark.sql.execution.pytho
 """where Spark waits for its Python workers"""
 _PROXY = "py4j."
 """errors of Python code that Java called"""
-_NETWORK = "java.net."
+_NETWORK = tuple(
+    f"java.net.{name}Exception" for name in ("Connect", "NoRouteToHost", "Socket", "SocketTimeout", "UnknownHost")
+)
+"""errors of connections"""
 _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundException")
 """errors when what a machine or an executor kept is gone"""
 _SPARK = "org.apache.spark.SparkException"
@@ -41,7 +45,7 @@ class Cause:
 
     Attributes:
         name: its class.
-        message: the first line of what it says.
+        message: what it says.
         parameters: what Spark filled into its message.
         of_worker: whether it arose where Spark waits for a Python worker.
     """
@@ -54,8 +58,8 @@ class Cause:
     @property
     def text(self) -> str:
         """The class and the message, or the message alone if it begins with a condition of Spark's."""
-        short = self.name.rpartition(".")[2]
-        return self.message if self.message.startswith("[") else f"{short}: {self.message or 'no message'}"
+        said = next(filter(None, map(str.strip, self.message.splitlines())), "no message")
+        return said if said.startswith("[") else f"{self.name.rpartition('.')[2]}: {said}"
 
 
 def may_pass(error: BaseException) -> bool:
@@ -80,9 +84,7 @@ def may_pass(error: BaseException) -> bool:
 
 def is_lost(causes: Sequence[Cause]) -> bool:
     """Whether a machine, a process or a connection is what failed; `causes` with the outermost first."""
-    if _has_worker_died(causes) or any(cause.name.startswith(_NETWORK) for cause in causes):
-        return True
-    if any(cause.name.endswith(_GONE) for cause in causes):
+    if _has_worker_died(causes) or any(cause.name in _NETWORK or cause.name.endswith(_GONE) for cause in causes):
         return True
     return [cause.name for cause in causes] == [_SPARK] and any(sign in causes[0].message for sign in _LOST)
 
@@ -101,9 +103,9 @@ def explain(error: BaseException) -> str:
     be; or else the innermost cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
-    causes = read_causes(error)
     if told := [line for line in users if line]:
         return told[0]
+    causes = read_causes(error)
     if _has_worker_died(causes):
         return f"a Python worker died, killed or out of memory ({causes[-1].name})"
     if causes and not causes[-1].of_worker and not causes[-1].name.startswith(_PROXY):
@@ -121,9 +123,9 @@ def read_causes(error: BaseException) -> list[Cause]:
     try:
         while origin is not None and len(causes) < _DEEPEST:
             stack = [frame.getClassName() for frame in origin.getStackTrace()[:_FRAMES]]
-            lines = (origin.getMessage() or "").splitlines() or [""]
             of_worker = any(name.startswith(_PYTHON) for name in stack)
-            causes.append(Cause(origin.getClass().getName(), lines[0].strip(), _parameters(origin), of_worker))
+            said = origin.getMessage() or ""
+            causes.append(Cause(origin.getClass().getName(), said, _parameters(origin), of_worker))
             origin = origin.getCause()
     except (Py4JError, OSError):
         return causes

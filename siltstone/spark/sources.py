@@ -58,26 +58,28 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
     check_source(rows)
     if stream.event_time is not None:
         _check_event_time(stream, rows)
-    operators = {operator.name: operator for operator in stream.operators}
     for operator in stream.operators:
-        _check_output(operator)
         if operator.reads == SOURCE:
             columns_read(rows, operator, stream.event_time)
-        elif (upstream := operators.get(operator.reads)) is not None:
-            output = output_schema(upstream)
-            if set(operator.key.names) <= set(output.names):  # else `Stream` or the first rows tell
-                check_key_types(spark_schema(output), operator)
+    outputs = {operator.name: _check_output(operator) for operator in stream.operators}
+    for operator in stream.operators:
+        output = outputs.get(operator.reads)
+        if output is not None and set(operator.key.names) <= set(output.names):  # else the first rows tell
+            check_key_types(output, operator)
 
 
-def _check_output(operator: Operator) -> None:
+def _check_output(operator: Operator) -> T.StructType:
+    """Return the Spark schema of an operator's output."""
+    made = T.StructType()
     for field in output_schema(operator):
         try:
-            spark_schema(pa.schema([field]))
+            made = made.add(spark_schema(pa.schema([field]))[0])
         except PySparkTypeError:
             raise UsageError(
                 f"operator {operator.name}: column {field.name} of its output is {field.type}, a type that Spark does "
                 "not have: declare another, such as a wider signed integer for an unsigned one"
             ) from None
+    return made
 
 
 def _check_event_time(stream: Stream, rows: DataFrame) -> None:

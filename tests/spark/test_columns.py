@@ -25,8 +25,8 @@ class Every(Operator):
     """Reads all columns there are."""
 
     name = "every"
-    key = {"k": pa.string()}  # noqa: RUF012
-    output = {"k": pa.string(), "x.y": pa.int64(), "a`b": pa.string()}  # noqa: RUF012
+    key = pa.schema({"k": pa.string()})
+    output = pa.schema({"k": pa.string(), "x.y": pa.int64(), "a`b": pa.string()})
     totals = ValueState({"n": pa.int64()})
 
     def process(self, rows: Rows, state: State) -> pa.Table:
@@ -143,7 +143,10 @@ def test_an_event_time_may_be_a_day(tmp_path: Path, days: str) -> None:
             r"operator later: key column x\.y is bigint in every, and string where it is declared",
         ),
         (
-            [Aggregate("small", {"n": pa.uint8()}, [Count("rows")])],
+            [
+                Aggregate("later", {"n": pa.int32()}, [Count("all")], reads="small"),
+                Aggregate("small", {"n": pa.uint8()}, [Count("rows")]),
+            ],
             None,
             r"operator small: column n of its output is uint8, a type that Spark does not have",
         ),

@@ -73,6 +73,11 @@ END = Cause("java.io.EOFException")
         ([JOB, Cause("org.apache.spark.storage.BlockNotFoundException")], True),
         ([replace(JOB, message=f"{JOB.message}: ExecutorLostFailure (executor 1 exited)")], True),
         ([replace(JOB, message=f"{JOB.message}: FetchFailed")], True),
+        (
+            [replace(JOB, message="Job aborted. Most recent failure reason:\nshuffle.FetchFailedException")],
+            True,
+        ),
+        ([FILE, Cause("java.lang.IllegalArgumentException"), Cause("java.net.URISyntaxException")], False),
         ([replace(JOB, message=f"{JOB.message}: FetchFailed"), Cause("java.lang.ArithmeticException")], False),
         ([JOB], False),
         ([Cause("org.apache.spark.SparkNumberFormatException", "FetchFailed")], False),
