@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from siltstone.errors import UsageError
 from siltstone.format.output import OBJECT_BYTES, OutputWriter, Staged, encode_inline
 from siltstone.model import SinkFile
+from siltstone.state.types import count_leaves
 
 ROW_GROUP_BYTES = 32 << 20
 """uncompressed bytes of a row group, about"""
@@ -185,16 +186,9 @@ def file_statistics(metadata: Any, schema: pa.Schema) -> str:
             known = list(_extremes(found, column.type))
             if known:
                 lows[column.name], highs[column.name] = min(low for low, _ in known), max(high for _, high in known)
-        leaf += _count_leaves(column.type)
+        leaf += count_leaves(column.type)
     plain = {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
     return json.dumps(plain, default=date.isoformat)
-
-
-def _count_leaves(kind: pa.DataType) -> int:
-    """Count the columns that a Parquet file has for one of this type."""
-    if not pa.types.is_nested(kind):
-        return 1
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _extremes(found: Sequence[Any], kind: pa.DataType) -> Iterator[tuple[Any, Any]]:

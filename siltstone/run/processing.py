@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,8 @@ from siltstone.state.json_rows import broken_reason, describe_broken
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
 _TIMES = pa.timestamp("us", tz="UTC")
-_EPOCH = date(1970, 1, 1).toordinal()
-_DAYS = range(date(1, 1, 2).toordinal() - _EPOCH, date(9999, 12, 31).toordinal() - _EPOCH)
 _FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1, 2), (9999, 12, 31)))
+"""within which each time has a date in every time zone"""
 ROWS_A_CALL = 1 << 18
 """most rows per call of `Operator.process`, unless one record batch has more"""
 
@@ -218,15 +217,14 @@ def _later_time(so_far: datetime | None, table: pa.Table, column: str | None) ->
     if column is None or column not in table.column_names:
         return so_far
     times = table.column(column)
-    if pa.types.is_date32(times.type):  # microseconds have no room for each
-        days = times.cast(pa.int32())
-        times = times.filter(pc.and_(pc.greater_equal(days, _DAYS.start), pc.less(days, _DAYS.stop)))  # pyright: ignore[reportAttributeAccessIssue]
-    times = times.cast(_TIMES)
+    # Microseconds have no room for each day, so the bounds are cast.
+    first, last = _FIRST.cast(times.type), _LAST.cast(times.type)
     newest = pc.max(times)  # pyright: ignore[reportAttributeAccessIssue]
-    if newest.is_valid and not _FIRST.value <= newest.value <= _LAST.value:
-        within = pc.and_(pc.greater_equal(times, _FIRST), pc.less_equal(times, _LAST))  # pyright: ignore[reportAttributeAccessIssue]
+    if newest.is_valid and not first.value <= newest.value <= last.value:
+        within = pc.and_(pc.greater_equal(times, first), pc.less_equal(times, last))  # pyright: ignore[reportAttributeAccessIssue]
         newest = pc.max(times.filter(within))  # pyright: ignore[reportAttributeAccessIssue]
-    return max((time for time in (so_far, newest.as_py()) if time is not None), default=None)
+    newest = newest.cast(_TIMES).as_py()
+    return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
 def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:

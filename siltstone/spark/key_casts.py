@@ -1,8 +1,9 @@
 """Cast key columns to their declared types, in the JVM, which hashes them: never so that two keys become one.
 
-A cast is allowed if the value is the same afterwards: it is cast back and compared. So 1.75 is no integer, and "01" is
-not 1. A timestamp is the instant that it is, with or without zone, and is not cast at all: both are microseconds in
-UTC. What depends on the session's settings, such as a timestamp's date or text, is refused before anything runs.
+Each value is cast, cast back, and compared with what it was: if that differs, the row cannot be taken. For example, an
+integer key takes 2.0 but not 1.75, and the text "1" but not "01". Timestamps with and without a zone are not cast:
+Spark holds both as microseconds in UTC. A cast that depends on the session's settings, such as one of a timestamp to a
+date or to text, is refused before anything runs.
 """
 
 from pyspark.sql import types as T
@@ -12,6 +13,7 @@ from siltstone.operator import Operator
 from siltstone.run.processing import misfit_reason
 from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.types import quote, spark_type
+from siltstone.state.json_rows import SHOWN_CHARACTERS
 
 _TIMES = (T.TimestampType, T.TimestampNTZType)
 _FROM_TEXT = (T.IntegralType, T.BooleanType, T.DateType)
@@ -19,8 +21,6 @@ _FROM_TEXT = (T.IntegralType, T.BooleanType, T.DateType)
 _WHOLE = {"float": 1 << 24, "double": 1 << 53}
 """greatest integer up to which a float represents each; beyond it, a cast back may round, or stop at a type's end"""
 _BINARY = "UTF8_BINARY"
-_SHOWN_CHARACTERS = 100
-"""of a key's value in an error"""
 
 
 def check_key_types(given: T.StructType, operator: Operator) -> None:
@@ -52,11 +52,28 @@ def needs_no_cast(given: T.DataType, declared: T.DataType) -> bool:
     return given == declared or (isinstance(given, _TIMES) and isinstance(declared, _TIMES))
 
 
-def try_cast_key(name: str, given: T.DataType, declared: T.DataType) -> str:
-    """Return SQL that casts a key column; null where it does not fit. It depends on no setting, as `cast` on ANSI."""
-    column = quote(name)
+def select_key(name: str, given: T.DataType, operator: Operator, *, fails: bool) -> str:
+    """Return SQL that selects a key column as its declared type. It depends on no setting, such as the ANSI mode.
+
+    Args:
+        given: the column's type.
+        fails: whether a value that does not fit fails the step, as an error of the user's code does. The error shows it
+            as JSON, in which it ends no line. If not, it is null.
+    """
+    column, declared = quote(name), spark_type(operator.key.field(name).type)
     if needs_no_cast(given, declared):
         return column
+    cast = _try_cast(column, given, declared)
+    if not fails:
+        return f"{cast} as {column}"
+    reason = f"{OperatorFailed.__name__}: {misfit_reason(operator, name)}: ".encode().hex()
+    said = f"concat(cast(X'{reason}' as string), left(to_json(struct({column})), {SHOWN_CHARACTERS}))"
+    failed = f"case when {column} is not null then cast(raise_error({said}) as {declared.simpleString()}) end"
+    return f"coalesce({cast}, {failed}) as {column}"
+
+
+def _try_cast(column: str, given: T.DataType, declared: T.DataType) -> str:
+    """Return SQL that casts a column, and is null where the value would not stay the same."""
     cast = f"try_cast({column} as {declared.simpleString()})"
     same = f"try_cast({cast} as {given.simpleString()}) = {column}"
     for kind, other in ((given, declared), (declared, given)):
@@ -64,18 +81,6 @@ def try_cast_key(name: str, given: T.DataType, declared: T.DataType) -> str:
             most = _WHOLE.get(kind.simpleString())
             same += f" and {column} between -{most} and {most}" if most else ""
     return f"case when {same} then {cast} end"
-
-
-def cast_key(name: str, given: T.DataType, operator: Operator) -> str:
-    """Return SQL that casts a key column. A value that does not fit fails the step, as an error of the user's code
-    does; it is shown as JSON, in which it ends no line."""
-    column, declared = quote(name), spark_type(operator.key.field(name).type)
-    if needs_no_cast(given, declared):
-        return column
-    reason = f"{OperatorFailed.__name__}: {misfit_reason(operator, name)}: ".encode().hex()
-    said = f"concat(cast(X'{reason}' as string), left(to_json(struct({column})), {_SHOWN_CHARACTERS}))"
-    failed = f"case when {column} is not null then cast(raise_error({said}) as {declared.simpleString()}) end"
-    return f"coalesce({try_cast_key(name, given, declared)}, {failed}) as {column}"
 
 
 def _may_cast(given: T.DataType, declared: T.DataType) -> bool:

@@ -20,18 +20,16 @@ ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
 """trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
 
 
-_TRIGGERS = ("processingTime", "availableNow", "once")
-
-
 def check_trigger(trigger: Mapping[str, Any]) -> None:
     """Make sure that a stream can have this trigger.
 
     Raises:
         UsageError: it is not one of micro-batches, or more than one.
     """
-    [(name, value)] = trigger.items() if len(trigger) == 1 else [("", None)]
-    fits = isinstance(value, str) and value if name == "processingTime" else value is True
-    if name not in _TRIGGERS or not fits:
+    interval = trigger.get("processingTime")
+    ends = any(trigger.get(name) is True for name in ("availableNow", "once"))
+    fits = ends or (isinstance(interval, str) and interval)
+    if len(trigger) != 1 or not fits:
         raise UsageError(
             f"a stream cannot have the trigger {dict(trigger)}: its steps are micro-batches: give one of "
             '{"processingTime": "10 seconds"}, {"availableNow": True}, {"once": True}'

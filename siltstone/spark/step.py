@@ -30,7 +30,7 @@ from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.executor import freeze_imports, map_in_arrow
 from siltstone.spark.jobs import tag_jobs
-from siltstone.spark.key_casts import cast_key, check_key_types, needs_no_cast, try_cast_key
+from siltstone.spark.key_casts import check_key_types, needs_no_cast, select_key
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import PLACED, Placement, shuffle
 from siltstone.spark.types import is_for_python, quote, spark_type
@@ -394,30 +394,27 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
-    operator = task.operator
-    wanted = columns_read(rows, operator, task.event_time)
-    keys = {f.name: spark_type(f.type) for f in operator.key}
+    operator, fails = task.operator, task.dead_letters is None
+    columns = _select(rows, columns_read(rows, operator, task.event_time), operator, fails=fails)
     if operator.combined is not None:
-        combined = _combine(rows.selectExpr(*_cast(rows, wanted, operator)), operator)
-        return combined.selectExpr(*_cast(combined, operator.combined.names, operator))
-    if task.dead_letters is None:
-        return rows.selectExpr(*_cast(rows, wanted, operator))
-    given = {name: rows.schema[name].dataType for name in keys}
-    columns = [
-        f"{try_cast_key(name, given[name], keys[name])} as {quote(name)}" if name in keys else quote(name)
-        for name in wanted
-    ]
-    other = [name for name, declared in keys.items() if not needs_no_cast(given[name], declared)]
-    return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in other))
+        combined = _combine(rows.selectExpr(*columns), operator)
+        return combined.selectExpr(*_select(combined, operator.combined.names, operator, fails=fails))
+    if fails:
+        return rows.selectExpr(*columns)
+    given = rows.schema
+    cast = [f.name for f in operator.key if not needs_no_cast(given[f.name].dataType, spark_type(f.type))]
+    return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in cast))
 
 
-def _cast(rows: DataFrame, names: Sequence[str], operator: Operator) -> list[str]:
-    """Select columns by name, with those of the key cast to its types.
+def _select(rows: DataFrame, names: Sequence[str], operator: Operator, *, fails: bool) -> list[str]:
+    """Select columns by name, with those of the key as their declared types (`select_key`).
 
     This is SQL because making a `Column` takes a dozen calls of the JVM.
     """
     given, keys = rows.schema, operator.key.names
-    return [cast_key(name, given[name].dataType, operator) if name in keys else quote(name) for name in names]
+    return [
+        select_key(name, given[name].dataType, operator, fails=fails) if name in keys else quote(name) for name in names
+    ]
 
 
 def _combine(rows: DataFrame, operator: Operator) -> DataFrame:

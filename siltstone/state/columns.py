@@ -76,7 +76,7 @@ def _find_refused(array: pa.Array, convert: Callable[[pa.Array], object]) -> np.
         start, end = left.pop()
         try:
             convert(array[start:end])
-        except pa.ArrowNotImplementedError:
+        except pa.ArrowNotImplementedError:  # for no value of this type
             break
         except pa.ArrowInvalid:
             middle = (start + end) // 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-_SHOWN_CHARACTERS = 100
+SHOWN_CHARACTERS = 100
 """of a value in an error"""
 
 
@@ -29,7 +29,7 @@ def describe_broken(column: pa.Array | pa.ChunkedArray, which: np.ndarray) -> st
     """Describe values that are not of their own type (bool[n], not all false), for an error that names the column:
     `has text that is not UTF-8: "K\\xf6ln", and 2 more`."""
     chosen = np.flatnonzero(which)
-    shown = json.dumps(_to_plain(column[int(chosen[0])]), ensure_ascii=False)[:_SHOWN_CHARACTERS]
+    shown = json.dumps(_to_plain(column[int(chosen[0])]), ensure_ascii=False)[:SHOWN_CHARACTERS]
     return f"{broken_reason(column.type)}: {shown}{f', and {len(chosen) - 1} more' if len(chosen) > 1 else ''}"
 
 

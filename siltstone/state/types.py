@@ -63,7 +63,7 @@ def checked_type(kind: pa.DataType, column: str, *, nested: bool) -> pa.DataType
         advice = "a key is flat: use one column per field or element" if flat else _advice(kind)
         raise UsageError(f"column {column} has type {kind}: {advice}")
     made = _inner(kind, f"column {column} of type {kind}", 1)
-    if (leaves := _leaves(made)) > LEAVES_MAX:
+    if (leaves := count_leaves(made)) > LEAVES_MAX:
         raise UsageError(f"column {column} has {leaves} fields within it: use several columns of up to {LEAVES_MAX}")
     return made
 
@@ -82,6 +82,13 @@ def check_fields(given: pa.DataType, wanted: pa.DataType) -> None:
             check_fields(given.field(field.name).type, field.type)
     elif pa.types.is_list(wanted) and hasattr(given, "value_type"):
         check_fields(given.value_type, wanted.value_type)
+
+
+def count_leaves(kind: pa.DataType) -> int:
+    """Count the fields within a type that are not nested themselves: the columns that a Parquet file has for it."""
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(count_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def type_text(kind: pa.DataType) -> str:
@@ -145,12 +152,6 @@ def _inner(kind: pa.DataType, what: str, level: int) -> pa.DataType:
     if not is_flat(kind):
         raise UsageError(f"{what} has {kind} within it: {_advice(kind)}")
     return kind
-
-
-def _leaves(kind: pa.DataType) -> int:
-    if pa.types.is_struct(kind):
-        return sum(_leaves(field.type) for field in kind)
-    return _leaves(kind.value_type) if pa.types.is_list(kind) else 1
 
 
 def _parse(text: str, at: int, level: int) -> tuple[pa.DataType, int]:

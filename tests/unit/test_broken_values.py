@@ -48,7 +48,7 @@ def nested(*values: bytes | None) -> pa.Array:
 class Keeps(Operator):
     """Puts the columns of its rows into one kind of state, or returns them."""
 
-    key = {"k": pa.int64()}  # noqa: RUF012
+    key = pa.schema({"k": pa.int64()})
     totals = ValueState({"v": pa.string(), "d": KIND, "p": PLACES})
     entries = MapState(key={"v": pa.string()}, value={"d": KIND, "p": PLACES})
     rows = ListState({"v": pa.string(), "d": KIND, "p": PLACES})
