@@ -13,6 +13,7 @@
     |  |- CorruptObject           1   a stored object is missing, cut or altered
     |  |- NoLiveState             1   a checkpoint's live state is not, or no longer, on this machine
     |  |- LostWorkingState        1   a machine lost the working state of steps that are in no checkpoint
+    |  |- InputChanged            1   a logged step that is run again reads, or makes, other rows than before
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
     |  '- ObjectExists            3   a write-once object already exists
@@ -150,6 +151,15 @@ class NoLiveState(StateError):
 
 class LostWorkingState(StateError):
     """The working state of steps that are in no checkpoint is gone, so these steps have to come again."""
+
+
+class InputChanged(StateError):
+    """A logged step is run again, and its input, or what operators make of it, is not what it was."""
+
+    general_advice = (
+        "bring the source's data back as they were, or give up the logged steps, so that sinks get the rows of the "
+        "same input again under new ids (`siltstone recover STREAM --accept-loss`)"
+    )
 
 
 class ProofFailed(StateError):

@@ -8,7 +8,9 @@
     5  give up the checkpoints above the one that restores, in one transaction (`catalog.rollbacks`); if none restores,
        all of them: the stream then starts from nothing, with its logged input
     6  drop damaged full snapshots: nothing can be compared with them, and no restore needs them
-    7  complete unfinished deletions, and sweep
+    7  if nothing is damaged, but the last run could not run a logged step again as it was, because its input has
+       changed: give up the logged steps, if somebody accepts that sinks get rows again
+    8  complete unfinished deletions, and sweep
 
 A catalog restored from a backup does not know what newer runs have written (`catalog.epochs`). Recovery refuses it.
 With `accept_loss` it continues under an epoch above theirs and gives up what the catalog does not know.
@@ -44,6 +46,7 @@ from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.run.take_over import find_next_damaged, take_over
 
 _LOG = get_logger(__name__)
@@ -66,6 +69,8 @@ class Recovery(Result):
         snapshots: the checkpoints whose full snapshots were damaged and dropped; the checkpoints themselves stay.
         savepoints: names that were lost with their checkpoints.
         edits: the checkpoints among `given_up` that held an edit by hand, which no input brings back.
+        logged: the checkpoints among those given up before whose logged steps were given up, too, as their input has
+            changed: what comes instead has new ids for sinks, which get rows that they have.
         refusal: in a dry run, why a recovery would need `accept_loss`; None if it would not.
         swept_objects: how many objects were deleted from the store, with `swept_bytes` bytes; none is of `given_up`.
     """
@@ -81,6 +86,7 @@ class Recovery(Result):
     snapshots: tuple[int, ...]
     savepoints: tuple[str, ...]
     edits: tuple[int, ...]
+    logged: tuple[int, ...]
     refusal: str | None
     swept_objects: int
     swept_bytes: int
@@ -101,6 +107,9 @@ class Recovery(Result):
             done += f"; lost with them: savepoint {', '.join(self.savepoints)}"
         if self.edits:
             done += f"; edits at {', '.join(map(str, self.edits))} are lost: apply them again once the stream is there"
+        if self.logged:
+            of = describe_checkpoints(self.logged)
+            done += f"; {would} up the logged steps of {of}, whose input has changed: sinks get rows of them again"
         if self.refusal:
             done += f"; --accept-loss is needed, since it would lose {self.refusal}"
         return done
@@ -129,7 +138,8 @@ def recover(
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
         WrongWarehouse: the catalog is older than the store, and `accept_loss` is not set.
-        LossRefused: what is damaged, even if the catalog does not have it yet, is not given up without `accept_loss`.
+        LossRefused: what is damaged, even if the catalog does not have it yet, is not given up without `accept_loss`;
+            nor are logged steps whose input has changed.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         NewerFormat: a newer Siltstone wrote something that has to be proven; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
@@ -147,7 +157,11 @@ def recover(
             epoch, point, lost = _roll_back(warehouse, stream, run, tell, accept_loss)
         elif point.checkpoint and not dry_run:
             _note_proof(catalog, stream, point.checkpoint)
+        changed = () if point.failures else _find_changed(catalog, stream)
+        if changed and not dry_run:
+            epoch = _forget_logged(warehouse, stream, changed, accept_loss)
         snapshots = _drop_snapshots(warehouse, stream, point.checkpoint, tell, dry_run=dry_run)
+    again = "that sinks have rows of logged steps only once" if changed else None
     swept = (0, 0) if dry_run else _clean(warehouse, stream, epoch)
     return Recovery(
         stream=stream,
@@ -161,7 +175,10 @@ def recover(
         snapshots=snapshots,
         savepoints=lost.savepoints,
         edits=lost.edits,
-        refusal=", ".join(filter(None, (unfollowed, _explain_refusal(point, lost)))) or None if dry_run else None,
+        logged=changed,
+        refusal=", ".join(filter(None, (unfollowed, _explain_refusal(point, lost), again))) or None
+        if dry_run
+        else None,
         swept_objects=swept[0],
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
@@ -273,6 +290,40 @@ def _roll_back(
         with suppress(Unreachable):  # a note for people
             catalog.runs.end(stream, epoch, outcome)
     return epoch, point, lost
+
+
+def _find_changed(catalog: Catalog, stream: str) -> tuple[int, ...]:
+    """Return the checkpoints whose logged steps come next, if a run since the newest rollback found that the input of
+    one has changed."""
+    logged = {step.checkpoint for step in catalog.input_log.list_logged(stream)}
+    newest = max((rollback.epoch for rollback in catalog.rollbacks.list(stream)), default=0)
+    runs = catalog.runs.list(stream) if logged else []
+    found = any(run.epoch > newest and run.outcome == INPUT_CHANGED for run in runs)
+    return tuple(sorted(logged)) if found else ()
+
+
+def _forget_logged(warehouse: OpenWarehouse, stream: str, changed: tuple[int, ...], accept_loss: bool) -> int:
+    """Give up the logged steps, under a writer epoch of its own that commits nothing; return the epoch.
+
+    Raises:
+        LossRefused: that needs `accept_loss`.
+    """
+    of = describe_checkpoints(changed)
+    if not accept_loss:
+        raise LossRefused(
+            f"stream {stream} is not damaged, but the logged steps of {of} cannot be run again: their input has "
+            "changed. Giving them up would give sinks rows of theirs again, under new ids. Nothing was given up: bring "
+            f"the input back, or accept that with `siltstone recover {stream} --accept-loss`"
+        )
+    catalog, who = warehouse.catalog, this_process()
+    epoch = take_over(warehouse, stream, f"{who} recovers")
+    try:
+        catalog.rollbacks.forget_logged(stream, epoch, f"the input of the logged steps of {of} has changed", who)
+        write_extract(warehouse, stream)
+    finally:
+        with suppress(Unreachable):  # a note for people
+            catalog.runs.end(stream, epoch, OUTCOME)
+    return epoch
 
 
 def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:

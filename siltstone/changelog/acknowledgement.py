@@ -20,6 +20,7 @@ from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state.rows_digest import DigestedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,8 @@ class Acknowledgement:
         tracked_bytes: table -> bytes of its delta, if it was too large, so that a base was written instead.
         restored_bytes: bytes read from the store, because the working state was not on this machine.
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
+        read: what it read of the source; None if its operator reads another one.
+        made: name -> the rows of the step's output for that sink, also if they are not staged.
         error: (class, message, advice) of the subtask's error; None if it succeeded.
     """
 
@@ -68,6 +71,8 @@ class Acknowledgement:
     tracked_bytes: Mapping[str, int] = field(default_factory=dict)
     restored_bytes: int = 0
     outputs: Mapping[str, Staged] = field(default_factory=dict)
+    read: DigestedRows | None = None
+    made: Mapping[str, DigestedRows] = field(default_factory=dict)
     error: tuple[str, str, str] | None = None
 
     @property
@@ -119,7 +124,7 @@ class Acknowledgement:
             },
             "event_time_max": None if self.event_time_max is None else self.event_time_max.isoformat(),
         }
-        for rare in ("outputs", "prepared", "wants_checkpoint"):
+        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made"):
             if not getattr(self, rare):
                 del plain[rare]
         if self.outputs:
@@ -160,6 +165,8 @@ def _decode_fields(plain: Mapping[str, Any]) -> dict[str, Any]:
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
         "outputs": {name: _decode_staged(staged) for name, staged in plain.get("outputs", {}).items()},
+        "read": DigestedRows(**plain["read"]) if plain.get("read") else None,
+        "made": {name: DigestedRows(**of) for name, of in plain.get("made", {}).items()},
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),
     }

@@ -22,6 +22,7 @@ from siltstone.state.json_rows import broken_reason, describe_broken
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
+READ = "__read"
 _TIMES = pa.timestamp("us", tz="UTC")
 _FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1, 2), (9999, 12, 31)))
 """within which each time has a date in every time zone"""
@@ -41,7 +42,7 @@ def misfit_reason(operator: Operator, key: str) -> str:
 
 def internal_names(operator: Operator) -> list[str]:
     """List the column names that the engine itself uses in the rows of a subtask."""
-    return [HASH, *(original_column(name) for name in operator.key.names)]
+    return [HASH, READ, *(original_column(name) for name in operator.key.names)]
 
 
 @dataclass

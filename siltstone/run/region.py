@@ -50,6 +50,7 @@ from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
 from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoint
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
+from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests, encode_digests
 from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
@@ -365,6 +366,7 @@ class ConsistentRegion:
             staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
             table=operator.name in self.options.tables,
             hands_on=self.stream.has_reader(operator.name),
+            sinks=tuple(self.stream.sinks),
             resets=base_step == self._began_after,
             dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
             drains=order is not None and self._open.steps[-1].kind is not StepKind.CHANGE,
@@ -378,9 +380,22 @@ class ConsistentRegion:
         """
         self._coordinator.acknowledge(operator)
         self._open.gathered.add(operator, received)
+        self._note_digests(operator, OperatorDigests.of(received))
         self._open.log.append(self._step_path, operator, received)
         self._accepted[operator] = self.digests()[operator]
         self.outbox.add(self._open.outputs, received)
+
+    def _note_digests(self, operator: str, found: OperatorDigests) -> None:
+        """Record what an operator has read and made in the newest step; a logged step has to come again as it was.
+
+        Raises:
+            InputChanged: it has not.
+        """
+        step = self._open.steps[-1]
+        digests = decode_digests(step.digests)
+        if operator in digests:
+            check_repeated(step.step, operator, digests[operator], found)
+        self._open.steps[-1] = replace(step, digests=encode_digests({**digests, operator: found}))
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""

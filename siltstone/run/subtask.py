@@ -24,10 +24,12 @@ from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, process, step_schema
+from siltstone.run.read_rows import ReadRows
 from siltstone.run.staging import StagedOutput
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
 from siltstone.state.backend import SubtaskState
+from siltstone.state.rows_digest import DigestedRows
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import DEAD_LETTERS
 
@@ -51,7 +53,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
-    task = replace(task, stores=False, tracking=False, staged_with=None, dead_letters=nothing_staged)
+    task = replace(task, stores=False, tracking=False, staged_with=None, sinks=(), dead_letters=nothing_staged)
     yield from _report_error(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
@@ -70,6 +72,8 @@ def _run(
     find: Callable[[StepTask, int, PhaseTimer], AbstractContextManager[SubtaskState]],
 ) -> Iterator[pa.RecordBatch]:
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
+    reading, made = ReadRows(operator), {name: DigestedRows() for name in _sinks_of(task)}
+    batches = reading.watch(batches, clock)
     with ExitStack() as stack:
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
@@ -97,21 +101,32 @@ def _run(
                 sorted_out = SortedOut(task, batches, clock, Path(scratch))
                 output, taken = sorted_out.run(state)
             for batch in output:
+                rows = batch.drop_columns([ACKNOWLEDGEMENT])
+                if operator.name in made:
+                    with clock.phase("digest"):
+                        made[operator.name] += DigestedRows.of(rows)
                 if staging is not None:
                     with clock.phase("stage"):
-                        staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
+                        staging.add(rows)
                 if task.hands_on:
                     yield batch
         with clock.phase("stage"):
             if staging is not None:
                 staged[operator.name] = staging.finish()
             if sorted_out is not None:
-                staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
+                staged[DEAD_LETTERS], made[DEAD_LETTERS] = _put_letters(task, subtask, attempt, sorted_out)
         part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
             state.commit()
         dead = sorted_out.count if sorted_out is not None else 0
-        yield _acknowledge(_report(task, subtask, state, part, taken, dead, staged, clock), step_schema(operator))
+        report = _report(task, subtask, state, part, taken, dead, staged, clock)
+        made = {name: made[name] for name in _sinks_of(task)}
+        yield _acknowledge(replace(report, read=reading.read, made=made), step_schema(operator))
+
+
+def _sinks_of(task: StepTask) -> list[str]:
+    """The outputs of the operator that have a sink."""
+    return [name for name in (task.operator.name, DEAD_LETTERS) if name in task.sinks]
 
 
 def _report(
@@ -154,17 +169,22 @@ def _report(
     return acknowledgement
 
 
-def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> Staged:
+def _put_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> tuple[Staged, DigestedRows]:
+    """Stage the dead letters, if they are to be staged, and digest them without what may differ when they come again:
+    the error's text, and by which checkpoint."""
     order = task.dead_letters
-    if order is None or order.checkpoint is None or not sorted_out.count:
-        return Staged()
-    path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
+    if order is None or not sorted_out.count or DEAD_LETTERS not in task.sinks:
+        return Staged(), DigestedRows()
+    checkpoint, made = order.checkpoint or 0, DigestedRows()
+    path, output = CheckpointPath(task.stream, task.epoch, checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
     uploader, attempt = uploader_of(task.warehouse.store_url, task.upload), f"{attempt}-{task.step}"
     own = StagedOutput(uploader, path, DEAD_LETTERS, order.table, output, subtask, attempt)
     writer = own.write(LETTERS, task.upload.inline_bytes)
-    for letters in sorted_out.letters(order.checkpoint, order.offsets):
-        writer.add(letters)
-    return writer.finish()
+    for letters in sorted_out.letters(checkpoint, order.offsets):
+        made += DigestedRows.of(letters.select(["operator", "row"]))
+        if order.checkpoint is not None:
+            writer.add(letters)
+    return writer.finish(), made
 
 
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:

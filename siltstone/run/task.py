@@ -91,6 +91,7 @@ class StepTask:
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
         table: whether that sink is a table, whose files the staged rows become.
         hands_on: whether another operator reads the output.
+        sinks: the names of outputs that have a sink, whose rows are digested (`run.step_digests`).
         resets: whether the step is the first of its run, or after a reset: the operator is told (`run.callbacks`).
         stores: whether it stores its part of the checkpoint; False where lost output is made again.
         dead_letters: what to do with rows that the operator cannot process; None: they fail the step.
@@ -119,6 +120,7 @@ class StepTask:
     staged_with: int | None = None
     table: bool = False
     hands_on: bool = True
+    sinks: Collection[str] = ()
     resets: bool = False
     stores: bool = True
     dead_letters: DeadLetterOrder | None = None

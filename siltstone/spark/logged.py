@@ -6,17 +6,19 @@ query of its own.
 """
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.catalog.records.steps import Step
-from siltstone.errors import StateError, UsageError
-from siltstone.spark.queries import source_names
+from siltstone.errors import InputChanged, StateError
+from siltstone.spark.queries import ReadFile, read_files, source_names
 from siltstone.spark.source_log import SourceLog
 
 POLL_S = 0.05
+NAMED_FILES = 3
+"""most files that an error names"""
 
 
 def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[DataFrame], None]) -> None:
@@ -27,16 +29,22 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         work: called once with the batch's rows, on another thread, while the caller waits.
 
     Raises:
-        UsageError: a file that the batch read does not exist any more; Spark would run the batch without it.
+        InputChanged: a file that the batch read does not exist any more, and Spark would run the batch without it; or
+            it has another size, or `work` found other rows.
         Exception: an error of `work` or of Spark.
         StateError: Spark ended the query without running the batch.
     """
 
     def checked(rows: DataFrame) -> None:
         log.check_names(source_names(rows.sparkSession, log.query_id), step)
-        work(rows)
+        logged = log.files_of(step)
+        found = read_files(rows.sparkSession, log.query_id) if logged else {}
+        _check_files(step, logged, found)
+        try:
+            work(rows)
+        except InputChanged as error:
+            raise _with_files(error, logged, found) from error
 
-    _check_files(source.sparkSession, step, log.files_of(step))
     log.rerun(step)
     batch = _LoggedBatch(step, log.number(step.batch), checked)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", log.url)
@@ -53,13 +61,27 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         raise query.exception() or StateError(f"Spark did not run batch {step.batch_id} again")
 
 
-def _check_files(spark: SparkSession, step: Step, files: Iterable[str]) -> None:
-    context: Any = spark.sparkContext
-    jvm, configuration = context._jvm, context._jsc.hadoopConfiguration()
-    for url in files:
-        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(url))
-        if not path.getFileSystem(configuration).exists(path):
-            raise UsageError(f"source data of step {step.step} are missing: {url} does not exist; restore it")
+def _check_files(step: Step, logged: Sequence[LoggedFile], found: Mapping[str, ReadFile]) -> None:
+    for file in logged:
+        now = found.get(file.url)
+        if now is None:
+            raise InputChanged(f"source data of step {step.step} are missing: {file.url} does not exist")
+        if None not in (file.size, now.size) and file.size != now.size:
+            raise InputChanged(
+                f"step {step.step} is run again, and {file.url} has {now.size} bytes, and had {file.size} before"
+            )
+
+
+def _with_files(error: InputChanged, logged: Sequence[LoggedFile], found: Mapping[str, ReadFile]) -> InputChanged:
+    """Name the step's files: those that were modified since, if there are any. The modification time alone says
+    nothing: files that were moved have another one, too."""
+    modified = [file.url for file in logged if found[file.url].modified_ms != file.modified_ms]
+    named = modified or [file.url for file in logged]
+    if not named:
+        return error
+    shown = ", ".join(named[:NAMED_FILES]) + (f" and {len(named) - NAMED_FILES} more" if named[NAMED_FILES:] else "")
+    said = "modified since then:" if modified else "its files:"
+    return InputChanged(f"{error.message} ({said} {shown})", advice=error.advice)
 
 
 class _LoggedBatch:

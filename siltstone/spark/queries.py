@@ -1,10 +1,12 @@
 """Read what Spark's streaming queries know about their sources but do not expose, from the JVM of a classic session."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +18,8 @@ from siltstone.spark.versions import names_of_sources, offset_log_versions, star
 
 _CLEANING = "cleanSource"
 _SOCKET = "socket"
+_LENGTH = re.compile(r"; isDirectory=false; length=([0-9]+);")
+_MODIFIED = re.compile(r"; modification_time=([0-9]+)")
 
 
 def check_source(rows: DataFrame) -> None:
@@ -129,6 +133,43 @@ def source_names(spark: SparkSession, query_id: str) -> list[str] | None:
     execution = _execution(spark, query_id)
     names = names_of_sources(execution)
     return None if names is None else [names.apply(source) for source in _iterate(execution.sources())]
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A file as a file source of a running batch found it: its size in bytes, if it is known, and when it was
+    modified, in milliseconds since 1970."""
+
+    size: int | None
+    modified_ms: int | None
+
+
+def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
+    """Return the files that the running batch of a query reads from file sources: URL, as in Spark's record -> file.
+
+    They are those that Spark has listed for the batch; no file is looked at again. A file that is gone is missing.
+
+    Raises:
+        StateError: no query of this id is running.
+    """
+    found: dict[str, ReadFile] = {}
+    for leaf in _iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
+        relation = leaf.relation() if leaf.getClass().getSimpleName() == "LogicalRelation" else None
+        if relation is None or relation.getClass().getSimpleName() != "HadoopFsRelation":
+            continue
+        files, context = relation.location(), cast("Any", spark.sparkContext)
+        # In one call each: there may be a hundred thousand.
+        urls = context._jvm.org.apache.hadoop.util.StringUtils.join("\n", files.inputFiles()).split("\n")
+        told = files.allFiles().mkString("\n").split("\n")
+        found |= {url: _read_file(status) for url, status in zip(urls, told, strict=True) if url}
+    return found
+
+
+def _read_file(status: str) -> ReadFile:
+    """Read what Hadoop's `FileStatus.toString` says; its path, which comes first, may hold any character."""
+    said = [pattern.findall(status) for pattern in (_LENGTH, _MODIFIED)]
+    size, modified_ms = (int(numbers[-1]) if numbers else None for numbers in said)
+    return ReadFile(size, modified_ms)
 
 
 def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:

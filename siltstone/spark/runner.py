@@ -38,7 +38,15 @@ from siltstone.spark.delivery import deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
-from siltstone.spark.queries import check_query, check_source, read_progress, source_log, source_names, start_offsets
+from siltstone.spark.queries import (
+    check_query,
+    check_source,
+    read_files,
+    read_progress,
+    source_log,
+    source_names,
+    start_offsets,
+)
 from siltstone.spark.source_log import span
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
@@ -228,9 +236,15 @@ class StreamRunner:
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
-        self._take(rows, self._log.read(batch, region.step + 1), ends=ends)
+        self._take(
+            rows, self._log.read(batch, region.step + 1, partial(self._read_sizes, rows.sparkSession)), ends=ends
+        )
         if last:
             self.enough.set()
+
+    def _read_sizes(self, spark: SparkSession) -> dict[str, int]:
+        files = read_files(spark, self._log.query_id)
+        return {url: file.size for url, file in files.items() if file.size is not None}
 
     def _check_sources(self, spark: SparkSession, batch: int) -> None:
         """Check the sources in the query's first batch, and record where they begin if nobody has."""

@@ -29,7 +29,7 @@ import re
 import shutil
 import uuid
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,17 @@ from typing import Any
 from siltstone.catalog.records.source_entries import (
     NO_OFFSET,
     OFFSET_VERSIONS,
+    LoggedFile,
+    add_sizes,
     check_offset_version,
     decode_offsets,
     decode_sources,
     encode_offsets,
     is_file_log,
+    list_files,
     names_sources,
-    path_of,
     split,
+    without_sizes,
 )
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
@@ -217,15 +220,18 @@ class SourceLog:
         """Add a logged batch's source log entries to those known; return the sources that have entries."""
         sources = decode_sources(step.sources)
         for source, texts in sources.items():
-            entries = {n: self._to_local(text) for n, text in texts.items()}
+            entries = {n: self._to_local(without_sizes(text)) for n, text in texts.items()}
             # The pruned part of the log is one entry; steps read before it may have some of its files, too.
             fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
             self._entries.setdefault(source, {}).update(fresh)
             self._recorded[source] = max(self._entries[source])
         return list(sources)
 
-    def read(self, batch: int, step: int) -> Step:
+    def read(self, batch: int, step: int, sizes: Callable[[], Mapping[str, int]] = dict) -> Step:
         """Read the record of the batch that is running as `step`; each source log entry is returned only once.
+
+        Args:
+            sizes: returns the sizes of the files that the batch reads, by URL; called only if it reads any.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
@@ -236,15 +242,17 @@ class SourceLog:
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = self._fresh_entries(directory)
             if fresh:
+                if any(map(is_file_log, fresh.values())):
+                    found = sizes()
+                    fresh = {n: add_sizes(text, found) for n, text in fresh.items()}
                 sources[directory.name] = {str(n): self._to_portable(text) for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
         return Step(step, batch, path.read_text(), json.dumps(sources))
 
-    def files_of(self, step: Step) -> list[str]:
-        """List the URLs of the files that a batch reads from file sources."""
+    def files_of(self, step: Step) -> list[LoggedFile]:
+        """List the files that a batch reads from file sources, as they were recorded."""
         texts = [text for entries in decode_sources(step.sources).values() for text in entries.values()]
-        lines = [line for text in texts if is_file_log(text) for line in self._to_local(text).splitlines()[1:]]
-        return [path_of(line) for line in lines]
+        return [file for text in texts for file in list_files(self._to_local(text))]
 
     def _to_portable(self, entry: str) -> str:
         """Replace the warehouse's path in an entry by a placeholder, as the catalog records it."""

@@ -19,11 +19,12 @@ from siltstone.run.callbacks import drains
 from siltstone.run.processing import (
     ACKNOWLEDGEMENT,
     HASH,
-    combine,
+    READ,
     internal_names,
     original_column,
     step_schema,
 )
+from siltstone.run.read_rows import combine_all, combined_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
@@ -205,15 +206,19 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = keyed_rows(rows, task)
-    names = ", ".join(map(quote, task.operator.key.names))
-    group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
+    key_hash = _hash_of(task.operator)
+    group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
     shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by:
         shuffled = shuffled.sortWithinPartitions(*map(quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
-    hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
+    hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
     return map_in_arrow(hashed, _in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
+
+
+def _hash_of(operator: Operator) -> str:
+    return f"xxhash64({', '.join(map(quote, operator.key.names))})"
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -397,8 +402,10 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     operator, fails = task.operator, task.dead_letters is None
     columns = _select(rows, columns_read(rows, operator, task.event_time), operator, fails=fails)
     if operator.combined is not None:
-        combined = _combine(rows.selectExpr(*columns), operator)
-        return combined.selectExpr(*_select(combined, operator.combined.names, operator, fails=fails))
+        carried = [READ] if operator.reads == SOURCE else []
+        hashed = [f"{_hash_of(operator)} as {HASH}"] if carried else []
+        combined = _combine(rows.selectExpr(*columns).selectExpr("*", *hashed), operator)
+        return combined.selectExpr(*_select(combined, operator.combined.names, operator, fails=fails), *carried)
     if fails:
         return rows.selectExpr(*columns)
     given = rows.schema
@@ -421,11 +428,9 @@ def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
     """Apply the operator's `combine` to rows before the shuffle."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            try:
-                combined = combine(operator, pa.Table.from_batches([batch]))
-            except SiltstoneError as error:
-                raise OperatorFailed(error.full_text) from error  # the driver sees only its text, and whose it is
-            yield from combined.to_batches()
+        try:
+            yield from combine_all(operator, batches)
+        except SiltstoneError as error:
+            raise OperatorFailed(error.full_text) from error  # the driver sees only its text, and whose it is
 
-    return map_in_arrow(rows, run, spark_schema(operator.combined))
+    return map_in_arrow(rows, run, spark_schema(combined_schema(operator)))

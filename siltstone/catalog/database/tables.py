@@ -201,6 +201,7 @@ step = Table(
     Column("batch_id", BigInteger),
     Column("offsets", Packed, nullable=False),
     Column("sources", Packed),
+    Column("digests", Packed),
     Index("step_in_order", "stream", "checkpoint", "step"),
     # A run reads these when it starts; sources other than files have almost none.
     Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),

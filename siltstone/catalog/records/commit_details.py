@@ -12,7 +12,7 @@ characters of options in the offsets of each step; they are stored once.
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -135,7 +135,7 @@ def encode_steps(steps: Sequence[Step]) -> dict[str, Any]:
         line, newline, after = rest.partition("\n")
         which = options.setdefault(conf + line, len(options))
         batch = step.kind if step.batch_id is None else step.batch_id
-        rows.append([step.step, batch, before, which, newline + after, step.sources])
+        rows.append([step.step, batch, before, which, newline + after, step.sources, step.digests])
     return {"options": list(options), "steps": rows}
 
 
@@ -147,17 +147,17 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     """
     options = [check_text(each, "an option") for each in values["options"]]
     steps = []
-    for number, batch, before, which, after, sources in values["steps"]:
+    for number, batch, before, which, after, sources, text in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
         _check_column(offsets, "offsets")
         check_integer(number, 0, MAX_ID, "a step")
-        text = _check_column(sources, "sources")
+        texts, digests = (offsets, _check_column(sources, "sources")), _check_column(text, "digests")
         if not isinstance(batch, str):
-            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), offsets, text))
+            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), *texts, digests=digests))
             continue
-        step = Step(number, None, offsets, text, StepKind(batch))
-        if step != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
+        step = Step(number, None, *texts, StepKind(batch), digests)
+        if replace(step, digests="") != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
             raise ValueError(f"step {number} has no batch, and yet has read something")
         steps.append(step)
     return tuple(steps)

@@ -211,11 +211,11 @@ def skip_sink_ids(connection: Connection, stream: str, count: int) -> None:
     connection.execute(update(t.stream).where(s.name == stream).values(sink_offset=s.sink_offset + count))
 
 
-def forget_outputs(connection: Connection, stream: str) -> None:
-    """Forget all outputs: the stream begins again, and their input comes again, if at all, under other ids. A sweep
-    deletes what they staged."""
+def forget_outputs(connection: Connection, stream: str, after: int = 0) -> None:
+    """Forget all outputs after checkpoint `after`: their input comes again, if at all, under other ids. A sweep deletes
+    what they staged."""
     for table in (t.output_object, t.output):
-        connection.execute(delete(table).where(table.c.stream == stream))
+        connection.execute(delete(table).where(table.c.stream == stream, table.c.checkpoint > after))
 
 
 def _is_output(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:

@@ -9,6 +9,8 @@ of `step` above c stay. They are no longer a record of what happened, but a log 
     a run that follows it      commits checkpoint c + 1 with the steps logged for it, which its own replace
     a run that does not        commits other steps: the rest of the log no longer applies, and is removed in the same
                                transaction (`settle_log`)
+    a person gives it up       since its input has changed: it is removed, and sinks know what comes instead under new
+                               ids (`Rollbacks.forget_logged`)
 
 So a logged step never becomes a recorded one without being run, and a step that was run is never logged as one to come.
 If the input log was pruned, the steps of the first checkpoints are gone. A rollback to 0 then leaves no log: the stream
@@ -118,6 +120,33 @@ class Rollbacks(CatalogPart):
             )
             connection.execute(insert(t.rollback), asdict(record))
             return lost
+
+    def forget_logged(self, stream: str, epoch: int, reason: str, who: str) -> tuple[int, ...]:
+        """Give up the steps that are logged to come next, in one transaction guarded by the writer epoch.
+
+        Their input comes again with other boundaries, and so do rows that sinks have, under new ids.
+
+        Returns:
+            The checkpoints that they would have made again.
+
+        Raises:
+            Fenced: `epoch` is not the stream's newest.
+        """
+        with self._transactions.begin_write(f"the input log of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            newest, s = find_newest(connection, stream), t.step.c
+            last = newest.id if newest else 0
+            logged = (s.stream == stream) & (s.checkpoint > last)
+            query = select(s.checkpoint).distinct().where(logged).order_by(s.checkpoint)
+            given_up = tuple(connection.scalars(query))
+            if given_up:
+                connection.execute(delete(t.step).where(logged))
+                forget_outputs(connection, stream, after=last)
+                skip_sink_ids(connection, stream, given_up[-1] - last)
+                now = self._transactions.time(connection)
+                record = RollbackRecord(stream, epoch, last, given_up[-1], reason, who, now)
+                connection.execute(insert(t.rollback), asdict(record))
+            return given_up
 
     def skip_epochs(self, stream: str, who: str, *, above: int, newest: int, extracts: int = 0) -> int:
         """Take the stream over with a writer epoch higher than `above`, for a catalog restored from a backup.

@@ -14,12 +14,14 @@ with the version, and then one line per file of the batch with that number:
     v1
     {"path":"file:///in/a.parquet","timestamp":1372896000000,"batchId":7}
 
-Other sources write one entry, with their initial offset.
+to which we add the file's size in bytes: ..."batchId":7,"size":4096}. Other sources write one entry, with their initial
+offset.
 """
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
@@ -30,6 +32,7 @@ NO_OFFSET = "-"
 """what Spark writes for a source without an offset"""
 OFFSET_VERSIONS = ("v1", "v2")
 """the versions of Spark's offset log that can be read"""
+_SIZE = re.compile(r',"size":[0-9]{1,18}\}$', re.MULTILINE)
 _SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
@@ -112,6 +115,47 @@ def check_sources(sources: str) -> None:
         for entry in split(numbered).values():
             for line in entry.splitlines()[1:] if is_file_log(entry) else ():
                 path_of(line)
+
+
+@dataclass(frozen=True)
+class LoggedFile:
+    """A file that a batch has read: its URL, its modification time then, and its size, if that was recorded."""
+
+    url: str
+    modified_ms: int
+    size: int | None
+
+
+def list_files(entry: str) -> list[LoggedFile]:
+    """List the files in one entry of a file source's log; none of another source's.
+
+    Raises:
+        StateError: the entry is damaged.
+    """
+    if not is_file_log(entry):
+        return []
+    with translate_decode_errors(_WHERE, _WHAT, StateError):
+        found = []
+        for line in entry.splitlines()[1:]:
+            of = _parse_line(line)
+            size = None if of.get("size") is None else check_integer(of["size"], 0, _NUMBER_MAX, "a file's size")
+            modified_ms = check_integer(of.get("timestamp", 0), -_NUMBER_MAX, _NUMBER_MAX, "timestamp")
+            found.append(LoggedFile(path_of(line), modified_ms, size))
+        return found
+
+
+def add_sizes(entry: str, sizes: Mapping[str, int]) -> str:
+    """Add the sizes of files (URL -> bytes) to an entry that Spark wrote."""
+    if not is_file_log(entry):
+        return entry
+    header, *lines = entry.splitlines()
+    known = ((line, sizes.get(path_of(line))) for line in lines)
+    return "\n".join([header, *(line if size is None else f'{line[:-1]},"size":{size}}}' for line, size in known)])
+
+
+def without_sizes(entry: str) -> str:
+    """Return an entry as Spark wrote it."""
+    return _SIZE.sub("}", entry)
 
 
 def is_file_log(entry: str) -> bool:

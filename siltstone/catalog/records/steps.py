@@ -33,6 +33,7 @@ class Step:
         batch_id: Spark's micro-batch; None for a step without one.
         offsets: the batch's text in Spark's offset log; empty without a batch.
         sources: the batch's text in the sources' logs.
+        digests: what was read and made of it, as text (`run.step_digests`); empty if that is not known.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Step:
     offsets: str = ""
     sources: str = NO_ENTRIES
     kind: StepKind = StepKind.BATCH
+    digests: str = ""
 
     @classmethod
     def without_rows(cls, step: int, kind: StepKind = StepKind.EMPTY) -> "Step":
@@ -92,11 +94,14 @@ def with_ends(steps: Sequence[StepRecord]) -> Iterator[tuple[StepRecord, bool]]:
 def to_step(row: "Row[Any]") -> StepRecord:
     """Convert a row of table step to a record."""
     kind = StepKind(row.kind)
-    return StepRecord(row.step, row.batch_id, row.offsets, row.sources or NO_ENTRIES, kind, checkpoint=row.checkpoint)
+    return StepRecord(
+        *(row.step, row.batch_id, row.offsets, row.sources or NO_ENTRIES, kind, row.digests or ""),
+        checkpoint=row.checkpoint,
+    )
 
 
 def step_values(step: Step) -> dict[str, Any]:
     """Return the values of table step for what was read."""
     sources = None if step.sources == NO_ENTRIES else step.sources
     values = {"step": step.step, "kind": step.kind, "batch_id": step.batch_id, "offsets": step.offsets}
-    return values | {"sources": sources}
+    return values | {"sources": sources, "digests": step.digests or None}

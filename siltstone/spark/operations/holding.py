@@ -11,12 +11,13 @@ from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Fenced, Unreachable
+from siltstone.errors import Fenced, InputChanged, Unreachable
 from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
 from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
+from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.settings import Settings
 from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
 from siltstone.spark.background import SparkUnits
@@ -191,6 +192,7 @@ def writer_epoch(
             raise
         finally:
             if runner is not None and runner.failure is not None:
+                outcome = INPUT_CHANGED if isinstance(runner.failure, InputChanged) else outcome
                 runner.jobs.cancel()
             if runner is not None:
                 runner.close()

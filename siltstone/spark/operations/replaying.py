@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
-from siltstone.errors import SiltstoneError, StateError, UsageError
+from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
+from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
@@ -157,7 +158,7 @@ class _LoggedReplay:
         )
 
     def _step(self, spark: SparkSession, source: DataFrame, step: StepRecord, *, ends: bool, drains: bool) -> None:
-        work = partial(self._run, spark, checkpoint=step.checkpoint, ends=ends, drains=drains)
+        work = partial(self._run, spark, logged=step, checkpoint=step.checkpoint, ends=ends, drains=drains)
         where = f"step {step.step} of {self.plan.stream}, part of checkpoint {step.checkpoint},"
         try:
             if step.batch_id is None:
@@ -166,14 +167,25 @@ class _LoggedReplay:
                 rerun_batch(source, self._log, step, work)
         except UsageError as error:
             raise UsageError(f"{where} cannot be replayed: {error}, or replay --from a later checkpoint") from error
+        except InputChanged as error:
+            raise InputChanged(
+                f"{self.plan.stream} cannot be replayed: {error.message}",
+                advice="bring the source's data and the operators' code back as they were, or replay --from a later "
+                "checkpoint",
+            ) from error
         except SiltstoneError:
             raise
         except Exception as error:
             raise StateError(f"{where} stopped the replay: {explain(error)}", advice="replay it again") from error
 
-    def _run(self, spark: SparkSession, rows: DataFrame | None, **as_logged: Any) -> None:
+    def _run(
+        self, spark: SparkSession, rows: DataFrame | None, *, logged: StepRecord | None = None, **as_logged: Any
+    ) -> None:
         done = run_step(spark, rows, self._tasks(**as_logged), self._placement)
+        recorded = {} if logged is None else decode_digests(logged.digests)
         for name, received in done.received.items():
+            if logged is not None and name in recorded:
+                check_repeated(logged.step, name, recorded[name], OperatorDigests.of(received))
             self._gathered.add(name, received)
         done.unpersist()
         self._version += 1
@@ -214,6 +226,7 @@ class _LoggedReplay:
                 interval=checkpoint,
                 upload=self.settings.upload,
                 hands_on=self.stream.has_reader(op.name),
+                sinks=tuple(self.stream.sinks),
                 drains=drains,
                 dead_letters=DeadLetterOrder() if self.stream.dead_letters else None,
             )

@@ -1,0 +1,94 @@
+"""Digest the rows that an operator reads of the source in one step, as they come.
+
+Rows that are combined before the shuffle are digested there. The digest travels with the combined rows: the column
+`READ` of one of them has it, and is null in the others. Each combined row reaches one subtask once, even if Spark makes
+rows again, so the sum over the subtasks is the digest of all. If there is no combined row to carry it, a row of nulls
+does, which the subtask leaves out.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.operator import SOURCE, Operator
+from siltstone.run.phase_timer import PhaseTimer
+from siltstone.run.processing import HASH, READ, combine, original_column
+from siltstone.state.columns import null_mask, one_array
+from siltstone.state.rows_digest import DigestedRows
+
+_ROW, _NO_ROW = b"r", b"-"
+"""what the value in `READ` begins with: whether it is of a combined row, or only carries the digest"""
+
+
+def combined_schema(operator: Operator) -> pa.Schema:
+    """Return the columns of combined rows on their way, all nullable; of rows of the source with `READ`."""
+    fields = [f.with_nullable(True) for f in operator.combined or ()]
+    return pa.schema([*fields, pa.field(READ, pa.binary())] if operator.reads == SOURCE else fields)
+
+
+def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Combine rows batch by batch (`combined_schema`).
+
+    Args:
+        batches: the rows, of the source with `HASH`, the hash of the key.
+
+    Raises:
+        SiltstoneError, OperatorFailed: as `processing.combine`.
+    """
+    schema, read = combined_schema(operator), DigestedRows()
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        if operator.reads != SOURCE:
+            yield from combine(operator, table).cast(schema).to_batches()
+            continue
+        read += DigestedRows.of(digested_columns(operator, batch))
+        made = combine(operator, table.drop_columns([HASH]))
+        if made.num_rows:
+            carried = pa.array([_ROW + read.pack(), *[None] * (made.num_rows - 1)], pa.binary())
+            yield from made.append_column(READ, carried).cast(schema).to_batches()
+            read = DigestedRows()
+    if read.rows:
+        nulls = [pa.nulls(1, f.type) for f in list(schema)[:-1]]
+        yield pa.record_batch([*nulls, pa.array([_NO_ROW + read.pack()], pa.binary())], schema=schema)
+
+
+def digested_columns(operator: Operator, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Select what is digested of rows: the hash of the key for its columns, and all others. Where a key could not be
+    cast to its type, that is its original value."""
+    originals = {original_column(name): name for name in operator.key.names}
+    chosen = {n: batch.column(n) for n in batch.schema.names if n not in originals and n not in operator.key.names}
+    for original, name in originals.items():
+        if original in batch.schema.names and batch.column(name).null_count:
+            given, null = one_array(batch.column(original)), pa.array(null_mask(batch.column(name)))
+            chosen[original] = pc.if_else(null, given, pa.scalar(None, given.type))
+    return pa.record_batch(list(chosen.values()), names=list(chosen))
+
+
+class ReadRows:
+    """Digests the rows of one subtask.
+
+    Attributes:
+        read: those that came so far; None for an operator that reads another one.
+    """
+
+    def __init__(self, operator: Operator) -> None:
+        self.read: DigestedRows | None = DigestedRows() if operator.reads == SOURCE else None
+        self._operator = operator
+
+    def watch(self, batches: Iterator[pa.RecordBatch], clock: PhaseTimer) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, without `READ`, and digest them; this is the phase `digest`."""
+        for batch in batches:
+            with clock.phase("digest"):
+                rows = batch if self.read is None else self._take(self.read, batch)
+            yield rows
+
+    def _take(self, before: DigestedRows, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if READ not in batch.schema.names:
+            self.read = before + DigestedRows.of(digested_columns(self._operator, batch))
+            return batch
+        carried = batch.column(READ).drop_null().to_pylist()
+        self.read = sum((DigestedRows.unpack(value[1:]) for value in carried), before)
+        if any(value.startswith(_NO_ROW) for value in carried):
+            batch = batch.filter(pc.fill_null(pc.starts_with(batch.column(READ), _ROW), fill_value=True))
+        return batch.drop_columns([READ])
