@@ -50,6 +50,7 @@ from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.run.take_over import find_next_damaged, take_over
 
 _LOG = get_logger(__name__)
+_AGAIN = "that sinks have the rows of logged steps only once"
 OUTCOME = "recovered"
 """outcome that is recorded for the run of a recovery"""
 
@@ -151,17 +152,11 @@ def recover(
     with hold_lease(catalog, stream, None, what="recovers"):
         point, epoch = find_beside_run(warehouse, stream, run, tell), None
         lost = catalog.rollbacks.foresee(stream, point.checkpoint, point.newest)
-        if point.failures and not dry_run:
-            if not point.rebuilt:
-                _refuse_loss(stream, point, lost, accept_loss)
-            epoch, point, lost = _roll_back(warehouse, stream, run, tell, accept_loss)
-        elif point.checkpoint and not dry_run:
-            _note_proof(catalog, stream, point.checkpoint)
         changed = () if point.failures else _find_changed(catalog, stream)
-        if changed and not dry_run:
-            epoch = _forget_logged(warehouse, stream, changed, accept_loss)
+        refusals = unfollowed, _explain_refusal(point, lost), _AGAIN if changed else None
+        if not dry_run:
+            epoch, point, lost = _make_ready(warehouse, stream, run, tell, accept_loss, point, lost, changed)
         snapshots = _drop_snapshots(warehouse, stream, point.checkpoint, tell, dry_run=dry_run)
-    again = "that sinks have rows of logged steps only once" if changed else None
     swept = (0, 0) if dry_run else _clean(warehouse, stream, epoch)
     return Recovery(
         stream=stream,
@@ -176,13 +171,37 @@ def recover(
         savepoints=lost.savepoints,
         edits=lost.edits,
         logged=changed,
-        refusal=", ".join(filter(None, (unfollowed, _explain_refusal(point, lost), again))) or None
-        if dry_run
-        else None,
+        refusal=", ".join(filter(None, refusals)) or None if dry_run else None,
         swept_objects=swept[0],
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+def _make_ready(
+    warehouse: OpenWarehouse,
+    stream: str,
+    run: Map,
+    tell: Callable[[str], None],
+    accept_loss: bool,
+    point: RecoveryPoint,
+    lost: RollbackLoss,
+    changed: tuple[int, ...],
+) -> tuple[int | None, RecoveryPoint, RollbackLoss]:
+    """Give up what is damaged, or else the logged steps whose input has changed.
+
+    Returns the epoch of that, None if nothing was given up, the point, and what was lost.
+
+    Raises:
+        LossRefused: it needs `accept_loss`.
+    """
+    if point.failures:
+        if not point.rebuilt:
+            _refuse_loss(stream, point, lost, accept_loss)
+        return _roll_back(warehouse, stream, run, tell, accept_loss)
+    if point.checkpoint:
+        _note_proof(warehouse.catalog, stream, point.checkpoint)
+    return _forget_logged(warehouse, stream, changed, accept_loss) if changed else None, point, lost
 
 
 def _check_catalog(

@@ -63,20 +63,20 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
 
 def _check_files(step: Step, logged: Sequence[LoggedFile], found: Mapping[str, ReadFile]) -> None:
     for file in logged:
-        now = found.get(file.url)
+        now = found.get(file.path)
         if now is None:
-            raise InputChanged(f"source data of step {step.step} are missing: {file.url} does not exist")
+            raise InputChanged(f"source data of step {step.step} are missing: {file.path} does not exist")
         if None not in (file.size, now.size) and file.size != now.size:
             raise InputChanged(
-                f"step {step.step} is run again, and {file.url} has {now.size} bytes, and had {file.size} before"
+                f"step {step.step} is run again, and {file.path} has {now.size} bytes, and had {file.size} before"
             )
 
 
 def _with_files(error: InputChanged, logged: Sequence[LoggedFile], found: Mapping[str, ReadFile]) -> InputChanged:
     """Name the step's files: those that were modified since, if there are any. The modification time alone says
     nothing: files that were moved have another one, too."""
-    modified = [file.url for file in logged if found[file.url].modified_ms != file.modified_ms]
-    named = modified or [file.url for file in logged]
+    modified = [file.path for file in logged if found[file.path].modified_ms != file.modified_ms]
+    named = modified or [file.path for file in logged]
     if not named:
         return error
     shown = ", ".join(named[:NAMED_FILES]) + (f" and {len(named) - NAMED_FILES} more" if named[NAMED_FILES:] else "")

@@ -134,7 +134,7 @@ def test_a_file_replaced_under_its_name_stops_a_recovery_by_name(tmp_path: Path,
     result = run(settings, stream, RunRequest())
     now = sums(settings)
     assert result.checkpoints == [4, 5] and [row for row in now if row in before] == before and len(now) == 9
-    assert verify(settings, stream, every=True).proven and replay(settings, stream).proven
+    assert verify(settings, "g", every=True).proven and replay(settings, stream).proven
 
 
 def test_only_a_person_gives_up_logged_steps_and_then_the_new_history_is_whole(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_only_a_person_gives_up_logged_steps_and_then_the_new_history_is_whole(t
     counted = {row["k"]: row["n"] for row in sums(settings)}
     assert counted == {"a": 5, "k0": 1, "k1": 1, "k2": 1, "k3": 1, "k9": 1}  # the sink keeps what it had: k3
     assert [row["s"] for row in sums(settings) if row["k"] == "a"] == [0, 1, 3, 6, 10, 14]  # two of n = 4
-    assert verify(settings, stream, every=True).proven and replay(settings, stream).proven
+    assert verify(settings, "g", every=True).proven and replay(settings, stream).proven
 
 
 def test_code_that_makes_other_rows_of_the_same_input_is_noticed(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_each_manifest_names_the_one_before_and_holds_what_its_commit_recorded(
         commit = commit_of(manifest, record.manifest, found[-1])
         assert (commit.digest, commit.rows, commit.bytes) == (record.digest, record.rows, record.bytes)
     assert [step for each in found for step in each.steps] == [
-        Step(s.step, s.batch_id, s.offsets, s.sources) for s in place.catalog.input_log.list(NAME, 3)
+        Step(s.step, s.batch_id, s.offsets, s.sources, s.kind, s.digests) for s in place.catalog.input_log.list(NAME, 3)
     ]
     expected = [None, *(PreviousCheckpoint(each.manifest, each.committed_at) for each in records[:2])]
     assert [each.previous for each in found] == expected

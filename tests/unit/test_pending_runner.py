@@ -43,7 +43,7 @@ class Log:
         """Its own numbers are those of the stream."""
         return batch
 
-    def read(self, batch: int, step: int) -> Step:
+    def read(self, batch: int, step: int, _: object) -> Step:
         """What a micro-batch has read."""
         return Step(step, batch, "v1\n{}\n")
 

@@ -170,7 +170,24 @@ def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
 def test_the_files_of_a_batch_are_known_and_other_sources_have_none(tmp_path: Path) -> None:
     entries = {"0": {"7": f"v1\n{entry(7)}\n{entry(8)}"}, "1": {"0": "v1\n17"}}
     found = SourceLog(tmp_path).files_of(Step(1, 0, "v1\n{}\n", json.dumps(entries)))
-    assert found == ["file:///in/7.parquet", "file:///in/8.parquet"]
+    assert [file.path for file in found] == ["file:///in/7.parquet", "file:///in/8.parquet"]
+    assert [file.size for file in found] == [None, None]
+
+
+def test_sizes_are_recorded_with_files_and_spark_does_not_see_them(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path / "a", ("/in", "/in"))
+    log.prepare(after([]))
+    spark_writes(log.location / "sources" / "0", 0)
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text("v1\n{}\n0")
+    written = (log.location / "sources" / "0" / "0").read_text()
+    [path] = [file.path for file in log.files_of(Step(1, 0, sources=json.dumps({"0": {"0": written}})))]
+    step = log.read(0, 1, lambda: {path: 4096, "file:///other": 1})
+    assert '"size":4096}' in json.loads(step.sources)["0"]["0"] and "{warehouse}" in step.sources
+    again = SourceLog(tmp_path / "b", ("/moved", "/moved"))
+    again.prepare(after([step]))
+    assert (again.location / "sources" / "0" / "0").read_text() == written.replace("file:///in", "file:///moved")
+    assert [(file.path, file.size) for file in again.files_of(step)] == [(path.replace("/in", "/moved"), 4096)]
 
 
 # Where sources begin
@@ -347,7 +364,7 @@ def test_files_of_a_warehouse_that_was_moved_are_seen_where_they_are_now(slashes
         log = SourceLog(tmp_path / "b", warehouse)
         log.prepare(after([step]))
         assert (log.location / "sources" / "0" / "0").read_text() == seen
-        assert log.files_of(step)[0] == f"file:{slashes}{warehouse[0]}/source/a.parquet"
+        assert log.files_of(step)[0].path == f"file:{slashes}{warehouse[0]}/source/a.parquet"
 
 
 def test_files_that_were_recorded_by_their_whole_paths_stay_as_they_are(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def check_sources(sources: str) -> None:
 class LoggedFile:
     """A file that a batch has read: its URL, its modification time then, and its size, if that was recorded."""
 
-    url: str
+    path: str
     modified_ms: int
     size: int | None
 

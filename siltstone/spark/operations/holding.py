@@ -185,19 +185,23 @@ def writer_epoch(
         except DAMAGED:
             raise  # no reset helps
         except Exception as error:
-            outcome = RESET if listener.is_reset(error) else outcome
+            outcome = RESET if listener.is_reset(error) else _failed(runner)
             raise
         except (KeyboardInterrupt, SystemExit):
             outcome = "interrupted"
             raise
         finally:
             if runner is not None and runner.failure is not None:
-                outcome = INPUT_CHANGED if isinstance(runner.failure, InputChanged) else outcome
                 runner.jobs.cancel()
             if runner is not None:
                 runner.close()
             with suppress(Unreachable):  # a catalog that is away must not hide the error that ended the run
                 region.close(outcome)
+
+
+def _failed(runner: StreamRunner | None) -> str:
+    """The outcome of an epoch that an error has ended."""
+    return INPUT_CHANGED if runner is not None and isinstance(runner.failure, InputChanged) else "failed"
 
 
 def open_region(
