@@ -1,17 +1,59 @@
 """Compare a stream's definition with the recorded one: some changes fit recorded state, others do not."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import SchemaConflict, UsageError
+from siltstone.decoding import check_object, translate_decode_errors
+from siltstone.errors import SchemaConflict, StateError, UsageError
+from siltstone.run.widening_rules import describe, follows
 from siltstone.secret import FILE, Secret
 from siltstone.state.schema import TableSchema, key_follows
 from siltstone.stream import Stream
 
 SECRET = "secret"
 """key of a recorded definition with the names of secret options"""
+COLUMNS = "columns"
+"""key of a recorded definition with the columns of the source that operators read, as `SourceColumns.read`"""
+
+
+@dataclass(frozen=True)
+class SourceColumns:
+    """The columns of a source, each described as for `run.widening_rules`: its `type`, and its `collations` if its
+    texts have any.
+
+    Attributes:
+        every: all of them, by name.
+        read: those that operators read.
+        reads_all: whether an operator reads all there are.
+    """
+
+    every: Mapping[str, Mapping[str, Any]]
+    read: Mapping[str, Mapping[str, Any]]
+    reads_all: bool
+
+
+def check_source_columns(stream: str, definition: Mapping[str, Any], now: SourceColumns) -> None:
+    """Check that operators read the columns of the source that they did: a type may widen (`run.widening_rules`).
+
+    Raises:
+        SchemaConflict: a column has changed otherwise.
+        StateError: the recorded definition is damaged.
+    """
+    with translate_decode_errors(f"the definition of stream {stream} in the catalog", "columns", StateError):
+        recorded = check_object(definition.get(COLUMNS, {}), "columns")
+        read = recorded if now.reads_all else {name: of for name, of in recorded.items() if name in now.read}
+        changed = {name: describe(of) for name, of in read.items() if not follows(of, now.every.get(name))}
+    for name, before in changed.items():
+        there = f"it is {describe(now.every[name])}" if name in now.every else "there is none"
+        raise SchemaConflict(
+            f"column {name} of the source of stream {stream} was {before}, and now {there}: its rows would be read as "
+            "something else",
+            advice="convert it in the source to what it was, or start a stream of another name; a type may only widen, "
+            "such as integer to long",
+        )
 
 
 def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
@@ -62,6 +104,11 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {max_parallelism}")
 
 
+def find_recorded(catalog: Catalog, stream: str) -> StreamRecord | None:
+    """Find what is recorded of a stream; None if it is new."""
+    return next((record for record in catalog.streams.list() if record.name == stream), None)
+
+
 def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str], drop: Sequence[str] = ()) -> None:
     """Check that a run's definition and options fit the recorded state; a new stream may have any.
 
@@ -69,7 +116,7 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str],
         SchemaConflict, UsageError: see `check_follows`.
         UsageError: the stream is a fork, and the definition does not name its origin.
     """
-    record = next((record for record in catalog.streams.list() if record.name == stream.name), None)
+    record = find_recorded(catalog, stream.name)
     if record is None:
         if drop:
             raise UsageError(f"stream {stream.name} has not run here: it has no {drop[0]} to drop; leave out --drop")

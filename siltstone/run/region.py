@@ -44,7 +44,14 @@ from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
-from siltstone.run.definition import check_follows, check_run, definition_of
+from siltstone.run.definition import (
+    COLUMNS,
+    SourceColumns,
+    check_follows,
+    check_run,
+    check_source_columns,
+    definition_of,
+)
 from siltstone.run.manifests import RunManifests
 from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
 from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoint
@@ -126,8 +133,10 @@ class ConsistentRegion:
         reads, postpones = (catalog, warehouse.store, self.manifests), options.postpones_bases
         self.chains = RunChains(stream, *reads, policy, postpones=postpones)
         self._references = RunReferences(stream.name, catalog, self.manifests)
+        self._defined: Mapping[str, Any] = {}
+        """the definition"""
         self._definition: Mapping[str, Any] | None = None
-        """what the next checkpoint is the first to be made under"""
+        """the same, if the next checkpoint is the first to be made under it"""
         self._dropped: tuple[str, ...] = ()
         """whose state it gives up"""
         self._previous: PreviousCheckpoint | None = None
@@ -183,8 +192,10 @@ class ConsistentRegion:
             # Again, since only now nobody else makes checkpoints under another definition.
             record = catalog.streams.register(stream.name, stream.max_parallelism, definition)
             region._dropped = check_follows(catalog, record, definition, options.drop)
-            if not catalog.definitions.list(stream.name) or record.definition != definition or region._dropped:
-                region._definition = definition
+            columns = {COLUMNS: record.definition[COLUMNS]} if COLUMNS in record.definition else {}
+            region._defined = {**definition, **columns}
+            if not catalog.definitions.list(stream.name) or record.definition != region._defined or region._dropped:
+                region._definition = region._defined
             region._resume(catalog.checkpoints.last_id(stream.name))
         except BaseException as error:
             region.close("failed")
@@ -277,6 +288,16 @@ class ConsistentRegion:
     def input_position(self) -> InputPosition:
         """Return the input position after the newest completed checkpoint, for a query to continue from."""
         return self.catalog.input_log.get_position(self.stream.name, self.completed)
+
+    def read_columns(self, columns: SourceColumns) -> None:
+        """Record with the next checkpoint which columns of the source operators read from now on.
+
+        Raises:
+            SchemaConflict: they cannot follow those that they read before.
+        """
+        check_source_columns(self.stream.name, self._defined, columns)
+        if self._defined.get(COLUMNS) != columns.read:
+            self._defined = self._definition = {**self._defined, COLUMNS: columns.read}
 
     def record_beginning(self, beginning: Step) -> None:
         """Record where the sources begin, before the first batch; runs begin there until there is a checkpoint.

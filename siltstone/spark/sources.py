@@ -1,6 +1,7 @@
 """Opens the source of a stream, and checks that the stream can read its rows."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -9,6 +10,7 @@ from pyspark.sql import types as T
 
 from siltstone.errors import SiltstoneError, UsageError, summarize
 from siltstone.operator import SOURCE, Operator
+from siltstone.run.definition import SourceColumns
 from siltstone.run.processing import output_schema
 from siltstone.secret import Secret, hide
 from siltstone.spark.key_casts import check_key_types
@@ -17,6 +19,9 @@ from siltstone.spark.step import columns_read
 from siltstone.spark.versions import spark_schema
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Stream
+
+_COLLATIONS = "__COLLATIONS"
+"""where Spark writes the collations of a column's texts"""
 
 
 def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, options: Mapping[str, str]) -> DataFrame:
@@ -66,6 +71,21 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
         output = outputs.get(operator.reads)
         if output is not None and set(operator.key.names) <= set(output.names):  # else the first rows tell
             check_key_types(output, operator)
+
+
+def read_columns(stream: Stream, rows: DataFrame) -> SourceColumns:
+    """Describe the columns of a source, and which of them operators read."""
+    every = {field.name: _describe(field) for field in rows.schema}
+    readers = [operator for operator in stream.operators if operator.reads == SOURCE]
+    read = {name for operator in readers for name in columns_read(rows, operator, stream.event_time)}
+    chosen = {name: of for name, of in every.items() if name in read}
+    return SourceColumns(every, chosen, reads_all=not all(operator.inputs for operator in readers))
+
+
+def _describe(field: T.StructField) -> Mapping[str, Any]:
+    of = field.jsonValue()
+    collations = of["metadata"].get(_COLLATIONS)
+    return {"type": of["type"], **({"collations": collations} if collations else {})}
 
 
 def _check_output(operator: Operator) -> T.StructType:

@@ -177,6 +177,7 @@ def decode_definition(value: object) -> Mapping[str, Any]:
             check_text(shape["kind"], f"the kind of {check_name('operator', operator)}.{variable}")
     for option, text in check_object(definition["options"], "options of the definition").items():
         check_text(text, f"option {option}")
+    check_object(definition.get("columns", {}), "columns of the definition")
     for option in definition.get("secret", ()):
         check_text(option, "a secret option")
     return definition

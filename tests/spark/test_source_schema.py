@@ -1,0 +1,143 @@
+"""The source's columns change between two runs: what operators read may only widen."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.aggregates.operator import Aggregate, Count, Max
+from siltstone.errors import SchemaConflict
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.spark.operations import RunRequest, edit, replay, rescale, run, stream_runner, verify
+from siltstone.stream import Stream
+from tests.spark_runs import at, recorded
+
+
+class Every(Operator):
+    """Reads all columns there are."""
+
+    name = "every"
+    key = pa.schema({"k": pa.string()})
+    seen = ValueState({"columns": pa.string()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        names = ",".join(name for name in sorted(rows.table.column_names) if name != "k")
+        state.seen.put(rows.keys, {"columns": pa.array([names] * len(rows.count()))})
+
+
+def source_of(directory: Path, *columns: str) -> Callable[..., DataFrame]:
+    """Rows of `k` and `v`, and the columns that these expressions make of them; `more` adds a file."""
+    directory.mkdir(exist_ok=True)
+
+    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        rows = spark.readStream.schema("k string, v int").json(directory.as_uri())
+        return rows.selectExpr("k", *columns)
+
+    return source
+
+
+def more(directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    number = len(list(directory.iterdir()))
+    (directory / f"{number}.json").write_text(json.dumps({"k": "a", "v": number}))
+
+
+def stream_of(source: Callable[..., DataFrame], *operators: Operator) -> Stream:
+    chosen = operators or (Aggregate("tot", {"k": pa.string()}, [Count("n"), Max("most", of="v")]),)
+    return Stream("g", source, list(chosen), max_parallelism=8)
+
+
+def test_a_type_may_widen_and_what_nobody_reads_may_change(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    for number, columns in enumerate((["v"], ["cast(v as long) as v", "1 as x"], ["cast(v as long) as v", "'1' as x"])):
+        more(directory)
+        assert run(settings, stream_of(source_of(directory, *columns)), RunRequest()).checkpoints == [number + 1]
+    rescale(settings, stream_of(source_of(directory, "cast(v as long) as v")), 3)  # no rows, so no columns
+    stream = stream_of(source_of(directory, "cast(v as long) as v"))
+    assert replay(settings, stream).proven and verify(settings, "g", every=True).proven
+    with pytest.raises(SchemaConflict, match="was long, and now it is integer"):
+        run(settings, stream_of(source_of(directory, "v")), RunRequest())
+    more(directory)
+    assert run(settings, stream, RunRequest()).checkpoints == [5]
+
+
+CHANGES = {
+    "text": ("v", "cast(v as string) as v", "column v of the source of stream g was integer, and now it is string"),
+    "narrower": ("cast(v as long) as v", "v", "was long, and now it is integer"),
+    "an instant": (
+        "timestamp_ntz'2020-01-01 00:00:00' as v",
+        "timestamp'2020-01-01 00:00:00' as v",
+        "was timestamp_ntz, and now it is timestamp",
+    ),
+    "a field": ("struct(v as a, k as b) as v", "struct(v as a) as v", r"was struct<a: integer, b: string>, and now"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_type_is_refused_at_the_start_and_nothing_changes(tmp_path: Path, change: str) -> None:
+    before, after, said = CHANGES[change]
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    more(directory)
+    run(settings, stream_of(source_of(directory, before), Every()), RunRequest())
+    more(directory)
+    known = recorded(settings, "g")
+    changed = stream_of(source_of(directory, after), Every())
+    with pytest.raises(SchemaConflict, match=said):
+        run(settings, changed, RunRequest())
+    with pytest.raises(SchemaConflict, match=said):
+        replay(settings, changed)
+    assert recorded(settings, "g") == known
+
+
+def test_a_collation_is_a_change(tmp_path: Path, spark: SparkSession) -> None:
+    if spark.version < "4":
+        pytest.skip("before 4.0, Spark has no collations")
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    more(directory)
+    run(settings, stream_of(source_of(directory, "k as v"), Every()), RunRequest())
+    collated = stream_of(source_of(directory, "collate(k, 'UNICODE_CI') as v"), Every())
+    with pytest.raises(SchemaConflict, match=r"was string, and now it is string with the collations icu\.UNICODE_CI"):
+        run(settings, collated, RunRequest())
+
+
+def test_an_operator_that_reads_all_columns_gets_new_ones_but_loses_none(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    for columns in (["v"], ["v", "v as w"]):
+        more(directory)
+        run(settings, stream_of(source_of(directory, *columns), Every()), RunRequest())
+    with pytest.raises(SchemaConflict, match="column w of the source of stream g was integer, and now there is none"):
+        run(settings, stream_of(source_of(directory, "v"), Every()), RunRequest())
+
+
+def test_a_query_of_ones_own_is_checked_before_its_first_batch(tmp_path: Path, spark: SparkSession) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+
+    def run_own(*columns: str) -> None:
+        more(directory)
+        source = source_of(directory, *columns)
+        with stream_runner(settings, stream_of(source), spark) as runner:
+            rows = source(spark, {})
+            query = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+            runner.await_query(query.trigger(availableNow=True).start())
+
+    run_own("v")
+    with pytest.raises(Exception, match="column v of the source of stream g was integer, and now it is string"):
+        run_own("cast(v as string) as v")
+    run_own("cast(v as long) as v")
+    assert recorded(settings, "g")[2] == 2
+
+
+def test_an_edit_keeps_what_is_recorded(tmp_path: Path, spark: SparkSession) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    more(directory)
+    stream = stream_of(source_of(directory, "v"), Every())
+    run(settings, stream, RunRequest())
+    columns = recorded(settings, "g")[0].definition["columns"]
+    assert columns == {"k": {"type": "string"}, "v": {"type": "integer"}}
+    edit(settings, stream, "every", "seen", spark.createDataFrame([("b", "x")], "k string, columns string"))
+    assert recorded(settings, "g")[0].definition["columns"] == columns
+    with pytest.raises(SchemaConflict, match="column v"):
+        run(settings, stream_of(source_of(directory, "cast(v as string) as v"), Every()), RunRequest())
