@@ -10,6 +10,7 @@
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
     outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
+    input       checks of values and digests of rows: a step with and without them (`benchmarks.input`)
     operators   a step of two and of four operators that read the source, compared with one (`benchmarks.operators`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
@@ -122,6 +123,13 @@ def checksums(scratch: Path, options: argparse.Namespace) -> Report:
     return checksums.run(scratch, quick=options.quick)
 
 
+def input_(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.input`."""
+    from benchmarks import input as part
+
+    return part.run(scratch, quick=options.quick)
+
+
 def operators(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.operators`."""
     from benchmarks import operators
@@ -208,6 +216,7 @@ PARTS: dict[str, Part] = {
     "startup": startup,
     "outputs": outputs,
     "checksums": checksums,
+    "input": input_,
     "operators": operators,
     "keyed": keyed,
     "rolling": rolling,

@@ -289,7 +289,9 @@ class StreamClient(StreamView):
 
         Args:
             dry_run: say what would be given up and why; change nothing and stop no run.
-            accept_loss: if needed, go back past savepoints, edits or more than 3 checkpoints, or to the empty state.
+            accept_loss: if needed, go back past savepoints, edits or more than 3 checkpoints, or to the empty state; if
+                nothing is damaged, but the last run found that the input of logged steps has changed, give these up:
+                sinks get rows of the same input again, under new ids.
             on_step: called with each line of progress.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.decoding import check_object, translate_decode_errors
+from siltstone.decoding import check_object, check_text, translate_decode_errors
 from siltstone.errors import SchemaConflict, StateError, UsageError
 from siltstone.run.widening_rules import describe, follows
 from siltstone.secret import FILE, Secret
@@ -16,43 +16,71 @@ from siltstone.stream import Stream
 SECRET = "secret"
 """key of a recorded definition with the names of secret options"""
 COLUMNS = "columns"
-"""key of a recorded definition with the columns of the source that operators read, as `SourceColumns.read`"""
+"""key of a recorded definition with the columns of the source that operators read, as `SourceShape.read`"""
+SOURCES = "sources"
+"""key of a recorded definition with `SourceShape.sources`"""
 
 
 @dataclass(frozen=True)
-class SourceColumns:
-    """The columns of a source, each described as for `run.widening_rules`: its `type`, and its `collations` if its
-    texts have any.
+class SourceShape:
+    """What a source is made of, and its columns, each described as for `run.widening_rules`: its `type`, and its
+    `collations` if its texts have any.
 
     Attributes:
         every: all of them, by name.
         read: those that operators read.
         reads_all: whether an operator reads all there are.
+        sources: what tells each of Spark's sources from others, in order; None if they have names, which Spark records.
     """
 
     every: Mapping[str, Mapping[str, Any]]
     read: Mapping[str, Mapping[str, Any]]
     reads_all: bool
+    sources: Sequence[str] | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what a definition records of it."""
+        return {COLUMNS: dict(self.read), **({} if self.sources is None else {SOURCES: list(self.sources)})}
 
 
-def check_source_columns(stream: str, definition: Mapping[str, Any], now: SourceColumns) -> None:
-    """Check that operators read the columns of the source that they did: a type may widen (`run.widening_rules`).
+def check_source_shape(stream: str, definition: Mapping[str, Any], now: SourceShape) -> None:
+    """Check that operators read what they did: the same sources in the same order, and the same columns, whose types
+    may widen (`run.widening_rules`). A source may be moved.
 
     Raises:
-        SchemaConflict: a column has changed otherwise.
+        SchemaConflict: they do not.
         StateError: the recorded definition is damaged.
     """
     with translate_decode_errors(f"the definition of stream {stream} in the catalog", "columns", StateError):
         recorded = check_object(definition.get(COLUMNS, {}), "columns")
         read = recorded if now.reads_all else {name: of for name, of in recorded.items() if name in now.read}
         changed = {name: describe(of) for name, of in read.items() if not follows(of, now.every.get(name))}
-    for name, before in changed.items():
+        before = [check_text(source, "a source") for source in definition.get(SOURCES, ())]
+    if now.sources is not None and before:
+        _check_sources(stream, before, now.sources)
+    for name, kind in changed.items():
         there = f"it is {describe(now.every[name])}" if name in now.every else "there is none"
         raise SchemaConflict(
-            f"column {name} of the source of stream {stream} was {before}, and now {there}: its rows would be read as "
+            f"column {name} of the source of stream {stream} was {kind}, and now {there}: its rows would be read as "
             "something else",
             advice="convert it in the source to what it was, or start a stream of another name; a type may only widen, "
             "such as integer to long",
+        )
+
+
+def _check_sources(stream: str, before: Sequence[str], now: Sequence[str]) -> None:
+    if len(before) != len(now):
+        raise SchemaConflict(
+            f"stream {stream} reads {len(now)} of Spark's sources, and was recorded with {len(before)}: Spark goes on "
+            "with each by its place among them",
+            advice="bring back those that were there, and no other, or start a stream of another name",
+        )
+    moved = [number for number, (old, new) in enumerate(zip(before, now, strict=True), 1) if old != new]
+    if moved and sorted(before) == sorted(now):
+        raise SchemaConflict(
+            f"the sources of stream {stream} have another order than they were recorded in (those at {moved} have "
+            "changed places): Spark goes on with each by its place among them",
+            advice="bring the order back",
         )
 
 

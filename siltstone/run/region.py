@@ -46,10 +46,11 @@ from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import (
     COLUMNS,
-    SourceColumns,
+    SOURCES,
+    SourceShape,
     check_follows,
     check_run,
-    check_source_columns,
+    check_source_shape,
     definition_of,
 )
 from siltstone.run.manifests import RunManifests
@@ -192,8 +193,8 @@ class ConsistentRegion:
             # Again, since only now nobody else makes checkpoints under another definition.
             record = catalog.streams.register(stream.name, stream.max_parallelism, definition)
             region._dropped = check_follows(catalog, record, definition, options.drop)
-            columns = {COLUMNS: record.definition[COLUMNS]} if COLUMNS in record.definition else {}
-            region._defined = {**definition, **columns}
+            kept = {key: record.definition[key] for key in (COLUMNS, SOURCES) if key in record.definition}
+            region._defined = {**definition, **kept}
             if not catalog.definitions.list(stream.name) or record.definition != region._defined or region._dropped:
                 region._definition = region._defined
             region._resume(catalog.checkpoints.last_id(stream.name))
@@ -289,15 +290,16 @@ class ConsistentRegion:
         """Return the input position after the newest completed checkpoint, for a query to continue from."""
         return self.catalog.input_log.get_position(self.stream.name, self.completed)
 
-    def read_columns(self, columns: SourceColumns) -> None:
-        """Record with the next checkpoint which columns of the source operators read from now on.
+    def note_source(self, shape: SourceShape) -> None:
+        """Record with the next checkpoint what operators read of the source from now on.
 
         Raises:
-            SchemaConflict: they cannot follow those that they read before.
+            SchemaConflict: it cannot follow what they read before.
         """
-        check_source_columns(self.stream.name, self._defined, columns)
-        if self._defined.get(COLUMNS) != columns.read:
-            self._defined = self._definition = {**self._defined, COLUMNS: columns.read}
+        check_source_shape(self.stream.name, self._defined, shape)
+        now = {**self._defined, **shape.recorded()}
+        if now != self._defined:
+            self._defined = self._definition = now
 
     def record_beginning(self, beginning: Step) -> None:
         """Record where the sources begin, before the first batch; runs begin there until there is a checkpoint.
@@ -409,10 +411,14 @@ class ConsistentRegion:
     def _note_digests(self, operator: str, found: OperatorDigests) -> None:
         """Record what an operator has read and made in the newest step; a logged step has to come again as it was.
 
+        Not of a change: that of an edit comes again, if at all, by hand.
+
         Raises:
             InputChanged: it has not.
         """
         step = self._open.steps[-1]
+        if step.kind is StepKind.CHANGE:
+            return
         digests = decode_digests(step.digests)
         if operator in digests:
             check_repeated(step.step, operator, digests[operator], found)

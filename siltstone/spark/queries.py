@@ -1,5 +1,6 @@
 """Read what Spark's streaming queries know about their sources but do not expose, from the JVM of a classic session."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import xxhash
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +20,9 @@ from siltstone.spark.versions import names_of_sources, offset_log_versions, star
 
 _CLEANING = "cleanSource"
 _SOCKET = "socket"
+_NAMED = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+_READS = ("path", "subscribe", "subscribePattern", "assign", "topic", "table")
+"""options of sources that say what is read"""
 _LENGTH = re.compile(r"; isDirectory=false; length=([0-9]+);")
 _MODIFIED = re.compile(r"; modification_time=([0-9]+)")
 
@@ -96,6 +101,25 @@ def _check_plan(plan: Any) -> None:
                     "rollback or a replay reads them again: leave it out, and remove old files by other means when no "
                     "retained checkpoint is older than they are"
                 )
+
+
+def describe_sources(rows: DataFrame) -> list[str] | None:
+    """Tell the sources of a streaming DataFrame from each other: of each its kind, and a hash of what it reads.
+
+    None if they have names, by which Spark tells them (from 4.2 on). What is no source of a stream is left out; no
+    option that may be secret is used.
+    """
+    if rows.sparkSession.conf.get(_NAMED, "false") == "true":
+        return None
+    frame: Any = rows
+    found = []
+    for leaf in _iterate(frame._jdf.queryExecution().analyzed().collectLeaves()):
+        kind = leaf.getClass().getSimpleName()
+        if kind in ("StreamingRelation", "StreamingRelationV2"):
+            told = [leaf.sourceName()]
+            told += [] if kind == "StreamingRelation" else [str(leaf.extraOptions().get(name)) for name in _READS]
+            found.append(f"{told[0].partition('[')[0]} {xxhash.xxh3_64_hexdigest(json.dumps(told).encode())}")
+    return found
 
 
 def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLog:

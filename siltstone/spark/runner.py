@@ -48,7 +48,7 @@ from siltstone.spark.queries import (
     start_offsets,
 )
 from siltstone.spark.source_log import span
-from siltstone.spark.sources import read_columns
+from siltstone.spark.sources import shape_of
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
 
@@ -233,7 +233,7 @@ class StreamRunner:
                 advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         if not self._sources_checked:
-            self.region.read_columns(read_columns(region.stream, rows))
+            self.region.note_source(shape_of(region.stream, rows))
             self._check_sources(rows.sparkSession, batch)
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
@@ -317,7 +317,7 @@ class StreamRunner:
         region, way = self.region, self._to_follow
         check_source(source)
         with self._note_failure():
-            self.region.read_columns(read_columns(region.stream, source))
+            self.region.note_source(shape_of(region.stream, source))
             for step, ends in with_ends(way):
                 done = self._steps_left is not None and self._steps_left <= 0
                 if region.step == region.completed_step and (done or interrupted()):

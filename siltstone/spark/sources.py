@@ -10,11 +10,11 @@ from pyspark.sql import types as T
 
 from siltstone.errors import SiltstoneError, UsageError, summarize
 from siltstone.operator import SOURCE, Operator
-from siltstone.run.definition import SourceColumns
+from siltstone.run.definition import SourceShape
 from siltstone.run.processing import output_schema
 from siltstone.secret import Secret, hide
 from siltstone.spark.key_casts import check_key_types
-from siltstone.spark.queries import check_source
+from siltstone.spark.queries import check_source, describe_sources
 from siltstone.spark.step import columns_read
 from siltstone.spark.versions import spark_schema
 from siltstone.store.open import Warehouse
@@ -73,13 +73,18 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
             check_key_types(output, operator)
 
 
-def read_columns(stream: Stream, rows: DataFrame) -> SourceColumns:
-    """Describe the columns of a source, and which of them operators read."""
+def shape_of(stream: Stream, rows: DataFrame) -> SourceShape:
+    """Describe the source of a stream, and what operators read of it.
+
+    Args:
+        rows: the streaming DataFrame; of a micro-batch, of which Spark does not tell the sources, they are left out.
+    """
     every = {field.name: _describe(field) for field in rows.schema}
     readers = [operator for operator in stream.operators if operator.reads == SOURCE]
     read = {name for operator in readers for name in columns_read(rows, operator, stream.event_time)}
     chosen = {name: of for name, of in every.items() if name in read}
-    return SourceColumns(every, chosen, reads_all=not all(operator.inputs for operator in readers))
+    reads_all = not all(operator.inputs for operator in readers)
+    return SourceShape(every, chosen, reads_all, describe_sources(rows) if rows.isStreaming else None)
 
 
 def _describe(field: T.StructField) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 
 import pyarrow as pa
@@ -141,3 +142,42 @@ def test_an_edit_keeps_what_is_recorded(tmp_path: Path, spark: SparkSession) -> 
     assert recorded(settings, "g")[0].definition["columns"] == columns
     with pytest.raises(SchemaConflict, match="column v"):
         run(settings, stream_of(source_of(directory, "cast(v as string) as v"), Every()), RunRequest())
+
+
+def several(directory: Path, *names: str) -> Callable[..., DataFrame]:
+    """The rows of several directories, each a source."""
+    for name in names:
+        more(directory / name)
+
+    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        frames = [spark.readStream.schema("k string, v int").json((directory / name).as_uri()) for name in names]
+        return reduce(DataFrame.union, frames)
+
+    return source
+
+
+SOURCES = {
+    "added": (("a", "b", "c"), r"reads 3 of Spark's sources, and was recorded with 2"),
+    "removed": (("a",), r"reads 1 of Spark's sources, and was recorded with 2"),
+    "reordered": (("b", "a"), r"another order than they were recorded in \(those at \[1, 2\] have changed places\)"),
+}
+
+
+@pytest.mark.parametrize("change", SOURCES)
+def test_sources_added_removed_or_reordered_are_refused_at_the_start(tmp_path: Path, change: str) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    directory.mkdir()
+    run(settings, stream_of(several(directory, "a", "b")), RunRequest())
+    names, said = SOURCES[change]
+    known = recorded(settings, "g")
+    with pytest.raises(SchemaConflict, match=said):
+        run(settings, stream_of(several(directory, *names)), RunRequest())
+    assert recorded(settings, "g") == known
+    assert run(settings, stream_of(several(directory, "a", "b")), RunRequest()).checkpoints == [2]
+
+
+def test_a_source_that_reads_another_place_is_no_other_source(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    directory.mkdir()
+    for number, names in enumerate((("a", "b"), ("a", "c")), 1):
+        assert run(settings, stream_of(several(directory, *names)), RunRequest()).checkpoints == [number]

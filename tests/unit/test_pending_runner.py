@@ -16,7 +16,7 @@ from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
 from siltstone.run.consistency import ConsistencyRequests, DrainResult
-from siltstone.run.definition import SourceColumns
+from siltstone.run.definition import SourceShape
 from siltstone.run.pending import Completed, PendingCheckpoint
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.task import StepTask
@@ -135,7 +135,7 @@ def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], __: ob
 def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced = {"run_step": run_step, "SparkSession": object, "STOP_POLL_S": 0.01}
     replaced["source_log"] = lambda *_: Log()
-    replaced["read_columns"] = lambda *_: SourceColumns({}, {}, reads_all=False)
+    replaced["shape_of"] = lambda *_: SourceShape({}, {}, reads_all=False)
     nothing = dict.fromkeys(("check_query", "check_source", "source_names", "start_offsets"), lambda *_: None)
     for name, value in (replaced | nothing).items():
         monkeypatch.setattr(runner_module, name, value)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import SchemaConflict, StateError
-from siltstone.run.definition import COLUMNS, SourceColumns, check_source_columns
+from siltstone.run.definition import COLUMNS, SourceShape, check_source_shape
 from siltstone.run.widening_rules import describe, follows, is_wider
 
 ORDER = ["byte", "short", "integer", "long"]
@@ -66,20 +66,20 @@ def test_collations_stay() -> None:
     assert describe({"type": of("map", "string", struct(a="byte"))}) == "map<string, struct<a: byte>>"
 
 
-def now(*, reads_all: bool = False, **kinds: str) -> SourceColumns:
+def now(*, reads_all: bool = False, **kinds: str) -> SourceShape:
     every = {name: {"type": kind} for name, kind in kinds.items()}
-    return SourceColumns(every, {name: every[name] for name in every if reads_all or name != "more"}, reads_all)
+    return SourceShape(every, {name: every[name] for name in every if reads_all or name != "more"}, reads_all)
 
 
 def test_only_columns_that_are_read_matter() -> None:
     recorded = {COLUMNS: now(k="string", v="integer").read}
-    check_source_columns("s", {}, now(k="date"))
-    check_source_columns("s", recorded, now(k="string", v="long", more="date"))
-    check_source_columns("s", recorded, now(k="string"))  # no operator reads v any more
+    check_source_shape("s", {}, now(k="date"))
+    check_source_shape("s", recorded, now(k="string", v="long", more="date"))
+    check_source_shape("s", recorded, now(k="string"))  # no operator reads v any more
     with pytest.raises(SchemaConflict, match="column v of the source of stream s was integer, and now there is none"):
-        check_source_columns("s", recorded, now(reads_all=True, k="string"))
+        check_source_shape("s", recorded, now(reads_all=True, k="string"))
     with pytest.raises(SchemaConflict, match="column v of the source of stream s was integer, and now it is string"):
-        check_source_columns("s", recorded, now(k="string", v="string"))
+        check_source_shape("s", recorded, now(k="string", v="string"))
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_only_columns_that_are_read_matter() -> None:
 )
 def test_a_damaged_record_is_an_error(damaged: Any) -> None:
     with pytest.raises((StateError, SchemaConflict)):
-        check_source_columns("s", {COLUMNS: damaged}, now(v="integer"))
+        check_source_shape("s", {COLUMNS: damaged}, now(v="integer"))

@@ -178,6 +178,8 @@ def decode_definition(value: object) -> Mapping[str, Any]:
     for option, text in check_object(definition["options"], "options of the definition").items():
         check_text(text, f"option {option}")
     check_object(definition.get("columns", {}), "columns of the definition")
+    for source in definition.get("sources", ()):
+        check_text(source, "a source of the definition")
     for option in definition.get("secret", ()):
         check_text(option, "a secret option")
     return definition

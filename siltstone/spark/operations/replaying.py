@@ -17,7 +17,7 @@ from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageErro
 from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
-from siltstone.run.definition import check_run, check_source_columns, recorded_options
+from siltstone.run.definition import check_run, check_source_shape, recorded_options
 from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
@@ -28,7 +28,7 @@ from siltstone.spark.placement import Placement, placement_of
 from siltstone.spark.queries import source_log
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
-from siltstone.spark.sources import open_source, read_columns
+from siltstone.spark.sources import open_source, shape_of
 from siltstone.spark.step import own_session, run_step
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
@@ -82,7 +82,7 @@ def replay(
             check_run(stream, {}, parallelism)
             recorded = place.catalog.streams.get(stream.name).definition
             rows = open_source(spark, stream, place.warehouse, recorded_options(stream, recorded))
-            check_source_columns(stream.name, recorded, read_columns(stream, rows))
+            check_source_shape(stream.name, recorded, shape_of(stream, rows))
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
                 log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root)

@@ -14,7 +14,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import check_backend, policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
 from siltstone.log import get_logger
-from siltstone.run.definition import check_recorded, check_run, check_source_columns, find_recorded
+from siltstone.run.definition import check_recorded, check_run, check_source_shape, find_recorded
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
@@ -25,7 +25,7 @@ from siltstone.spark.resets import Resets
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, check_trigger, ends_by_itself, run_stream
 from siltstone.spark.session import needs_spark, spark_session
-from siltstone.spark.sources import check_rows, open_source, read_columns
+from siltstone.spark.sources import check_rows, open_source, shape_of
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
@@ -304,7 +304,7 @@ def _prepare(
         rows = source(stream, warehouse)
         record = find_recorded(warehouse.catalog, stream.name)
         if record is not None:
-            check_source_columns(stream.name, record.definition, read_columns(stream, rows))
+            check_source_shape(stream.name, record.definition, shape_of(stream, rows))
         work = _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
         files = settings.openmetrics if "{stream}" in str(settings.openmetrics) else None
         for each, one in zip(autonomous, stream.autonomous, strict=True):
