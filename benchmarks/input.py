@@ -1,4 +1,4 @@
-"""Measure what it costs to check values where they enter, and to digest a step's rows: with and without, in one process.
+"""Measure what it costs to check values where they enter, and to digest rows: with and without, in one process.
 
 A step of K rows of distinct random keys, with three texts, two numbers and a decimal, changes the last value of each
 key in a state of S keys, puts a row out for each, and ends in a checkpoint. Four sides take turns, step by step, over
