@@ -261,7 +261,7 @@ def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
     if missing:
         raise CorruptObject(f"{name} is not a base of this table: it lacks column {min(missing)}")
     for field in [pa.field(KEY_GROUP, pa.uint16()), *schema.rows]:
-        if field.name in stored.names and stored.field(field.name).type != field.type:
+        if field.name in stored.names and not schema.reads(field, stored.field(field.name).type):
             raise CorruptObject(
                 f"{name} is not a base of this table: "
                 f"column {field.name} is {stored.field(field.name).type}, not {field.type}"
@@ -278,7 +278,9 @@ def _overlaps(file: UntrustedParquet, row_group: int, groups: KeyGroupRange) -> 
 
 def _cast_columns(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
     columns = [
-        one_array(batch.column(field.name)) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
+        one_array(batch.column(field.name)).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(len(batch), field.type)
         for field in wanted
     ]
     return pa.table(columns, schema=wanted) if columns else pa.table({"": pa.nulls(len(batch))}).select([])

@@ -224,16 +224,17 @@ def _is_intact(path: Path, wanted: StoredObject) -> bool:
 
 
 def _fit(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
-    """Return the columns of a schema: a value column that an older definition did not have is null."""
+    """Return the columns of a schema: a value column that an older definition did not have is null, and one that was
+    narrow there is wider."""
     columns = []
     for field in schema.rows:
         at = rows.schema.get_field_index(field.name)
         if at < 0 and field.name not in schema.value.names:
             raise CorruptObject(f"{what} has no column {field.name}")
         column = pa.nulls(len(rows), field.type) if at < 0 else rows.column(at)
-        if column.type != field.type:
+        if not schema.reads(field, column.type):
             raise CorruptObject(f"{what} has {column.type} as {field.name}, where {field.type} is recorded")
-        columns.append(column)
+        columns.append(column.cast(field.type))
     return pa.table(columns, schema=schema.rows)
 
 

@@ -147,7 +147,7 @@ def open_changes(handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupR
 
 
 def _check_shape(fields: pa.Schema, schema: TableSchema, handle: Handle) -> None:
-    """Refuse changes of another table; a value column may be missing, or not be wanted.
+    """Refuse changes of another table; a value column may be missing, narrower, or not be wanted.
 
     Raises:
         CorruptObject: the changes do not fit the schema.
@@ -155,7 +155,7 @@ def _check_shape(fields: pa.Schema, schema: TableSchema, handle: Handle) -> None
     needed = {DELETED, *schema.primary_key.names}
     for field in schema.changes:
         at = fields.get_field_index(field.name)
-        if (at >= 0 or field.name in needed) and (at < 0 or fields.field(at).type != field.type):
+        if (at >= 0 or field.name in needed) and (at < 0 or not schema.reads(field, fields.field(at).type)):
             raise _misfit_error(handle, field, "no such column" if at < 0 else f"{fields.field(at).type}")
 
 
@@ -183,6 +183,6 @@ def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def _assemble(columns: Mapping[str, pa.ChunkedArray], schema: pa.Schema, rows: int) -> pa.Table:
-    """Return the columns of `schema`, null where an older definition did not have them."""
-    made = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in schema]
+    """Return the columns of `schema`, null where an older definition did not have them, wider where that was narrow."""
+    made = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(rows, f.type) for f in schema]
     return pa.table(made, schema=schema)

@@ -12,7 +12,7 @@ The word of a value:
 
     bool, integers, date32, timestamp[us]    the value (days, microseconds since 1970 UTC), sign-extended to
                                              64 bits
-    float32, float64                         the IEEE 754 bits; every NaN as 0x7FC00000 or 0x7FF8000000000000
+    float32, float64                         the IEEE 754 bits as float64; every NaN as 0x7FF8000000000000
     decimal128                               low + mix(high - sign, 0x94D049BB133111EB), where low and high
                                              are the two words of the unscaled value and sign is low as a
                                              signed number >> 63; so only low if the unscaled value fits
@@ -27,8 +27,9 @@ counts as uint32, digests as uint64, little-endian.
 
 Digests do not depend on the order of rows and columns, nor on store, backend, parallelism or chain. Null
 contributes nothing, so an added nullable column changes no digest. Equal integers of different widths have
-equal digests; types are compared by schema, not by digest. -0.0 differs from 0.0 (keys are normalised before
-they are stored).
+equal digests, and so have equal floats, and equal decimals of one scale: a value column may become wider
+(docs/adr/0067-value-columns-may-widen.md). Types are compared by schema, not by digest. -0.0 differs from 0.0
+(keys are normalised before they are stored).
 
 For a fixed column, mix is a bijection of the word, so two rows that differ in one fixed-width column never
 collide before the last sum. Otherwise the digest behaves like a random function: two different states of a key
@@ -163,8 +164,8 @@ def _words(array: pa.Array, name: str) -> np.ndarray:
         low, high = both[:, 0].copy(), both[:, 1].copy()
         high -= (low.view(np.int64) >> np.int64(63)).view(np.uint64)
         return low + _mix(high, _HIGH)
-    if pa.types.is_floating(kind) and kind.bit_width >= 32:
-        return canonical_bits(fixed_values(array), fold_zeros=False)
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return canonical_bits(fixed_values(array.cast(pa.float64())), fold_zeros=False)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind) or is_micros(kind):
         return fixed_values(array)
     raise TypeError(f"cannot digest a column of type {kind}")

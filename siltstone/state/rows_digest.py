@@ -3,7 +3,7 @@
 It is the sum, modulo 2**64, of the digests of `state.digest`, so parts of the rows can be digested in different tasks.
 State tables have few types of columns; rows of a source have all that Spark and Arrow have. Those are digested as the
 value that holds the same: a time or duration as its integer, a map as the list of its entries, a nested value as its
-bytes (`state.nested`). Integers of different widths have equal digests, floats and decimals of different types do not.
+bytes (`state.nested`). A column may become wider (`state.types.is_wider`) without another digest.
 """
 
 import struct
@@ -73,8 +73,17 @@ class DigestedRows:
 
 
 def _describe_columns(schema: pa.Schema) -> str:
-    kinds = [f"{field.name}\0{'integer' if pa.types.is_integer(field.type) else field.type}" for field in schema]
+    kinds = [f"{field.name}\0{_family(field.type)}" for field in schema]
     return xxhash.xxh3_64_hexdigest("\0".join(sorted(kinds)).encode())
+
+
+def _family(kind: pa.DataType) -> str:
+    """The types of which equal values have equal digests."""
+    if pa.types.is_integer(kind):
+        return "integer"
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return "float"
+    return f"decimal of scale {kind.scale}" if pa.types.is_decimal128(kind) else str(kind)
 
 
 def _as_digested(array: pa.Array) -> pa.Array:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from siltstone.errors import SchemaConflict, UsageError
-from siltstone.state.types import checked_type, is_nested, type_of, type_text, value_type_of
+from siltstone.state.types import checked_type, is_nested, is_wider, type_of, type_text, value_type_of
 
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
@@ -97,9 +97,13 @@ class TableSchema:
         value = pa.schema([(name, value_type_of(kind)) for name, kind in text["value"]])
         return cls(_parse_key(text["key"]), _parse_key(text["subkey"]), value)
 
+    def reads(self, field: pa.Field, stored: pa.DataType) -> bool:
+        """Whether a stored column may be read as `field`: it has its type or, of a value column, a narrower one."""
+        return stored == field.type or (field.name in self.value.names and is_wider(field.type, stored))
+
     def check_follows(self, recorded: "TableSchema", what: str) -> None:
-        """Check that recorded state can follow this definition: value columns may be added (read as null), and columns
-        of the key may become nullable.
+        """Check that recorded state can follow this definition: value columns may be added (read as null) and become
+        wider (`types.is_wider`), and columns of the key may become nullable.
 
         Raises:
             SchemaConflict: it cannot; the message shows both schemas and names the table (`what`).
@@ -107,9 +111,19 @@ class TableSchema:
         old, new = recorded.to_json(), self.to_json()
         kept = {n: t for n, t in new["value"]}
         same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
-        if not same or any(kept.get(n) != t for n, t in old["value"]):
-            rule = "only new value columns may be added, and key columns become nullable"
+        if not same or any(n not in kept or not _value_follows(kept[n], t) for n, t in old["value"]):
+            rule = (
+                "value columns may be added, or get a wider integer, float64 for float32, or a decimal of more digits "
+                "and the same scale; key columns may become nullable"
+            )
             raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {rule}")
+
+
+def _value_follows(now: str, recorded: str) -> bool:
+    if now == recorded:
+        return True
+    kinds = value_type_of(now), value_type_of(recorded)
+    return not any(map(is_nested, kinds)) and is_wider(*kinds)
 
 
 def describe_key(key: pa.Schema) -> list[list[str]]:

@@ -91,6 +91,19 @@ def count_leaves(kind: pa.DataType) -> int:
     return sum(count_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
+def is_wider(kind: pa.DataType, than: pa.DataType) -> bool:
+    """Whether a type of value columns is wider than another: it holds each of its values, with the same digest.
+
+    Integers of more bits, float64 for float32, and a decimal of more digits and the same scale.
+    """
+    if pa.types.is_integer(kind) and pa.types.is_integer(than):
+        same_sign = pa.types.is_signed_integer(kind) == pa.types.is_signed_integer(than)
+        return kind.bit_width > than.bit_width and (same_sign or pa.types.is_signed_integer(kind))
+    if pa.types.is_decimal128(kind) and pa.types.is_decimal128(than):
+        return kind.precision > than.precision and kind.scale == than.scale
+    return pa.types.is_float64(kind) and pa.types.is_float32(than)
+
+
 def type_text(kind: pa.DataType) -> str:
     """Return the text of a type, for `type_of` or `value_type_of`."""
     if pa.types.is_struct(kind):

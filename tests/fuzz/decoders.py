@@ -18,7 +18,15 @@ from siltstone.catalog.database.packing import unpack
 from siltstone.catalog.extract_coding import decode_extract, seal
 from siltstone.catalog.records.commit_details import decode_details, encode_details, pack_parts
 from siltstone.catalog.records.imports import Continuation
-from siltstone.catalog.records.source_entries import count_files, decode_sources, merge, split, without_files
+from siltstone.catalog.records.source_entries import (
+    count_files,
+    decode_sources,
+    list_files,
+    merge,
+    split,
+    without_files,
+    without_sizes,
+)
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -34,6 +42,7 @@ from siltstone.format.output import read_output
 from siltstone.format.segment import Section, Segment
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA
+from siltstone.run.step_digests import decode_digests
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
 from siltstone.state.backends.rocksdb.files import RowFiles, decode_rows, write_manifest
 from siltstone.state.backends.rocksdb.scan_process import unpack_pairs
@@ -177,7 +186,9 @@ def _output(data: bytes) -> None:
 def _sources(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     for numbered in decode_sources(merge([text, without_files(text)])).values():
-        split(numbered)
+        for entry in split(numbered).values():
+            list_files(without_sizes(entry))
+            list_files(entry)
     count_files(text)
 
 
@@ -267,6 +278,7 @@ DECODERS = {
     "chunks": Decoder(_header, seal=_at_end),
     "acknowledgement": Decoder(Acknowledgement.from_bytes, (StateError,)),
     "sources": Decoder(_sources, (StateError,)),
+    "digests": Decoder(lambda data: decode_digests(data.decode("utf-8", "replace")), (StateError,)),
     "packed": Decoder(_text, (StateError,)),
     "details": Decoder(lambda data: decode_details(pack_parts(data.decode("utf-8", "replace")), NAME), (StateError,)),
     "extract": Decoder(_extract, (StateError, NewerFormat)),

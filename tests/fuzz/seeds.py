@@ -38,6 +38,7 @@ from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.run.step_digests import OperatorDigests, encode_digests
 from siltstone.state.backends.rocksdb import RocksDBBackend
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
 from siltstone.state.backends.rocksdb.files import manifest_of, table_files
@@ -45,6 +46,7 @@ from siltstone.state.backends.rocksdb.scan_program import HEAD as PAIRS_HEAD
 from siltstone.state.digest import row_digests
 from siltstone.state.nested import encode_nested
 from siltstone.state.protocol import set_state
+from siltstone.state.rows_digest import DigestedRows
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
 from siltstone.store.keyvalue.protocol import Header
@@ -206,10 +208,14 @@ def _parquet(table: pa.Table | None = None) -> bytes:
     return file.getvalue()
 
 
+_ROWS = DigestedRows(3, 7, "0123456789abcdef")
+_DIGESTS = encode_digests({"op": OperatorDigests(_ROWS, {"op": _ROWS}), "other": OperatorDigests(None, {})})
+
+
 def _details() -> CommitDetails:
     name = "s/00000001/000000000001/manifest.arrow"
     return CommitDetails(
-        steps=[Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', "{}")],
+        steps=[Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', "{}", digests=_DIGESTS)],
         edit=Edit("op", "totals", 1, 2, "rows.csv", None, "me"),
         parallelism=2,
         definition={"operators": {}, "options": {}},
@@ -271,8 +277,10 @@ def seeds() -> Mapping[str, list[bytes]]:
         inline=[b"packed"],
         digests={"totals": np.arange(4).astype(np.uint64)},
         outputs={"op": Staged(3, (STORED,), b"inline"), "other": Staged(3, (SINK_FILE,))},
+        read=_ROWS,
+        made={"op": _ROWS},
     )
-    line = '{"path":"file:///in/%d.parquet","timestamp":1372896000000,"batchId":%d}'
+    line = '{"path":"file:///in/%d.parquet","timestamp":1372896000000,"batchId":%d,"size":4096}'
     files = json.dumps({"0": {"7": "\n".join(["v1", line % (1, 6), line % (2, 7)])}, "1": {"0": "v1\n9"}})
     blocks = [encode_block(changes, _owners(), compression=packed).data for packed in (True, False)]
     return {
@@ -292,6 +300,7 @@ def seeds() -> Mapping[str, list[bytes]]:
         "chunks": [Header(1024, 3, 17, b"12345678").encode()],
         "acknowledgement": [said.to_bytes()],
         "sources": [files.encode()],
+        "digests": [_DIGESTS.encode()],
         "packed": [pack(files)],
         "extract": [text_of(encode_extract(_extract())).encode()],
         "exported-manifest": [_exported_manifest()],

@@ -66,8 +66,11 @@ def test_rows_with_values_in_other_columns_are_other_rows() -> None:
 def test_what_cannot_be_compared_does_not_differ_but_the_number_of_rows_can() -> None:
     narrow, wide = pa.table({"a": pa.array([1, 2], pa.int32())}), pa.table({"a": pa.array([1, 2], pa.int64())})
     assert DigestedRows.of(narrow) == DigestedRows.of(wide)
-    single, double = pa.table({"a": pa.array([0.1], pa.float32())}), pa.table({"a": pa.array([0.1], pa.float64())})
-    assert not DigestedRows.of(single).differs(DigestedRows.of(double))
+    single = pa.table({"a": pa.array([0.1], pa.float32()), "d": pa.array([Decimal("1.25")], pa.decimal128(4, 2))})
+    double = pa.table([single["a"].cast(pa.float64()), single["d"].cast(pa.decimal128(30, 2))], names=["a", "d"])
+    assert DigestedRows.of(single) == DigestedRows.of(double)
+    one, text = pa.table({"a": pa.array([1])}), pa.table({"a": pa.array(["1"])})
+    assert not DigestedRows.of(one).differs(DigestedRows.of(text))
     added = narrow.append_column("b", pa.array(["x", "y"]))
     assert not DigestedRows.of(narrow).differs(DigestedRows.of(added))
     assert DigestedRows.of(narrow).differs(DigestedRows.of(added.slice(1)))
