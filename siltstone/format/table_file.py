@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from enum import IntEnum
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from siltstone.errors import UsageError
 from siltstone.format.output import OBJECT_BYTES, OutputWriter, Staged, encode_inline
 from siltstone.model import SinkFile
-from siltstone.state.types import count_leaves
+from siltstone.state.types import count_leaves, is_wider
 
 ROW_GROUP_BYTES = 32 << 20
 """uncompressed bytes of a row group, about"""
@@ -86,6 +87,36 @@ def _table_type(kind: pa.DataType, what: str) -> pa.DataType:
         f"{what} is {kind}, which a Delta table does not have: declare {_suggest_type(kind)}, or give the operator "
         "another sink (a function, or a ParquetSink on one machine)"
     )
+
+
+class Change(IntEnum):
+    """What a column of a table needs to take values of another type."""
+
+    NOTHING = 0
+    """it has this type"""
+    MORE_FIELDS = 1
+    """a struct gets more fields, which are null in the rows there are"""
+    WIDER = 2
+    """a wider type (`state.types.is_wider`), in which all rows have to be written again"""
+    REFUSED = 3
+    """it cannot take them"""
+
+
+def change_of(there: pa.DataType, wanted: pa.DataType) -> Change:
+    """Return how a column's type must change to take values of another one; both as `table_schema` returns them."""
+    if there == wanted:
+        return Change.NOTHING
+    if pa.types.is_struct(there) and pa.types.is_struct(wanted):
+        before, after = ({field.name: field.type for field in kind} for kind in (there, wanted))
+        if not before.keys() <= after.keys():
+            return Change.REFUSED
+        more = Change.MORE_FIELDS if len(after) > len(before) else Change.NOTHING
+        return max(more, *(change_of(kind, after[name]) for name, kind in before.items()))
+    if pa.types.is_list(there) and pa.types.is_list(wanted):
+        return change_of(there.value_type, wanted.value_type)
+    if pa.types.is_map(there) and pa.types.is_map(wanted):
+        return max(change_of(there.key_type, wanted.key_type), change_of(there.item_type, wanted.item_type))
+    return Change.WIDER if is_wider(wanted, there) else Change.REFUSED
 
 
 def _suggest_type(kind: pa.DataType) -> str:

@@ -45,7 +45,7 @@ class SourceShape:
 
 def check_source_shape(stream: str, definition: Mapping[str, Any], now: SourceShape) -> None:
     """Check that operators read what they did: the same sources in the same order, and the same columns, whose types
-    may widen (`run.widening_rules`). A source may be moved.
+    may widen (`run.widening_rules`). Whether a source may read another place is left to Spark.
 
     Raises:
         SchemaConflict: they do not.

@@ -8,8 +8,10 @@ knows the checkpoint. A delivery whose id the table has does nothing, and of two
 checkpoint's rows are in the table exactly once (promise 2): after a crash between the commit and its mark in the
 catalog, and if a writer that was fenced wakes up in the middle of a delivery. A fork has a table and an id of its own.
 
-The table has the columns of the operator's output. A column that is new there is added to the table; one that is gone
-is null in new rows; one of another type is refused when the stream is opened.
+The table has the columns of the operator's output. A column that is new there is added to the table, and so is a new
+field of a struct; one that is gone is null in new rows. If the type of one became wider (`format.table_file.Change`),
+the rows that are there are written again with it, as one version of the table, because delta-rs does not write Delta's
+own type widening. One of any other type is refused when the stream is opened.
 """
 
 import os
@@ -25,7 +27,7 @@ import pyarrow as pa
 
 from siltstone.errors import StateError, UsageError
 from siltstone.format.output import read_output
-from siltstone.format.table_file import TableWriter, table_schema
+from siltstone.format.table_file import Change, TableWriter, change_of, table_schema
 from siltstone.log import get_logger
 from siltstone.model import SinkFile
 from siltstone.sinks.delta_calls import delta_call, first_line
@@ -158,7 +160,7 @@ class SinkTable:
         """
         wanted, table = self._schema_of(schema), self.open()
         if table is not None:
-            self._find_new_columns(table, wanted)
+            self._find_changes(table, wanted)
 
     def deliver(self, output: "OutputRecord") -> None:
         """Add the rows of one checkpoint; does nothing if it has them.
@@ -177,13 +179,17 @@ class SinkTable:
             if self._find_delivered(table) >= output.sink_id:
                 break
             files = self._files(output) if files is None else files
-            new_columns = self._find_new_columns(table, schema)
+            new_columns, wide = self._find_changes(table, schema)
             try:
-                if not new_columns:
+                if not new_columns and wide is None:
                     self._add(table, files, output.sink_id)
                     break
-                with delta_call(self.label):  # and look again: meanwhile another process may have delivered the same
-                    table.alter.add_columns(new_columns)
+                # And look again: meanwhile another process may have delivered the same.
+                if wide is not None:
+                    self._widen(table, wide, output)
+                else:
+                    with delta_call(self.label):
+                        table.alter.add_columns(new_columns)
             except CommitFailedError as error:  # lost to another process: see what the table has now
                 _LOG.info("delivery begins again", stream=self.stream, sink=self.sink, reason=first_line(error))
         else:
@@ -270,56 +276,95 @@ class SinkTable:
                 return table
             raise
 
-    def _find_new_columns(self, table: "DeltaTable", schema: pa.Schema) -> list[Any]:
-        """Return the fields that the table lacks.
+    def _find_changes(self, table: "DeltaTable", schema: pa.Schema) -> tuple[list[Any], pa.Schema | None]:
+        """Return the fields that the table lacks, or of which it lacks a part; and, if it must become wider, the schema
+        that it then has.
 
         Raises:
-            UsageError: a column has another type there, or its name in another case.
+            UsageError: a column cannot become what it has to be, or has its name in another case there.
         """
         from deltalake import Schema
 
         with delta_call(self.label):
-            there = {field.name: field for field in table.schema().fields}
-            wanted = Schema.from_arrow(schema).fields
-        lower = {name.lower(): name for name in there}
-        for field in wanted:
-            other = lower.get(field.name.lower(), field.name)
-            if other != field.name or (other in there and there[other].type != field.type):
+            fields = {field.name: field for field in table.schema().fields}
+            wanted = {field.name: field for field in Schema.from_arrow(schema).fields}
+            most = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        lower = {name.lower(): name for name in fields}
+        lacking, changes = [], [Change.NOTHING]
+        for name, field in wanted.items():
+            other, change = lower.get(name.lower(), name), Change.NOTHING
+            if other == name and name in fields and fields[name].type != field.type:
+                there = table_schema(pa.schema({name: most[name]}), self.label).field(0).type
+                change = change_of(there, schema.field(name).type)
+            if other != name or change is Change.REFUSED:
                 raise UsageError(
-                    f"stream {self.stream}: column {field.name} of the output of {self.sink} is {field.type}, and the "
-                    f"table has {other}, {there[other].type}: give the column another name, or as it was there"
+                    f"stream {self.stream}: column {name} of the output of {self.sink} is {field.type}, and the table "
+                    f"has {other}, {fields[other].type}: give the column another name, or as it was there; its type "
+                    "may only become wider"
                 )
-        return [field for field in wanted if field.name not in there]
+            changes.append(change)
+            if name not in fields or change is not Change.NOTHING:
+                lacking.append(field)
+                most[name] = schema.field(name).type
+        return lacking, pa.schema(list(most.items())) if max(changes) is Change.WIDER else None
+
+    def _widen(self, table: "DeltaTable", schema: pa.Schema, output: "OutputRecord") -> None:
+        """Write all rows again with wider types, and replace them in one transaction."""
+        from deltalake import Schema
+
+        _LOG.info("writing a table again, with wider columns", stream=self.stream, sink=self.sink, schema=str(schema))
+        writer = self._writer(output, schema)
+        with delta_call(self.label):
+            batches = table.to_pyarrow_dataset().to_batches()
+        while True:
+            with delta_call(self.label):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            there, rows = batch.schema.names, batch.num_rows
+            columns = [batch.column(f.name).cast(f.type) if f.name in there else pa.nulls(rows, f.type) for f in schema]
+            writer.add(pa.record_batch(columns, schema=schema))
+        actions = self._actions([each for each in writer.finish().objects if isinstance(each, SinkFile)])
+        with delta_call(self.label):
+            table.create_write_transaction(actions, "overwrite", Schema.from_arrow(schema))
 
     def _files(self, output: "OutputRecord") -> Sequence[SinkFile]:
         """Return the files of an output; rows staged for another kind of sink are written as files now."""
         if output.sink_files or not output.objects:
             return output.sink_files
-        path, attempt = CheckpointPath(output.stream, output.epoch, output.checkpoint), f"driver-{uuid.uuid4().hex}"
-
-        def name(n: int) -> str:
-            return path.table_file(self.sink, output.name, 0, f"{attempt}-{n}")
-
-        writer = TableWriter(self.store, name, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)), inline_bytes=-1)
+        writer = self._writer(output, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
         for stored in output.objects:
             for batch in read_output(self.store, stored, output.arrow_schema):
                 writer.add(batch)
         return [each for each in writer.finish().objects if isinstance(each, SinkFile)]
 
+    def _writer(self, output: "OutputRecord", schema: pa.Schema) -> TableWriter:
+        """Make a writer of files for the table, with names of this process and this checkpoint."""
+        path, attempt = CheckpointPath(output.stream, output.epoch, output.checkpoint), f"driver-{uuid.uuid4().hex}"
+
+        def name(n: int) -> str:
+            return path.table_file(self.sink, output.name, 0, f"{attempt}-{n}")
+
+        return TableWriter(self.store, name, schema, inline_bytes=-1)
+
     def _add(self, table: "DeltaTable", files: Sequence[SinkFile], id: int) -> None:
         """Commit files; the log refuses it if it has got an id of this application since `table` was opened."""
         from deltalake import CommitProperties, Transaction
-        from deltalake.transaction import AddAction
 
-        now_ms = int(time.time() * 1000)
-        actions: list[Any] = [
-            AddAction(
-                each.name.removeprefix(self.prefix), each.bytes, {}, now_ms, data_change=True, stats=each.statistics
-            )
-            for each in files
-        ]
+        actions, now_ms = self._actions(files), int(time.time() * 1000)
         properties = CommitProperties(
             custom_metadata={CHECKPOINT: id}, app_transactions=[Transaction(self.application, id, now_ms)]
         )
         with delta_call(self.label):
             table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
+
+    def _actions(self, files: Sequence[SinkFile]) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        now_ms = int(time.time() * 1000)
+        return [
+            AddAction(
+                each.name.removeprefix(self.prefix), each.bytes, {}, now_ms, data_change=True, stats=each.statistics
+            )
+            for each in files
+        ]

@@ -4,16 +4,20 @@ import json
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Max
 from siltstone.errors import SchemaConflict
 from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark.operations import RunRequest, edit, replay, rescale, run, stream_runner, verify
 from siltstone.stream import Stream
+from tests.delta_run import read_sink
 from tests.spark_runs import at, recorded
 
 
@@ -63,6 +67,60 @@ def test_a_type_may_widen_and_what_nobody_reads_may_change(tmp_path: Path) -> No
         run(settings, stream_of(source_of(directory, "v")), RunRequest())
     more(directory)
     assert run(settings, stream, RunRequest()).checkpoints == [5]
+
+
+class Copied(Operator):
+    """Keeps the newest value of a key, and puts each row out."""
+
+    name = "copied"
+    key = pa.schema({"k": pa.string()})
+    inputs = ("v",)
+    output = pa.schema({"k": pa.string(), "v": pa.int32()})
+    latest = ValueState({"v": pa.int32()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        state.latest.put(rows.keys, {"v": rows.max("v")})
+        return rows.table.select(["k", "v"])
+
+
+class CopiedWide(Copied):
+    output = pa.schema({"k": pa.string(), "v": pa.int64()})
+    latest = ValueState({"v": pa.int64()})
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("kind", ["delta", "parquet", "function"])
+def test_input_state_and_output_widen_together(tmp_path: Path, kind: str, backend: str) -> None:
+    settings, directory, given = (
+        at(tmp_path / "w", backend=backend),
+        tmp_path / "in",
+        list[tuple[int, str, list[int]]](),
+    )
+
+    def keep(rows: DataFrame, id: int) -> None:
+        given.append((id, rows.schema["v"].dataType.simpleString(), [row.v for row in rows.collect()]))
+
+    sinks: dict[str, Any] = {"delta": None, "parquet": ParquetSink(tmp_path / "out"), "function": keep}
+    for number, (operator, columns) in enumerate(
+        ((Copied(), ["v"]), (Copied(), ["v"]), (CopiedWide(), ["cast(v as long) << 40 as v"])), 1
+    ):
+        more(directory)
+        stream = Stream(
+            "g", source_of(directory, *columns), [operator], sinks={"copied": sinks[kind]}, max_parallelism=8
+        )
+        assert run(settings, stream, RunRequest()).checkpoints == [number]
+    assert verify(settings, "g", every=True).proven and replay(settings, stream, since="2").proven
+    expected = [0, 1, 2 << 40]
+    if kind == "delta":
+        table = read_sink(settings.warehouse, "g", "copied")
+        assert table.schema.field("v").type == pa.int64() and sorted(table["v"].to_pylist()) == expected
+    elif kind == "parquet":
+        paths = sorted((tmp_path / "out").rglob("checkpoint=*/*.parquet"))
+        assert [pq.read_table(path, partitioning=None)["v"].to_pylist() for path in paths] == [
+            [each] for each in expected
+        ]
+    else:
+        assert given == [(1, "int", [0]), (2, "int", [1]), (3, "bigint", [2 << 40])]
 
 
 CHANGES = {
@@ -174,10 +232,3 @@ def test_sources_added_removed_or_reordered_are_refused_at_the_start(tmp_path: P
         run(settings, stream_of(several(directory, *names)), RunRequest())
     assert recorded(settings, "g") == known
     assert run(settings, stream_of(several(directory, "a", "b")), RunRequest()).checkpoints == [2]
-
-
-def test_a_source_that_reads_another_place_is_no_other_source(tmp_path: Path) -> None:
-    settings, directory = at(tmp_path / "w"), tmp_path / "in"
-    directory.mkdir()
-    for number, names in enumerate((("a", "b"), ("a", "c")), 1):
-        assert run(settings, stream_of(several(directory, *names)), RunRequest()).checkpoints == [number]

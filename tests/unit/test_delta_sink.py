@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -248,3 +249,120 @@ def test_rows_staged_for_another_kind_of_sink_reach_the_table(place: OpenWarehou
     run = TableRun(place)
     run.step(batch(2))
     assert run.given == [1, 2] and rows_in(place) == inputs([1, 2])
+
+
+# Wider columns
+
+SMALL = pa.schema(
+    {"k": pa.int64(), "n": pa.int32(), "f": pa.float32(), "d": pa.decimal128(6, 1), "s": pa.struct({"a": pa.int32()})}
+)
+LARGE = pa.schema(
+    {
+        "k": pa.int64(),
+        "n": pa.int64(),
+        "f": pa.float64(),
+        "d": pa.decimal128(20, 1),
+        "s": pa.struct({"a": pa.int64(), "b": pa.string()}),
+        "more": pa.string(),
+    }
+)
+
+
+class Small(Tallies):
+    """Puts out numbers that are small enough."""
+
+    output = SMALL
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        n = rows.table["n"]
+        columns = {"k": rows.table["k"], "n": n, "f": n.cast(pa.float64()), "d": n.cast(pa.decimal128(21, 1))}
+        columns |= {"s": pa.array([{"a": each} for each in n.to_pylist()]), "more": pa.array(["x"] * len(n))}
+        made = pa.table(columns)
+        return made.set_column(4, "s", made["s"].cast(self.output.field("s").type)).select(self.output.names)
+
+
+class Large(Small):
+    output = LARGE
+
+
+def widened(place: OpenWarehouse, *, large: bool, **options: Any) -> TableRun:
+    operator = Large(name=SINK) if large else Small(name=SINK)
+    return TableRun(place, stream=replace(STREAM, operators=[operator]), **options)
+
+
+def check_widened(place: OpenWarehouse, checkpoints: list[int]) -> None:
+    """Each row is there once, in the wide columns, and each engine that reads the files sees the same types."""
+    table = opened(place).to_pyarrow_table()
+    assert rows_in(place) == inputs(checkpoints)
+    assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in LARGE}
+    for row in table.to_pylist():
+        assert row["f"] == row["n"] == row["d"] == row["s"]["a"] and row["s"]["b"] is None
+        assert row["more"] == (None if row["n"] < 3000 else "x")
+    for path in opened(place).file_uris():
+        assert pq.read_schema(path.removeprefix("file://")).field("n").type == pa.int64()
+
+
+@pytest.mark.parametrize("moment", ["", "writing", "widened", "marked"])
+def test_wider_columns_are_in_the_whole_table_whatever_dies(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    for n in (1, 2):
+        widened(place, large=False).step(batch(n))
+    with monkeypatch.context() as patch:
+        if moment == "writing":
+            patch.setattr(DeltaTable, "create_write_transaction", die)
+        elif moment == "widened":
+            patch.setattr(SinkTable, "_add", die)
+        elif moment == "marked":
+            patch.setattr(type(place.catalog.outbox), "mark_delivered", die)
+        run = widened(place, large=True)
+        if moment:
+            with pytest.raises(Killed):
+                run.step(batch(3))
+        else:
+            run.step(batch(3))
+    run = widened(place, large=True)
+    run.step(batch(4))
+    check_widened(place, [1, 2, 3, 4])
+    run.region.close("done")
+    sweep(place, NAME)
+    check_widened(place, [1, 2, 3, 4])
+    with pytest.raises(UsageError, match=r"its type may only become wider"):
+        sink_table(place).check(SMALL)
+
+
+def test_rows_of_before_are_delivered_before_the_table_is_widened(place: OpenWarehouse) -> None:
+    widened(place, large=False).step(batch(1))
+    widened(place, large=False, delivers=False).step(batch(2))
+    sink_table(place).check(LARGE)
+    run = widened(place, large=True)
+    assert run.given == [2] and opened(place).to_pyarrow_table().schema.field("n").type == pa.int32()
+    run.step(batch(3))
+    check_widened(place, [1, 2, 3])
+
+
+def test_a_writer_that_wakes_up_after_the_table_is_widened_adds_nothing(place: OpenWarehouse) -> None:
+    widened(place, large=False, delivers=False).step(batch(1))
+
+    class Freezing(TableRun):
+        def give(self, output: OutputRecord) -> None:
+            newer = widened(place, large=True)
+            for n in (2, 3):
+                newer.step(batch(n))
+            super().give(output)
+
+    with pytest.raises(Fenced):
+        Freezing(place, stream=replace(STREAM, operators=[Small(name=SINK)]))
+    assert rows_in(place) == inputs([1, 2, 3])
+    assert opened(place).to_pyarrow_table().schema.field("n").type == pa.int64()
+
+
+def test_a_struct_with_more_fields_needs_no_row_to_be_written_again(place: OpenWarehouse) -> None:
+    struct, files = pa.struct({"a": pa.int32(), "b": pa.list_(pa.struct({"c": pa.int8()}))}), list[set[str]]()
+    for n, kind in enumerate((SMALL, pa.schema([f.with_type(struct) if f.name == "s" else f for f in SMALL])), 1):
+        operator = type("Grown", (Small,), {"output": kind})(name=SINK)
+        TableRun(place, stream=replace(STREAM, operators=[operator])).step(batch(n))
+        files.append(set(opened(place).file_uris()))
+    table = opened(place).to_pyarrow_table()
+    assert files[0] < files[1] and table.schema.field("s").type.num_fields == 2
+    assert rows_in(place) == inputs([1, 2]) and all(row["b"] is None for row in table["s"].to_pylist())
