@@ -49,10 +49,10 @@ class Latest(Operator):
     latest = ValueState(_VALUES)
 
     def process(self, rows: Rows, state: State) -> pa.Table:
-        """Put the rows, one for each key."""
-        values = {name: rows.table.column(name) for name in _VALUES}
-        keys = rows.table.select(["user"])
-        state.latest.put(keys, values)
+        """Put the rows."""
+        newest = np.empty(len(rows.keys), np.int64)
+        newest[rows.key_index] = np.arange(len(rows))
+        state.latest.put(rows.keys, rows.table.select(list(_VALUES)).take(pa.array(newest)))
         return rows.table.select(["user", *_VALUES])
 
 
