@@ -102,7 +102,7 @@ def test_input_state_and_output_widen_together(tmp_path: Path, kind: str, backen
 
     sinks: dict[str, Any] = {"delta": None, "parquet": ParquetSink(tmp_path / "out"), "function": keep}
     for number, (operator, columns) in enumerate(
-        ((Copied(), ["v"]), (Copied(), ["v"]), (CopiedWide(), ["cast(v as long) << 40 as v"])), 1
+        ((Copied(), ["v"]), (Copied(), ["v"]), (CopiedWide(), ["shiftleft(cast(v as long), 40) as v"])), 1
     ):
         more(directory)
         stream = Stream(
