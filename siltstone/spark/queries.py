@@ -178,13 +178,13 @@ def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
     """
     found: dict[str, ReadFile] = {}
     for leaf in _iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
-        relation = leaf.relation() if leaf.getClass().getSimpleName() == "LogicalRelation" else None
-        if relation is None or relation.getClass().getSimpleName() != "HadoopFsRelation":
+        # Not tables that the stream is joined with, whose files may be listed in other ways.
+        if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
             continue
-        files, context = relation.location(), cast("Any", spark.sparkContext)
-        # In one call each: there may be a hundred thousand.
-        urls = context._jvm.org.apache.hadoop.util.StringUtils.join("\n", files.inputFiles()).split("\n")
-        told = files.allFiles().mkString("\n").split("\n")
+        files, context = leaf.relation().location(), cast("Any", spark.sparkContext)
+        # In one call each: there may be a hundred thousand. No path has a null character.
+        urls = context._jvm.org.apache.hadoop.util.StringUtils.join("\0", files.inputFiles()).split("\0")
+        told = files.allFiles().mkString("\0").split("\0")
         found |= {url: _read_file(status) for url, status in zip(urls, told, strict=True) if url}
     return found
 

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.records.objects import ObjectKind
+from siltstone.catalog.records.source_entries import decode_sources, list_files
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import BadRow, InputChanged, LossRefused
 from siltstone.operator import Operator, Rows, State, ValueState
@@ -254,3 +255,36 @@ def test_files_that_were_moved_are_the_same(tmp_path: Path) -> None:
     assert replay(settings, stream).proven
     damage(settings, 4)
     assert run(settings, stream, RunRequest()).checkpoints == [4]
+
+
+ODD = ["a b", "%20", "ü", "#x?", "c;d,e", "new\nline", "{x}", "a=b", "'\"", "+"]
+
+
+def test_files_with_any_name_and_tables_that_are_joined_come_again(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in &+ %41"
+    directory.mkdir()
+    (tmp_path / "names").mkdir()
+    (tmp_path / "names" / "0.json").write_text(json.dumps({"k": "a", "name": "x"}))
+    for number, name in enumerate(ODD):
+        path = directory / f"{name}.json"
+        path.write_text(line("a", number) + "\n" * (1 + number))
+        os.utime(path, (1_600_000_000 + number,) * 2)
+
+    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        reader = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 3)
+        names = spark.read.schema("k string, name string").json(str(tmp_path / "names"))
+        return reader.json(str(directory)).join(names, "k")
+
+    stream = stream_of(source, [totals()])
+    run(settings, stream, RunRequest())
+    assert replay(settings, stream).proven
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        steps = place.catalog.input_log.list("g", 99)
+    entries = [entry for step in steps for entry in decode_sources(step.sources).get("0", {}).values()]
+    files = [file for entry in entries for file in list_files(entry)]
+    assert sorted(file.size for file in files) == [len(line("a", 0)) + 1 + number for number in range(len(ODD))]
+    (directory / f"{ODD[5]}.json").unlink()
+    with pytest.raises(
+        InputChanged, match=r"source data of step 2 are missing: .*new%0Aline\.json"
+    ):
+        replay(settings, stream)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import xxhash
 from sqlalchemy import text
 
 from siltstone.catalog.open import open_catalog
@@ -23,12 +24,19 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form, StoredObject
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
+from siltstone.run.step_digests import OperatorDigests, encode_digests
+from siltstone.state.rows_digest import DigestedRows
 
 NAME = "flights"
 CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 900, 300, 250, 300
 ROUND, KEPT = 250, 50
 CONF = ",".join(f'"spark.sql.streaming.{word}.stateFormatVersion":"2"' for word in ("join", "aggregation", "state"))
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{"spark.sql.shuffle.partitions":"200",%s}}\n%s'
+
+
+def rows_of(id: int) -> DigestedRows:
+    """Rows with a digest that looks like one."""
+    return DigestedRows(abs(id), xxhash.xxh3_64_intdigest(f"{id}".encode()), "0123456789abcdef")
 
 
 def commit_of(id: int) -> CheckpointCommit:
@@ -47,6 +55,7 @@ def commit_of(id: int) -> CheckpointCommit:
     }
     uploads = {"requests": 1, "attempts": 1, "objects": 1, "bytes": 420 + id, "latency_s": latency}
     file = {"path": f"file:///data/flights/day-{id}.parquet", "timestamp": 1372896000000 + id, "batchId": id}
+    file["size"] = 7919 * id
     return CheckpointCommit(
         id=id,
         manifest=stored("manifest.arrow"),
@@ -71,6 +80,7 @@ def commit_of(id: int) -> CheckpointCommit:
                     id - 1,
                     OFFSETS % (1372896000000 + id, CONF, json.dumps({"logOffset": id})),
                     json.dumps({"0": {str(id): f"v1\n{json.dumps(file)}"}}),
+                    digests=encode_digests({"aircraft": OperatorDigests(rows_of(id), {"aircraft": rows_of(-id)})}),
                 )
             ]
         ),
