@@ -284,7 +284,5 @@ def test_files_with_any_name_and_tables_that_are_joined_come_again(tmp_path: Pat
     files = [file for entry in entries for file in list_files(entry)]
     assert sorted(file.size for file in files) == [len(line("a", 0)) + 1 + number for number in range(len(ODD))]
     (directory / f"{ODD[5]}.json").unlink()
-    with pytest.raises(
-        InputChanged, match=r"source data of step 2 are missing: .*new%0Aline\.json"
-    ):
+    with pytest.raises(InputChanged, match=r"source data of step 2 are missing: .*new%0Aline\.json"):
         replay(settings, stream)
