@@ -18,7 +18,7 @@ from siltstone.errors import BadRow, InputChanged, LossRefused
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, recover, replay, run, verify
+from siltstone.spark.operations import RunRequest, edit, recover, replay, rescale, run, verify
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
 from tests.spark_runs import at
@@ -286,3 +286,23 @@ def test_files_with_any_name_and_tables_that_are_joined_come_again(tmp_path: Pat
     (directory / f"{ODD[5]}.json").unlink()
     with pytest.raises(InputChanged, match=r"source data of step 2 are missing: .*new%0Aline\.json"):
         replay(settings, stream)
+
+
+def test_steps_around_an_edit_and_a_rescale_come_again(tmp_path: Path, spark: SparkSession) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    stream = stream_of(source_of(directory))
+    for number in range(3):
+        write(directory, number, line("a", number), line(f"k{number}", 100 + number))
+        run(settings, stream, RunRequest())
+        if number == 0:
+            edit(settings, stream, "last", "latest", spark.createDataFrame([("z", 1)], "k string, v long"))
+            rescale(settings, stream, 3)
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        assert len(place.catalog.definitions.list("g")) == 1  # no run recorded the same columns again
+    before = sums(settings)
+    for checkpoint in (2, 3, 4, 5):
+        damage(settings, checkpoint)
+    done = recover(settings, "g", accept_loss=True)
+    assert (done.given_up, done.edits, done.logged) == ((2, 3, 4, 5), (2,), ())
+    assert run(settings, stream, RunRequest()).checkpoints == [2, 3, 4, 5]
+    assert sums(settings) == before and verify(settings, "g", every=True).proven

@@ -30,6 +30,7 @@ from tests.outbox_run import (
     outstanding,
     roll_back,
 )
+from tests.widened_output import LARGE, SMALL, Small, check_widened, widened
 
 
 class Killed(BaseException):
@@ -253,54 +254,6 @@ def test_rows_staged_for_another_kind_of_sink_reach_the_table(place: OpenWarehou
 
 # Wider columns
 
-SMALL = pa.schema(
-    {"k": pa.int64(), "n": pa.int32(), "f": pa.float32(), "d": pa.decimal128(6, 1), "s": pa.struct({"a": pa.int32()})}
-)
-LARGE = pa.schema(
-    {
-        "k": pa.int64(),
-        "n": pa.int64(),
-        "f": pa.float64(),
-        "d": pa.decimal128(20, 1),
-        "s": pa.struct({"a": pa.int64(), "b": pa.string()}),
-        "more": pa.string(),
-    }
-)
-
-
-class Small(Tallies):
-    """Puts out numbers that are small enough."""
-
-    output = SMALL
-
-    def process(self, rows: Rows, state: State) -> pa.Table:
-        n = rows.table["n"]
-        columns = {"k": rows.table["k"], "n": n, "f": n.cast(pa.float64()), "d": n.cast(pa.decimal128(21, 1))}
-        columns |= {"s": pa.array([{"a": each} for each in n.to_pylist()]), "more": pa.array(["x"] * len(n))}
-        made = pa.table(columns)
-        return made.set_column(4, "s", made["s"].cast(self.output.field("s").type)).select(self.output.names)
-
-
-class Large(Small):
-    output = LARGE
-
-
-def widened(place: OpenWarehouse, *, large: bool, **options: Any) -> TableRun:
-    operator = Large(name=SINK) if large else Small(name=SINK)
-    return TableRun(place, stream=replace(STREAM, operators=[operator]), **options)
-
-
-def check_widened(place: OpenWarehouse, checkpoints: list[int]) -> None:
-    """Each row is there once, in the wide columns, and each engine that reads the files sees the same types."""
-    table = opened(place).to_pyarrow_table()
-    assert rows_in(place) == inputs(checkpoints)
-    assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in LARGE}
-    for row in table.to_pylist():
-        assert row["f"] == row["n"] == row["d"] == row["s"]["a"] and row["s"]["b"] is None
-        assert row["more"] == (None if row["n"] < 3000 else "x")
-    for path in opened(place).file_uris():
-        assert pq.read_schema(path.removeprefix("file://")).field("n").type == pa.int64()
-
 
 @pytest.mark.parametrize("moment", ["", "writing", "widened", "marked"])
 def test_wider_columns_are_in_the_whole_table_whatever_dies(
@@ -324,6 +277,8 @@ def test_wider_columns_are_in_the_whole_table_whatever_dies(
     run = widened(place, large=True)
     run.step(batch(4))
     check_widened(place, [1, 2, 3, 4])
+    for path in opened(place).file_uris():  # each engine that reads the files sees the same types
+        assert pq.read_schema(path.removeprefix("file://")).field("n").type == pa.int64()
     run.region.close("done")
     sweep(place, NAME)
     check_widened(place, [1, 2, 3, 4])

@@ -1,6 +1,7 @@
 """The outbox after a rollback: what comes again comes under its id with its rows, and new rows come under new ids."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from siltstone.catalog.records.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
-from siltstone.errors import CorruptObject, StateError
+from siltstone.errors import CorruptObject, LossRefused, StateError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
+from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.store.filesystem import FilesystemStore
 from tests.outbox_run import NAME, Heard, Outboxed, batch, damage, follow_log, inputs, outstanding, roll_back, write
 from tests.proofs import failures, in_order
+from tests.rebuild_cases import catalog_url, check_same, rebuilt, what_it_knows
 
 
 def test_what_was_delivered_is_not_delivered_again_after_a_rollback(place: OpenWarehouse, heard: Heard) -> None:
@@ -40,6 +43,36 @@ def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: OpenW
     follow_log(run)
     run.step(batch(4))
     assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("accept", [True, False])
+def test_logged_steps_that_cannot_come_again_are_given_up_with_their_ids(
+    place: OpenWarehouse, heard: Heard, tmp_path: Path, accept: bool
+) -> None:
+    """One output of theirs is outstanding. Only a run that has found the difference lets a recovery give them up."""
+    write(place, heard, 4)
+    Outboxed(place, Heard(), delivers=False).step(batch(5))
+    roll_back(place, 3)
+    recover_ = partial(recover, place, NAME, run=in_order, accept_loss=accept)
+    assert not recover_().logged and len(place.catalog.input_log.list_logged(NAME)) == 2
+    run = Outboxed(place, Heard(), delivers=False)
+    run.region.close(INPUT_CHANGED)
+    if not accept:
+        with pytest.raises(LossRefused, match=r"the logged steps of checkpoints 4 to 5 cannot be run again"):
+            recover_()
+        assert outstanding(place) == [5]
+        return
+    assert recover_().logged == (4, 5) and not recover_().logged
+    assert place.catalog.input_log.list_logged(NAME) == [] and outstanding(place) == []
+    run = Outboxed(place, heard)
+    run.batches = 3
+    for n in (14, 15, 16):
+        run.step(batch(n))
+    assert heard.ids == [1, 2, 3, 4, 6, 7, 8] and heard.inputs == inputs([1, 2, 3, 4, 14, 15, 16])
+    run.region.close("done")
+    known = what_it_knows(place.catalog)
+    check_same(rebuilt(place, catalog_url(tmp_path))[1], known)
+    assert not failures(place, NAME)
 
 
 @pytest.mark.parametrize(("kind", "again"), [(StepKind.EMPTY, 3), (StepKind.CHANGE, 2)])

@@ -16,6 +16,7 @@ from siltstone.store.table_place import table_place
 from tests.delta_run import TableRun, rows_in, sink_table, table_files
 from tests.outbox_run import NAME, SINK, batch, inputs, outstanding
 from tests.s3_place import SERVERS, FreshBucket
+from tests.widened_output import check_widened, widened
 
 pytestmark = pytest.mark.server
 
@@ -52,6 +53,12 @@ def test_rows_are_in_the_table_once_and_small_files_are_merged(
     later.region.close("done")
     assert optimize_sinks(warehouse, NAME).tables == [TableMaintenance(SINK, merged=3, written=1)]
     assert rows_in(warehouse) == inputs([1, 2, 3]) and len(table_files(warehouse)) == 4
+
+
+def test_wider_columns_are_in_the_whole_table(warehouse: OpenWarehouse) -> None:
+    for n in (1, 2, 3):
+        widened(warehouse, large=n == 3).step(batch(n))
+    check_widened(warehouse, [1, 2, 3])
 
 
 def test_a_reader_of_delta_tables_needs_nothing_of_siltstone(place: FreshBucket, warehouse: OpenWarehouse) -> None:
