@@ -42,7 +42,7 @@ def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterat
         if operator.reads != SOURCE:
             yield from combine(operator, table).cast(schema).to_batches()
             continue
-        read += DigestedRows.of(digested_columns(operator, batch))
+        read += digest_read(operator, batch)
         made = combine(operator, table.drop_columns([HASH]))
         if made.num_rows:
             carried = pa.array([_ROW + read.pack(), *[None] * (made.num_rows - 1)], pa.binary())
@@ -53,16 +53,18 @@ def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterat
         yield pa.record_batch([*nulls, pa.array([_NO_ROW + read.pack()], pa.binary())], schema=schema)
 
 
-def digested_columns(operator: Operator, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Select what is digested of rows: the hash of the key for its columns, and all others. Where a key could not be
-    cast to its type, that is its original value."""
+def digest_read(operator: Operator, batch: pa.RecordBatch) -> DigestedRows:
+    """Digest rows of the source: the hash of the key for its columns, and all others. Where a key could not be cast to
+    its type, its original value counts; that there is a column for it depends on whether the stream has dead letters.
+    """
     originals = {original_column(name): name for name in operator.key.names}
     chosen = {n: batch.column(n) for n in batch.schema.names if n not in originals and n not in operator.key.names}
     for original, name in originals.items():
         if original in batch.schema.names and batch.column(name).null_count:
             given, null = one_array(batch.column(original)), pa.array(null_mask(batch.column(name)))
             chosen[original] = pc.if_else(null, given, pa.scalar(None, given.type))
-    return pa.record_batch(list(chosen.values()), names=list(chosen))
+    told = [name for name in chosen if name not in originals]
+    return DigestedRows.of(pa.record_batch(list(chosen.values()), names=list(chosen)), told)
 
 
 class ReadRows:
@@ -85,7 +87,7 @@ class ReadRows:
 
     def _take(self, before: DigestedRows, batch: pa.RecordBatch) -> pa.RecordBatch:
         if READ not in batch.schema.names:
-            self.read = before + DigestedRows.of(digested_columns(self._operator, batch))
+            self.read = before + digest_read(self._operator, batch)
             return batch
         carried = batch.column(READ).drop_null().to_pylist()
         self.read = sum((DigestedRows.unpack(value[1:]) for value in carried), before)

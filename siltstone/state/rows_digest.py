@@ -7,6 +7,7 @@ bytes (`state.nested`). A column may become wider (`state.types.is_wider`) witho
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,13 +45,18 @@ class DigestedRows:
     columns: str = ""
 
     @classmethod
-    def of(cls, rows: pa.Table | pa.RecordBatch) -> Self:
-        """Digest some rows."""
+    def of(cls, rows: pa.Table | pa.RecordBatch, told: Sequence[str] | None = None) -> Self:
+        """Digest some rows.
+
+        Args:
+            told: the names of those columns that rows must have in common to be compared; None for all.
+        """
         if not rows.num_rows:
             return cls()
         columns = [_as_digested(one_array(column)) for column in rows.columns]
         digests = row_digests(pa.table(columns, names=rows.schema.names))
-        return cls(rows.num_rows, int(digests.sum(dtype=np.uint64)), _describe_columns(rows.schema))
+        schema = rows.schema if told is None else pa.schema([rows.schema.field(name) for name in told])
+        return cls(rows.num_rows, int(digests.sum(dtype=np.uint64)), _describe_columns(schema))
 
     def __add__(self, other: "DigestedRows") -> "DigestedRows":
         digest = (self.digest + other.digest) % (1 << 64)
