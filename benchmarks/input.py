@@ -59,11 +59,11 @@ class Latest(Operator):
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each size."""
     sizes, steps = ([(state // 10, rows // 10) for state, rows in SIZES], 8) if quick else (SIZES, STEPS)
-    found = {f"{short(state)}, {short(rows)}": _measure(scratch, state, rows, steps) for state, rows in sizes}
-    return _report(found, _measure_alone())
+    found = {f"{short(state)}, {short(rows)}": measure(scratch, state, rows, steps) for state, rows in sizes}
+    return report_of(found, _measure_alone())
 
 
-def _measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mapping[str, list[float]]:
+def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mapping[str, list[float]]:
     """Measure the seconds of each step of each side."""
     draw = np.random.default_rng(1)
     found: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -81,6 +81,7 @@ def _measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mapp
                     seconds = sides[side].step(rows)
                 if turn > WARM_UP:
                     found[side].append(seconds)
+            assert len({each.digest for each in sides.values()}) == 1, "all have the same state"
     return found
 
 
@@ -123,7 +124,7 @@ def _measure_alone() -> Mapping[str, list[float]]:
     return found
 
 
-def _report(found: Mapping[str, Mapping[str, Sequence[float]]], alone: Mapping[str, Sequence[float]]) -> Report:
+def report_of(found: Mapping[str, Mapping[str, Sequence[float]]], alone: Mapping[str, Sequence[float]]) -> Report:
     table = table_of("a step with checks and digests of its rows", "S, K", "side", "median s", "ratio", left=2)
     report = Report([table])
     for size, sides in found.items():

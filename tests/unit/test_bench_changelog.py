@@ -127,6 +127,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     assert bench.main(out) == 0
     every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums"]
     every += [
+        "input",
         "operators",
         "keyed",
         "rolling",
