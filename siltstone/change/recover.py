@@ -312,13 +312,12 @@ def _roll_back(
 
 
 def _find_changed(catalog: Catalog, stream: str) -> tuple[int, ...]:
-    """Return the checkpoints whose logged steps come next, if a run since the newest rollback found that the input of
-    one has changed."""
+    """Return the checkpoints whose logged steps come next, if the last run since the newest rollback found that the
+    input of one has changed."""
     logged = {step.checkpoint for step in catalog.input_log.list_logged(stream)}
     newest = max((rollback.epoch for rollback in catalog.rollbacks.list(stream)), default=0)
-    runs = catalog.runs.list(stream) if logged else []
-    found = any(run.epoch > newest and run.outcome == INPUT_CHANGED for run in runs)
-    return tuple(sorted(logged)) if found else ()
+    runs = [run for run in catalog.runs.list(stream) if run.epoch > newest and run.outcome != OUTCOME] if logged else []
+    return tuple(sorted(logged)) if runs and runs[-1].outcome == INPUT_CHANGED else ()
 
 
 def _forget_logged(warehouse: OpenWarehouse, stream: str, changed: tuple[int, ...], accept_loss: bool) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.decoding import parse_json, translate_decode_errors
+from siltstone.decoding import check_integer, check_text, parse_json, translate_decode_errors
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
@@ -165,11 +165,16 @@ def _decode_fields(plain: Mapping[str, Any]) -> dict[str, Any]:
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
         "outputs": {name: _decode_staged(staged) for name, staged in plain.get("outputs", {}).items()},
-        "read": DigestedRows(**plain["read"]) if plain.get("read") else None,
-        "made": {name: DigestedRows(**of) for name, of in plain.get("made", {}).items()},
+        "read": _decode_rows(plain["read"]) if plain.get("read") else None,
+        "made": {name: _decode_rows(of) for name, of in plain.get("made", {}).items()},
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),
     }
+
+
+def _decode_rows(plain: Mapping[str, Any]) -> DigestedRows:
+    rows, digest = (check_integer(plain[name], 0, (1 << 64) - 1, name) for name in ("rows", "digest"))
+    return DigestedRows(rows, digest, check_text(plain["columns"], "columns"))
 
 
 def _decode_staged(plain: Mapping[str, Any]) -> Staged:

@@ -111,7 +111,7 @@ def change_of(there: pa.DataType, wanted: pa.DataType) -> Change:
         if not before.keys() <= after.keys():
             return Change.REFUSED
         more = Change.MORE_FIELDS if len(after) > len(before) else Change.NOTHING
-        return max(more, *(change_of(kind, after[name]) for name, kind in before.items()))
+        return max([more, *(change_of(kind, after[name]) for name, kind in before.items())])
     if pa.types.is_list(there) and pa.types.is_list(wanted):
         return change_of(there.value_type, wanted.value_type)
     if pa.types.is_map(there) and pa.types.is_map(wanted):

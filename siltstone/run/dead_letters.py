@@ -41,10 +41,12 @@ from siltstone.run.processing import (
     rows_of,
     whole_step,
 )
+from siltstone.run.read_rows import digest_read
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_misfits, null_mask
 from siltstone.state.json_rows import json_rows
+from siltstone.state.rows_digest import DigestedRows
 from siltstone.store.private import open_private
 
 LETTERS = pa.schema(
@@ -129,6 +131,15 @@ class SortedOut:
                 self._refuse(refused)
                 state.rollback()
                 state.begin(self._task.step, tracking=self._task.tracking)
+
+    def digest(self) -> DigestedRows:
+        """Digest the bad rows as they were read: a letter's text depends on columns and types that may be added."""
+        made = DigestedRows()
+        for number, table in enumerate(calls(iter(self._held))):
+            left = self._find_left(number, table.num_rows)
+            if not left.all():
+                made += digest_read(self._task.operator, table.filter(pa.array(~left)))
+        return made
 
     def letters(self, checkpoint: int, offsets: str) -> Iterator[pa.RecordBatch]:
         """Make the dead letters (`LETTERS`), in the order of the rows."""

@@ -4,9 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from siltstone.catalog.records.commit_details import check_sources
 from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.decoding import check_object, check_text, translate_decode_errors
+from siltstone.decoding import check_object, translate_decode_errors
 from siltstone.errors import SchemaConflict, StateError, UsageError
 from siltstone.run.widening_rules import describe, follows
 from siltstone.secret import FILE, Secret
@@ -55,7 +56,7 @@ def check_source_shape(stream: str, definition: Mapping[str, Any], now: SourceSh
         recorded = check_object(definition.get(COLUMNS, {}), "columns")
         read = recorded if now.reads_all else {name: of for name, of in recorded.items() if name in now.read}
         changed = {name: describe(of) for name, of in read.items() if not follows(of, now.every.get(name))}
-        before = [check_text(source, "a source") for source in definition.get(SOURCES, ())]
+        before = check_sources(definition)
     if now.sources is not None and before:
         _check_sources(stream, before, now.sources)
     for name, kind in changed.items():

@@ -7,6 +7,7 @@ does, which the subtask leaves out.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,18 +54,22 @@ def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterat
         yield pa.record_batch([*nulls, pa.array([_NO_ROW + read.pack()], pa.binary())], schema=schema)
 
 
-def digest_read(operator: Operator, batch: pa.RecordBatch) -> DigestedRows:
-    """Digest rows of the source: the hash of the key for its columns, and all others. Where a key could not be cast to
-    its type, its original value counts; that there is a column for it depends on whether the stream has dead letters.
+def digest_read(operator: Operator, rows: pa.Table | pa.RecordBatch) -> DigestedRows:
+    """Digest rows of the source: the hash of the key for its columns, and all others.
+
+    The hash does not tell which columns of a key are null, so those that may be are digested, too. Where a key could
+    not be cast to its type, its original value counts; that there is a column for it depends on whether the stream has
+    dead letters.
     """
     originals = {original_column(name): name for name in operator.key.names}
-    chosen = {n: batch.column(n) for n in batch.schema.names if n not in originals and n not in operator.key.names}
+    hashed = {field.name for field in operator.key if not field.nullable or len(operator.key) == 1}
+    told = [name for name in rows.schema.names if name not in originals and name not in hashed]
+    chosen: dict[str, Any] = {name: rows.column(name) for name in told}
     for original, name in originals.items():
-        if original in batch.schema.names and batch.column(name).null_count:
-            given, null = one_array(batch.column(original)), pa.array(null_mask(batch.column(name)))
+        if original in rows.schema.names and rows.column(name).null_count:
+            given, null = one_array(rows.column(original)), pa.array(null_mask(rows.column(name)))
             chosen[original] = pc.if_else(null, given, pa.scalar(None, given.type))
-    told = [name for name in chosen if name not in originals]
-    return DigestedRows.of(pa.record_batch(list(chosen.values()), names=list(chosen)), told)
+    return DigestedRows.of(pa.table(chosen), told)
 
 
 class ReadRows:

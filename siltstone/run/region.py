@@ -154,6 +154,8 @@ class ConsistentRegion:
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
+        self._lost_edit = self._find_lost_edit() if self._logged else None
+        """the first checkpoint that comes again without its edit; None if there is none"""
         logged = {step.checkpoint for step in self._logged}
         self.outbox = Outbox(stream, self._place, epoch, logged, options.tables, options.upload)
 
@@ -421,8 +423,17 @@ class ConsistentRegion:
             return
         digests = decode_digests(step.digests)
         if operator in digests:
-            check_repeated(step.step, operator, digests[operator], found)
+            recorded = digests[operator]
+            if self._lost_edit is not None and self.checkpoint >= self._lost_edit:
+                recorded = replace(recorded, made={})  # of state that had the edit
+            check_repeated(step.step, operator, recorded, found)
         self._open.steps[-1] = replace(step, digests=encode_digests({**digests, operator: found}))
+
+    def _find_lost_edit(self) -> int | None:
+        rollbacks = self.catalog.rollbacks.list(self.stream.name)
+        edits = self.catalog.edits.list(self.stream.name)
+        lost = (e.checkpoint for e in edits if any(each.gave_up(e.epoch, e.checkpoint) for each in rollbacks))
+        return min(lost, default=None)
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""

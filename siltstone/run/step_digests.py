@@ -12,6 +12,7 @@ was added since.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from siltstone.stream import DEAD_LETTERS
 INPUT_CHANGED = "input changed"
 """outcome of a run that could not run a logged step again as it was"""
 _END = 1 << 63
+_HEXADECIMAL = re.compile(r"(?:[0-9a-f]{16})?")
 
 
 @dataclass(frozen=True)
@@ -83,22 +85,24 @@ def check_repeated(step: int, operator: str, recorded: OperatorDigests, found: O
     Raises:
         InputChanged: it has not.
     """
-    if recorded.read is not None and found.read is not None and recorded.read.differs(found.read):
-        raise InputChanged(f"step {step} is run again, and {_tell(operator, 'read', recorded.read, found.read)}")
+    read = None if recorded.read is None or found.read is None else (recorded.read, found.read)
+    if read is not None and read[0].differs(read[1]):
+        raise InputChanged(f"step {step} is run again, and {_tell(operator, 'read', *read)}")
     for name in sorted(recorded.made.keys() & found.made.keys()):
         before, now = recorded.made[name], found.made[name]
         if before.differs(now):
-            what = "set aside dead letters" if name == DEAD_LETTERS else "made"
+            what = "set aside" if name == DEAD_LETTERS else "made"
             raise InputChanged(
-                f"step {step} is run again, and {_tell(operator, what, before, now)}, of the same input: its code has "
-                "changed, or is not deterministic, and its sink has the rows of before"
+                f"step {step} is run again, and {_tell(operator, what, before, now)}, of "
+                f"{'the same input' if read is None or read[0].columns == read[1].columns else 'other columns'}: its "
+                "code has changed, or is not deterministic, and its sink has the rows of before"
             )
 
 
 def _tell(operator: str, what: str, before: DigestedRows, now: DigestedRows) -> str:
     if before.rows != now.rows:
-        return f"operator {operator} has {what}: {now.rows} rows, and {before.rows} before"
-    return f"operator {operator} has {what}: {now.rows} rows as before, but other ones"
+        return f"operator {operator} has {what} {now.rows} rows, and {before.rows} before"
+    return f"operator {operator} has {what} {now.rows} rows as before, but other ones"
 
 
 def _to_json(of: DigestedRows) -> list[Any]:
@@ -107,7 +111,7 @@ def _to_json(of: DigestedRows) -> list[Any]:
 
 def _from_json(value: Any) -> DigestedRows:
     rows, digest, columns = value
-    number = int(check_text(digest, "a digest"), 16)
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"a digest is {digest[:80]!r}")
-    return DigestedRows(check_integer(rows, 0, _END, "rows"), number, check_text(columns, "columns"))
+    for text in (digest, columns):
+        if not _HEXADECIMAL.fullmatch(check_text(text, "a digest")):
+            raise ValueError(f"a digest is {text[:80]!r}")
+    return DigestedRows(check_integer(rows, 0, _END, "rows"), int(digest, 16), columns)

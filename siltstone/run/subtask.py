@@ -72,7 +72,8 @@ def _run(
     find: Callable[[StepTask, int, PhaseTimer], AbstractContextManager[SubtaskState]],
 ) -> Iterator[pa.RecordBatch]:
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
-    reading, made = ReadRows(operator), {name: DigestedRows() for name in _sinks_of(task)}
+    outputs = [name for name in (operator.name, DEAD_LETTERS) if name in task.sinks]
+    reading, made = ReadRows(operator), dict.fromkeys(outputs, DigestedRows())
     batches = reading.watch(batches, clock)
     with ExitStack() as stack:
         with clock.phase("open"):
@@ -114,19 +115,15 @@ def _run(
             if staging is not None:
                 staged[operator.name] = staging.finish()
             if sorted_out is not None:
-                staged[DEAD_LETTERS], made[DEAD_LETTERS] = _put_letters(task, subtask, attempt, sorted_out)
+                staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
         part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
             state.commit()
         dead = sorted_out.count if sorted_out is not None else 0
         report = _report(task, subtask, state, part, taken, dead, staged, clock)
-        made = {name: made[name] for name in _sinks_of(task)}
+        if sorted_out is not None and DEAD_LETTERS in made:
+            made[DEAD_LETTERS] = sorted_out.digest()
         yield _acknowledge(replace(report, read=reading.read, made=made), step_schema(operator))
-
-
-def _sinks_of(task: StepTask) -> list[str]:
-    """The outputs of the operator that have a sink."""
-    return [name for name in (task.operator.name, DEAD_LETTERS) if name in task.sinks]
 
 
 def _report(
@@ -169,22 +166,17 @@ def _report(
     return acknowledgement
 
 
-def _put_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> tuple[Staged, DigestedRows]:
-    """Stage the dead letters, if they are to be staged, and digest them without what may differ when they come again:
-    the error's text, and by which checkpoint."""
+def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> Staged:
     order = task.dead_letters
-    if order is None or not sorted_out.count or DEAD_LETTERS not in task.sinks:
-        return Staged(), DigestedRows()
-    checkpoint, made = order.checkpoint or 0, DigestedRows()
-    path, output = CheckpointPath(task.stream, task.epoch, checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
+    if order is None or order.checkpoint is None or not sorted_out.count:
+        return Staged()
+    path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
     uploader, attempt = uploader_of(task.warehouse.store_url, task.upload), f"{attempt}-{task.step}"
     own = StagedOutput(uploader, path, DEAD_LETTERS, order.table, output, subtask, attempt)
     writer = own.write(LETTERS, task.upload.inline_bytes)
-    for letters in sorted_out.letters(checkpoint, order.offsets):
-        made += DigestedRows.of(letters.select(["operator", "row"]))
-        if order.checkpoint is not None:
-            writer.add(letters)
-    return writer.finish(), made
+    for letters in sorted_out.letters(order.checkpoint, order.offsets):
+        writer.add(letters)
+    return writer.finish()
 
 
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:

@@ -18,12 +18,14 @@ from typing import Any
 _INTEGERS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 """names, from the narrowest on -> digits of the largest value"""
 _DOUBLE = ("byte", "short", "integer", "float")
+COLLATIONS = "__COLLATIONS"
+"""where Spark writes the collations of a column's texts"""
 _DECIMAL = re.compile(r"decimal\(([0-9]{1,2}),(-?[0-9]{1,2})\)")
 _PARTS = {"array": ("elementType",), "map": ("keyType", "valueType")}
 
 
-def is_wider(old: Any, new: Any) -> bool:
-    """Whether a type is another one, or holds all of its values."""
+def may_become(old: Any, new: Any) -> bool:
+    """Whether the new type is the old one, or holds all of its values."""
     if old == new:
         return True
     if isinstance(old, str) and isinstance(new, str):
@@ -34,12 +36,17 @@ def is_wider(old: Any, new: Any) -> bool:
         fields = {field["name"]: field for field in new["fields"]}
         return all(follows(field, fields.get(field["name"])) for field in old["fields"])
     parts = _PARTS.get(old["type"], ())
-    return bool(parts) and all(is_wider(old[part], new[part]) for part in parts)
+    return bool(parts) and all(may_become(old[part], new[part]) for part in parts)
 
 
 def follows(old: Mapping[str, Any], new: Mapping[str, Any] | None) -> bool:
     """Whether a described column may take the place of another: it is there, as wide, and compared as it was."""
-    return new is not None and is_wider(old["type"], new["type"]) and old.get("collations") == new.get("collations")
+    return new is not None and may_become(old["type"], new["type"]) and _collations(old) == _collations(new)
+
+
+def _collations(column: Mapping[str, Any]) -> Any:
+    """Where it is within another column, it is described as Spark does."""
+    return column.get("collations") or column.get("metadata", {}).get(COLLATIONS)
 
 
 def _holds(old: str, new: str) -> bool:

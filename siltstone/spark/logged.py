@@ -64,11 +64,11 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
 def _check_files(step: Step, logged: Sequence[LoggedFile], found: Mapping[str, ReadFile]) -> None:
     for file in logged:
         now = found.get(file.path)
-        if now is None and file.size is None and len(found) >= len(logged):
+        if now is None and file.size is None and len(found) >= len({each.path for each in logged}):
             continue  # Spark names it otherwise, so that its size was not found the first time, either
         if now is None:
             raise InputChanged(f"source data of step {step.step} are missing: {file.path} does not exist")
-        if None not in (file.size, now.size) and file.size != now.size:
+        if file.size is not None and now.size is not None and file.size != now.size:
             raise InputChanged(
                 f"step {step.step} is run again, and {file.path} has {now.size} bytes, and had {file.size} before"
             )

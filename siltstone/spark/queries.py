@@ -23,6 +23,8 @@ _SOCKET = "socket"
 _NAMED = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _READS = ("path", "subscribe", "subscribePattern", "assign", "topic", "table")
 """options of sources that say what is read"""
+_LISTED = ("InMemoryFileIndex", "MetadataLogFileIndex")
+"""classes of the file indexes that Spark's file sources make"""
 _LENGTH = re.compile(r"; isDirectory=false; length=([0-9]+);")
 _MODIFIED = re.compile(r"; modification_time=([0-9]+)")
 
@@ -178,10 +180,12 @@ def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
     """
     found: dict[str, ReadFile] = {}
     for leaf in _iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
-        # Not tables that the stream is joined with, whose files may be listed in other ways.
+        # Not tables that the stream is joined with, nor Delta tables, which list their files in other ways.
         if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
             continue
         files, context = leaf.relation().location(), cast("Any", spark.sparkContext)
+        if files.getClass().getSimpleName() not in _LISTED:
+            continue
         # In one call each: there may be a hundred thousand. No path has a null character.
         urls = context._jvm.org.apache.hadoop.util.StringUtils.join("\0", files.inputFiles()).split("\0")
         told = files.allFiles().mkString("\0").split("\0")

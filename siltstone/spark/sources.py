@@ -12,6 +12,7 @@ from siltstone.errors import SiltstoneError, UsageError, summarize
 from siltstone.operator import SOURCE, Operator
 from siltstone.run.definition import SourceShape
 from siltstone.run.processing import output_schema
+from siltstone.run.widening_rules import COLLATIONS
 from siltstone.secret import Secret, hide
 from siltstone.spark.key_casts import check_key_types
 from siltstone.spark.queries import check_source, describe_sources
@@ -19,9 +20,6 @@ from siltstone.spark.step import columns_read
 from siltstone.spark.versions import spark_schema
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Stream
-
-_COLLATIONS = "__COLLATIONS"
-"""where Spark writes the collations of a column's texts"""
 
 
 def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, options: Mapping[str, str]) -> DataFrame:
@@ -89,7 +87,7 @@ def shape_of(stream: Stream, rows: DataFrame) -> SourceShape:
 
 def _describe(field: T.StructField) -> Mapping[str, Any]:
     of = field.jsonValue()
-    collations = of["metadata"].get(_COLLATIONS)
+    collations = of["metadata"].get(COLLATIONS)
     return {"type": of["type"], **({"collations": collations} if collations else {})}
 
 

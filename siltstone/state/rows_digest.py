@@ -4,6 +4,14 @@ It is the sum, modulo 2**64, of the digests of `state.digest`, so parts of the r
 State tables have few types of columns; rows of a source have all that Spark and Arrow have. Those are digested as the
 value that holds the same: a time or duration as its integer, a map as the list of its entries, a nested value as its
 bytes (`state.nested`). A column may become wider (`state.types.is_wider`) without another digest.
+
+Bytes and texts are hashed in words of eight bytes, which takes half the time of the XXH64 that state has for them:
+
+    h = 0x53696C7473746F6E + 0x9E3779B97F4A7C15 * length
+    for each whole word, and then for the bytes that are left as a word:
+        h ^= word;  h *= 0x9FB21C651E98DF25;  h ^= h >> 32
+
+Those of `LONG_BYTES` or more are hashed by xxh3_64.
 """
 
 import struct
@@ -16,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from siltstone.state.columns import null_mask, one_array
+from siltstone.state.columns import null_mask, one_array, spans
 from siltstone.state.digest import row_digests
+from siltstone.state.hashing import BLOCK
 from siltstone.state.nested import encode_nested
 from siltstone.state.types import is_flat
 
@@ -27,6 +36,12 @@ _BYTES = (
 )
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 _PACKED = struct.Struct("<qQ16s")
+LONG_BYTES = 256
+"""from this length on, a call of the C library for one value takes less time"""
+_WORD = 8
+_REST = np.array([(1 << 8 * count) - 1 for count in range(_WORD)], np.uint64)
+"""keeps the first bytes of a word"""
+_SEED, _LENGTH, _MULTIPLIER = (np.uint64(n) for n in (0x53696C7473746F6E, 0x9E3779B97F4A7C15, 0x9FB21C651E98DF25))
 _COUNTS = (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time64, pa.types.is_date64)
 
 
@@ -84,18 +99,71 @@ def _describe_columns(schema: pa.Schema) -> str:
 
 
 def _family(kind: pa.DataType) -> str:
-    """The types of which equal values have equal digests."""
+    """Name the types of which equal values have equal digests. Zones, and Arrow's large types, depend on settings."""
     if pa.types.is_integer(kind):
         return "integer"
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
         return "float"
-    return f"decimal of scale {kind.scale}" if pa.types.is_decimal128(kind) else str(kind)
+    return f"decimal of scale {kind.scale}" if pa.types.is_decimal128(kind) else _exact_type(kind)
+
+
+def _exact_type(kind: pa.DataType) -> str:
+    """Name a type within another, whose bytes depend on widths, too."""
+    if pa.types.is_timestamp(kind):
+        return f"timestamp in {kind.unit}"
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "string"
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "binary"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {_exact_type(field.type)}' for field in kind)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_exact_type(kind.key_type)}, {_exact_type(kind.item_type)}>"
+    return f"list<{_exact_type(kind.value_type)}>" if any(is_list(kind) for is_list in _LISTS) else str(kind)
 
 
 def _as_digested(array: pa.Array) -> pa.Array:
-    """Return the values as a type that state tables have: nested ones as bytes."""
+    """Return the values as a type that state tables have: nested ones as bytes, and bytes as their hash."""
     plain = _plain(array)
-    return encode_nested(plain) if pa.types.is_nested(plain.type) else plain
+    flat = encode_nested(plain) if pa.types.is_nested(plain.type) else plain
+    return _hash_values(flat) if pa.types.is_string(flat.type) or pa.types.is_binary(flat.type) else flat
+
+
+def _hash_values(array: pa.Array) -> pa.Array:
+    """Return the hash of each string or binary value (int64), null where it is null."""
+    data, starts, lengths = spans(array)
+    padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
+    words, whole = np.ndarray(len(data) + 1, "<u8", buffer=padded, strides=(1,)), lengths // _WORD
+    hashes, long = np.empty(len(array), np.uint64), np.flatnonzero(lengths >= LONG_BYTES)
+    whole[long] = 0
+    with np.errstate(over="ignore"):
+        for at in range(0, len(array), BLOCK):
+            block = slice(at, at + BLOCK)
+            start, count, found = starts[block], whole[block], lengths[block].astype(np.uint64)
+            found *= _LENGTH
+            found += _SEED
+            least, most = (int(count.min()), int(count.max()))
+            for k in range(least):
+                _add_words(found, words[start + _WORD * k])
+            for k in range(least, most):
+                rows = np.flatnonzero(count > k)
+                some = found[rows]
+                _add_words(some, words[start[rows] + _WORD * k])
+                found[rows] = some
+            rest = words[start + _WORD * count]
+            rest &= _REST[lengths[block] % _WORD]
+            _add_words(found, rest)
+            hashes[block] = found
+    for i in long.tolist():
+        hashes[i] = xxhash.xxh3_64_intdigest(data[starts[i] : starts[i] + lengths[i]].tobytes())
+    mask = null_mask(array) if array.null_count else None
+    return pa.array(hashes.view(np.int64), pa.int64(), mask=mask)
+
+
+def _add_words(hashes: np.ndarray, words: np.ndarray) -> None:
+    hashes ^= words
+    hashes *= _MULTIPLIER
+    hashes ^= hashes >> np.uint64(32)
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -103,6 +171,8 @@ def _plain(array: pa.Array) -> pa.Array:
     kind = array.type
     if is_flat(kind):
         return array
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        return pa.array(np.ones(len(array), np.int8), mask=null_mask(array))
     if pa.types.is_struct(kind):
         fields = [_plain(field) for field in array.flatten()]
         names = [f"{place} {field.name}" for place, field in enumerate(kind)]

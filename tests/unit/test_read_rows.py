@@ -74,6 +74,22 @@ def test_an_operator_that_reads_another_one_digests_nothing() -> None:
     assert read_of(Plain(reads="other"), batches_of([(1, 1)], []))[0] is None
 
 
+def test_which_column_of_a_key_is_null_counts() -> None:
+    keys = pa.schema({"k": pa.string(), "j": pa.string()})
+    operator = Plain(key=keys, nullable=("k", "j"))
+
+    def read(k: str | None, j: str | None) -> DigestedRows | None:
+        row = {
+            "k": pa.array([k], pa.string()),
+            "j": pa.array([j], pa.string()),
+            "v": [5],
+            HASH: pa.array([7], pa.int64()),
+        }
+        return read_of(operator, iter([pa.record_batch(row)]))[0]
+
+    assert read("a", None) != read(None, "a") and read("a", None) == read("a", None)
+
+
 def test_the_original_value_of_a_key_that_could_not_be_cast_counts() -> None:
     def batch(*rows: tuple[int | None, str]) -> pa.RecordBatch:
         columns = {"k": pa.array([k for k, _ in rows], pa.int64()), "v": pa.array([1] * len(rows), pa.int64())}

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.state.rows_digest import DigestedRows
+from siltstone.state.rows_digest import DigestedRows, _hash_values
 from tests.arrow_strategies import tables
 
 KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -28,6 +29,8 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "list": (pa.list_(pa.duration("us")), [[1], [], None, [None]]),
     "large list": (pa.large_list(pa.int64()), [[1], [], None, [None]]),
     "struct": (pa.struct({"a": pa.int8(), "b": pa.null()}), [{"a": 1}, {"a": None}, None]),
+    "nothing": (pa.struct([]), [{}, None]),
+    "nothing within": (pa.list_(pa.struct([])), [[{}], [], None]),
     "map": (pa.map_(pa.string(), pa.list_(pa.int8())), [[("a", [1])], [("a", None)], [("b", [1])], [], None]),
     "struct of a map": (pa.struct({"m": pa.map_(pa.string(), pa.time64("ns"))}), [{"m": [("a", 1)]}, {"m": []}, None]),
     "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["a", "b", None]),
@@ -74,6 +77,35 @@ def test_what_cannot_be_compared_does_not_differ_but_the_number_of_rows_can() ->
     added = narrow.append_column("b", pa.array(["x", "y"]))
     assert not DigestedRows.of(narrow).differs(DigestedRows.of(added))
     assert DigestedRows.of(narrow).differs(DigestedRows.of(added.slice(1)))
+
+
+@given(st.lists(st.binary(max_size=40) | st.binary(max_size=600), unique=True, max_size=12), st.integers(0, 3))
+def test_texts_are_hashed_as_documented_and_no_two_alike(values: list[bytes], offset: int) -> None:
+    column = pa.array([b"before", *values, None], pa.binary())[min(offset, 1) :]
+    found = _hash_values(column).to_pylist()
+    assert found[-1] is None and len(set(found)) == len(found)
+    for value, hashed in zip(column.to_pylist()[:-1], found, strict=False):
+        h = 0x53696C7473746F6E + 0x9E3779B97F4A7C15 * len(value)
+        for at in range(0, len(value) // 8 * 8 + 1, 8):
+            h = (h ^ int.from_bytes(value[at : at + 8], "little")) * 0x9FB21C651E98DF25 % (1 << 64)
+            h ^= h >> 32
+        expected = xxhash.xxh3_64_intdigest(value) if len(value) >= 256 else h
+        assert hashed % (1 << 64) == expected
+
+
+def test_texts_that_are_nearly_alike_have_other_digests() -> None:
+    texts = [f"user-{n:09d} at /shop/items/{n % 977}" + "\0" * (n % 9) for n in range(200_000)]
+    assert len(set(_hash_values(pa.array(texts)).to_pylist())) == len(texts)
+    large = pa.table({"c": pa.array(texts[:9], pa.large_string())})
+    assert DigestedRows.of(large) == DigestedRows.of(pa.table({"c": texts[:9]}))
+
+
+def test_what_settings_change_of_a_type_is_compared() -> None:
+    times = [pa.array([5], pa.timestamp("us", zone)) for zone in (None, "UTC", "Europe/Berlin")]
+    texts = [pa.array(["x"], kind) for kind in (pa.string(), pa.large_string(), pa.string_view())]
+    lists = [pa.array([["x"]], kind) for kind in (pa.list_(pa.string()), pa.large_list(pa.large_string()))]
+    for columns in (times, texts, lists):
+        assert len({DigestedRows.of(pa.table({"c": column})) for column in columns}) == 1
 
 
 def test_it_travels_as_bytes() -> None:

@@ -178,11 +178,22 @@ def decode_definition(value: object) -> Mapping[str, Any]:
     for option, text in check_object(definition["options"], "options of the definition").items():
         check_text(text, f"option {option}")
     check_object(definition.get("columns", {}), "columns of the definition")
-    for source in definition.get("sources", ()):
-        check_text(source, "a source of the definition")
+    check_sources(definition)
     for option in definition.get("secret", ()):
         check_text(option, "a secret option")
     return definition
+
+
+def check_sources(definition: Mapping[str, Any]) -> Sequence[str]:
+    """Return what a definition records of Spark's sources; nothing if it does not.
+
+    Raises:
+        ValueError: it is no list of texts.
+    """
+    sources = definition.get("sources", [])
+    if not isinstance(sources, list):
+        raise ValueError("the sources of the definition are not a list")
+    return [check_text(source, "a source of the definition") for source in sources]
 
 
 def pack_parts(text: str) -> tuple[bytes, ...]:

@@ -113,8 +113,7 @@ def check_sources(sources: str) -> None:
     """
     for numbered in decode_sources(sources).values():
         for entry in split(numbered).values():
-            for line in entry.splitlines()[1:] if is_file_log(entry) else ():
-                path_of(line)
+            list_files(entry)
 
 
 @dataclass(frozen=True)
