@@ -125,6 +125,7 @@ def _measure_alone() -> Mapping[str, list[float]]:
 
 
 def report_of(found: Mapping[str, Mapping[str, Sequence[float]]], alone: Mapping[str, Sequence[float]]) -> Report:
+    """Make the report of size -> side -> seconds, and of what was measured alone, in milliseconds."""
     table = table_of("a step with checks and digests of its rows", "S, K", "side", "median s", "ratio", left=2)
     report = Report([table])
     for size, sides in found.items():

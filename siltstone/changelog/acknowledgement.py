@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.decoding import check_integer, check_text, parse_json, translate_decode_errors
+from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
@@ -123,6 +123,8 @@ class Acknowledgement:
                 for name, part in self.digests.items()
             },
             "event_time_max": None if self.event_time_max is None else self.event_time_max.isoformat(),
+            "read": None if self.read is None else self.read.to_json(),
+            "made": {name: of.to_json() for name, of in self.made.items()},
         }
         for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made"):
             if not getattr(self, rare):
@@ -165,16 +167,11 @@ def _decode_fields(plain: Mapping[str, Any]) -> dict[str, Any]:
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
         "outputs": {name: _decode_staged(staged) for name, staged in plain.get("outputs", {}).items()},
-        "read": _decode_rows(plain["read"]) if plain.get("read") else None,
-        "made": {name: _decode_rows(of) for name, of in plain.get("made", {}).items()},
+        "read": DigestedRows.from_json(plain["read"]) if "read" in plain else None,
+        "made": {name: DigestedRows.from_json(of) for name, of in plain.get("made", {}).items()},
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),
     }
-
-
-def _decode_rows(plain: Mapping[str, Any]) -> DigestedRows:
-    rows, digest = (check_integer(plain[name], 0, (1 << 64) - 1, name) for name in ("rows", "digest"))
-    return DigestedRows(rows, digest, check_text(plain["columns"], "columns"))
 
 
 def _decode_staged(plain: Mapping[str, Any]) -> Staged:

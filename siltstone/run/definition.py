@@ -133,23 +133,23 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {max_parallelism}")
 
 
-def find_recorded(catalog: Catalog, stream: str) -> StreamRecord | None:
-    """Find what is recorded of a stream; None if it is new."""
-    return next((record for record in catalog.streams.list() if record.name == stream), None)
-
-
-def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str], drop: Sequence[str] = ()) -> None:
+def check_recorded(
+    catalog: Catalog, stream: Stream, options: Mapping[str, str], drop: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """Check that a run's definition and options fit the recorded state; a new stream may have any.
+
+    Returns:
+        The recorded definition; empty for a new stream.
 
     Raises:
         SchemaConflict, UsageError: see `check_follows`.
         UsageError: the stream is a fork, and the definition does not name its origin.
     """
-    record = find_recorded(catalog, stream.name)
+    record = next((record for record in catalog.streams.list() if record.name == stream.name), None)
     if record is None:
         if drop:
             raise UsageError(f"stream {stream.name} has not run here: it has no {drop[0]} to drop; leave out --drop")
-        return
+        return {}
     if record.forked_from is not None and stream.origin != (origin := catalog.forks.get_lineage(stream.name)[-1]):
         # Its source would prepare files of its own, and take all of them for new.
         raise UsageError(
@@ -157,6 +157,7 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str],
             f"give its definition the origin {origin!r}, or run it by its name"
         )
     check_follows(catalog, record, definition_of(stream, options), drop)
+    return record.definition
 
 
 def check_follows(

@@ -2,10 +2,11 @@
 
 Rows that are combined before the shuffle are digested there. The digest travels with the combined rows: the column
 `READ` of one of them has it, and is null in the others. Each combined row reaches one subtask once, even if Spark makes
-rows again, so the sum over the subtasks is the digest of all. If there is no combined row to carry it, a row of nulls
-does, which the subtask leaves out.
+rows again, so the sum over the subtasks is the digest of all. If `combine` leaves no row, a row of nulls is sent with
+the digest, and the subtask drops it.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,12 +47,16 @@ def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterat
         read += digest_read(operator, batch)
         made = combine(operator, table.drop_columns([HASH]))
         if made.num_rows:
-            carried = pa.array([_ROW + read.pack(), *[None] * (made.num_rows - 1)], pa.binary())
+            carried = pa.array([_ROW + _encode(read), *[None] * (made.num_rows - 1)], pa.binary())
             yield from made.append_column(READ, carried).cast(schema).to_batches()
             read = DigestedRows()
     if read.rows:
         nulls = [pa.nulls(1, f.type) for f in list(schema)[:-1]]
-        yield pa.record_batch([*nulls, pa.array([_NO_ROW + read.pack()], pa.binary())], schema=schema)
+        yield pa.record_batch([*nulls, pa.array([_NO_ROW + _encode(read)], pa.binary())], schema=schema)
+
+
+def _encode(read: DigestedRows) -> bytes:
+    return json.dumps(read.to_json()).encode()
 
 
 def digest_read(operator: Operator, rows: pa.Table | pa.RecordBatch) -> DigestedRows:
@@ -95,7 +100,7 @@ class ReadRows:
             self.read = before + digest_read(self._operator, batch)
             return batch
         carried = batch.column(READ).drop_null().to_pylist()
-        self.read = sum((DigestedRows.unpack(value[1:]) for value in carried), before)
+        self.read = sum((DigestedRows.from_json(json.loads(value[1:])) for value in carried), before)
         if any(value.startswith(_NO_ROW) for value in carried):
             batch = batch.filter(pc.fill_null(pc.starts_with(batch.column(READ), _ROW), fill_value=True))
         return batch.drop_columns([READ])

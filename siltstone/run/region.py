@@ -421,13 +421,11 @@ class ConsistentRegion:
         step = self._open.steps[-1]
         if step.kind is StepKind.CHANGE:
             return
-        digests = decode_digests(step.digests)
-        if operator in digests:
-            recorded = digests[operator]
-            if self._lost_edit is not None and self.checkpoint >= self._lost_edit:
-                recorded = replace(recorded, made={})  # of state that had the edit
-            check_repeated(step.step, operator, recorded, found)
-        self._open.steps[-1] = replace(step, digests=encode_digests({**digests, operator: found}))
+        # What was made after an edit that is lost came of state that had it.
+        only_read = self._lost_edit is not None and self.checkpoint >= self._lost_edit
+        check_repeated(step, operator, found, only_read=only_read)
+        digests = {**decode_digests(step.digests), operator: found}
+        self._open.steps[-1] = replace(step, digests=encode_digests(digests))
 
     def _find_lost_edit(self) -> int | None:
         rollbacks = self.catalog.rollbacks.list(self.stream.name)

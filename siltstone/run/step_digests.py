@@ -12,21 +12,18 @@ was added since.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from siltstone.catalog.records.steps import Step
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.decoding import check_integer, check_object, check_text, parse_json, translate_decode_errors
+from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import InputChanged, StateError
 from siltstone.state.rows_digest import DigestedRows
 from siltstone.stream import DEAD_LETTERS
 
 INPUT_CHANGED = "input changed"
 """outcome of a run that could not run a logged step again as it was"""
-_END = 1 << 63
-_HEXADECIMAL = re.compile(r"(?:[0-9a-f]{16})?")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def encode_digests(digests: Mapping[str, OperatorDigests]) -> str:
     """Encode operator -> its part of a step as text."""
     return json.dumps(
         {
-            operator: [None if of.read is None else _to_json(of.read), {n: _to_json(m) for n, m in of.made.items()}]
+            operator: [None if of.read is None else of.read.to_json(), {n: m.to_json() for n, m in of.made.items()}]
             for operator, of in digests.items()
         },
         separators=(",", ":"),
@@ -74,28 +71,34 @@ def decode_digests(text: str) -> dict[str, OperatorDigests]:
     with translate_decode_errors("a step of the input log in the catalog", "digests", StateError):
         found = {}
         for operator, (read, made) in check_object(parse_json(text), "digests").items():
-            parts = {name: _from_json(of) for name, of in check_object(made, "what was made").items()}
-            found[operator] = OperatorDigests(None if read is None else _from_json(read), parts)
+            parts = {name: DigestedRows.from_json(of) for name, of in check_object(made, "what was made").items()}
+            found[operator] = OperatorDigests(None if read is None else DigestedRows.from_json(read), parts)
         return found
 
 
-def check_repeated(step: int, operator: str, recorded: OperatorDigests, found: OperatorDigests) -> None:
-    """Check that one operator has read and made in a step what it did before.
+def check_repeated(step: Step, operator: str, found: OperatorDigests, *, only_read: bool = False) -> None:
+    """Check that one operator has read and made in a step what is recorded of it, if anything is.
+
+    Args:
+        only_read: leave out what it has made.
 
     Raises:
         InputChanged: it has not.
+        StateError: the record is damaged.
     """
-    read = None if recorded.read is None or found.read is None else (recorded.read, found.read)
-    if read is not None and read[0].differs(read[1]):
-        raise InputChanged(f"step {step} is run again, and {_tell(operator, 'read', *read)}")
-    for name in sorted(recorded.made.keys() & found.made.keys()):
+    recorded, again = decode_digests(step.digests).get(operator, OperatorDigests()), f"step {step.step} is run again"
+    of = "the same input"
+    if recorded.read is not None and found.read is not None:
+        if recorded.read.differs(found.read):
+            raise InputChanged(f"{again}, and {_tell(operator, 'read', recorded.read, found.read)}")
+        of = of if recorded.read.columns == found.read.columns else "other columns"
+    for name in sorted(recorded.made.keys() & found.made.keys()) if not only_read else ():
         before, now = recorded.made[name], found.made[name]
         if before.differs(now):
             what = "set aside" if name == DEAD_LETTERS else "made"
             raise InputChanged(
-                f"step {step} is run again, and {_tell(operator, what, before, now)}, of "
-                f"{'the same input' if read is None or read[0].columns == read[1].columns else 'other columns'}: its "
-                "code has changed, or is not deterministic, and its sink has the rows of before"
+                f"{again}, and {_tell(operator, what, before, now)}, of {of}: its code has changed, or is not "
+                "deterministic, and its sink has the rows of before"
             )
 
 
@@ -103,15 +106,3 @@ def _tell(operator: str, what: str, before: DigestedRows, now: DigestedRows) -> 
     if before.rows != now.rows:
         return f"operator {operator} has {what} {now.rows} rows, and {before.rows} before"
     return f"operator {operator} has {what} {now.rows} rows as before, but other ones"
-
-
-def _to_json(of: DigestedRows) -> list[Any]:
-    return [of.rows, f"{of.digest:016x}", of.columns]
-
-
-def _from_json(value: Any) -> DigestedRows:
-    rows, digest, columns = value
-    for text in (digest, columns):
-        if not _HEXADECIMAL.fullmatch(check_text(text, "a digest")):
-            raise ValueError(f"a digest is {text[:80]!r}")
-    return DigestedRows(check_integer(rows, 0, _END, "rows"), int(digest, 16), columns)

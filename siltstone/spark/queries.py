@@ -108,8 +108,8 @@ def _check_plan(plan: Any) -> None:
 def describe_sources(rows: DataFrame) -> list[str] | None:
     """Tell the sources of a streaming DataFrame from each other: of each its kind, and a hash of what it reads.
 
-    None if they have names, by which Spark tells them (from 4.2 on). What is no source of a stream is left out; no
-    option that may be secret is used.
+    Tables that the stream is joined with are left out. Options that may hold a secret are not used. The result is None
+    if the sources have names (`DataStreamReader.name`, from Spark 4.2 on), by which Spark tells them from each other.
     """
     if rows.sparkSession.conf.get(_NAMED, "false") == "true":
         return None

@@ -14,16 +14,17 @@ Bytes and texts are hashed in words of eight bytes, which takes half the time of
 Those of `LONG_BYTES` or more are hashed by xxh3_64.
 """
 
-import struct
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from siltstone.decoding import check_integer, check_text
 from siltstone.state.columns import null_mask, one_array, spans
 from siltstone.state.digest import row_digests
 from siltstone.state.hashing import BLOCK
@@ -35,7 +36,8 @@ _BYTES = (
     *(pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary),
 )
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
-_PACKED = struct.Struct("<qQ16s")
+_ROWS_MAX = 1 << 63
+_HEXADECIMAL = re.compile(r"(?:[0-9a-f]{16})?")
 LONG_BYTES = 256
 """from this length on, a call of the C library for one value takes less time"""
 _WORD = 8
@@ -82,15 +84,22 @@ class DigestedRows:
         comparable = self.columns == other.columns
         return self.rows != other.rows or (comparable and self.digest != other.digest)
 
-    def pack(self) -> bytes:
-        """Return bytes for `unpack`."""
-        return _PACKED.pack(self.rows, self.digest, self.columns.encode())
+    def to_json(self) -> list[Any]:
+        """Return a JSON value for `from_json`."""
+        return [self.rows, f"{self.digest:016x}", self.columns]
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Self:
-        """Return what was packed."""
-        rows, digest, columns = _PACKED.unpack(packed)
-        return cls(rows, digest, columns.rstrip(b"\0").decode())
+    def from_json(cls, value: Any) -> Self:
+        """Return what `to_json` was called on.
+
+        Raises:
+            ValueError, TypeError: the value is damaged.
+        """
+        rows, digest, columns = value
+        for text in (digest, columns):
+            if not _HEXADECIMAL.fullmatch(check_text(text, "a digest")):
+                raise ValueError(f"a digest is {text[:80]!r}")
+        return cls(check_integer(rows, 0, _ROWS_MAX, "rows"), int(digest, 16), columns)
 
 
 def _describe_columns(schema: pa.Schema) -> str:

@@ -21,6 +21,7 @@ from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, edit, recover, replay, rescale, run, verify
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
+from tests.spark.json_files import json_source
 from tests.spark_runs import at
 
 FILES = 4
@@ -30,22 +31,17 @@ def line(k: str, v: int, **more: Any) -> str:
     return json.dumps({"k": k, "v": v, **more})
 
 
-def write(directory: Path, number: int, *lines: str, as_old: bool = True) -> Path:
+def write(directory: Path, number: int, *lines: str) -> Path:
     """A file of a batch of its own; they are read in the order of their numbers."""
     directory.mkdir(exist_ok=True)
     path = directory / f"{number}.json"
     path.write_text("".join(f"{each}\n" for each in lines))
-    if as_old:
-        os.utime(path, (1_600_000_000 + number,) * 2)
+    os.utime(path, (1_600_000_000 + number,) * 2)
     return path
 
 
 def source_of(directory: Path, schema: str = "k string, v long", *columns: str) -> Callable[..., DataFrame]:
-    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-        rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(directory.as_uri())
-        return rows.selectExpr(*(columns or ["*"]))
-
-    return source
+    return json_source(directory, schema, *columns)
 
 
 class Last(Operator):

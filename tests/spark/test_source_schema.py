@@ -18,6 +18,7 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark.operations import RunRequest, edit, replay, rescale, run, stream_runner, verify
 from siltstone.stream import Stream
 from tests.delta_run import read_sink
+from tests.spark.json_files import json_source
 from tests.spark_runs import at, recorded
 
 
@@ -34,14 +35,8 @@ class Every(Operator):
 
 
 def source_of(directory: Path, *columns: str) -> Callable[..., DataFrame]:
-    """Rows of `k` and `v`, and the columns that these expressions make of them; `more` adds a file."""
-    directory.mkdir(exist_ok=True)
-
-    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-        rows = spark.readStream.schema("k string, v int").json(directory.as_uri())
-        return rows.selectExpr("k", *columns)
-
-    return source
+    """Rows of `k`, and what these expressions make of it and of `v`; `more` adds a file."""
+    return json_source(directory, "k string, v int", "k", *columns, at_once=100)
 
 
 def more(directory: Path) -> None:

@@ -147,16 +147,16 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     """
     options = [check_text(each, "an option") for each in values["options"]]
     steps = []
-    for number, batch, before, which, after, sources, text in values["steps"]:
+    for number, batch, before, which, after, entries, text in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
         _check_column(offsets, "offsets")
         check_integer(number, 0, MAX_ID, "a step")
-        texts, digests = (offsets, _check_column(sources, "sources")), _check_column(text, "digests")
+        sources, digests = _check_column(entries, "sources"), _check_column(text, "digests")
         if not isinstance(batch, str):
-            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), *texts, digests=digests))
+            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), offsets, sources, digests=digests))
             continue
-        step = Step(number, None, *texts, StepKind(batch), digests)
+        step = Step(number, None, offsets, sources, StepKind(batch), digests)
         if replace(step, digests="") != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
             raise ValueError(f"step {number} has no batch, and yet has read something")
         steps.append(step)
@@ -188,7 +188,7 @@ def check_sources(definition: Mapping[str, Any]) -> Sequence[str]:
     """Return what a definition records of Spark's sources; nothing if it does not.
 
     Raises:
-        ValueError: it is no list of texts.
+        ValueError: they are not a list of texts.
     """
     sources = definition.get("sources", [])
     if not isinstance(sources, list):

@@ -18,7 +18,7 @@ from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, check_source_shape, recorded_options
-from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests
+from siltstone.run.step_digests import OperatorDigests, check_repeated
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
@@ -183,10 +183,9 @@ class _LoggedReplay:
         self, spark: SparkSession, rows: DataFrame | None, *, logged: StepRecord | None = None, **as_logged: Any
     ) -> None:
         done = run_step(spark, rows, self._tasks(**as_logged), self._placement)
-        recorded = {} if logged is None else decode_digests(logged.digests)
         for name, received in done.received.items():
-            if logged is not None and name in recorded:
-                check_repeated(logged.step, name, recorded[name], OperatorDigests.of(received))
+            if logged is not None:
+                check_repeated(logged, name, OperatorDigests.of(received))
             self._gathered.add(name, received)
         done.unpersist()
         self._version += 1

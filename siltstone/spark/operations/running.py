@@ -14,7 +14,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import check_backend, policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
 from siltstone.log import get_logger
-from siltstone.run.definition import check_recorded, check_run, check_source_shape, find_recorded
+from siltstone.run.definition import check_recorded, check_run, check_source_shape
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
@@ -299,12 +299,10 @@ def _prepare(
     with ExitStack() as stack:
         url = stack.enter_context(closing(metrics)).serve()
         warehouse = stack.enter_context(_open_writable(settings))
-        check_recorded(warehouse.catalog, stream, request.options, request.drop)
+        recorded = check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over, so that a source that fails changes nothing.
         rows = source(stream, warehouse)
-        record = find_recorded(warehouse.catalog, stream.name)
-        if record is not None:
-            check_source_shape(stream.name, record.definition, shape_of(stream, rows))
+        check_source_shape(stream.name, recorded, shape_of(stream, rows))
         work = _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
         files = settings.openmetrics if "{stream}" in str(settings.openmetrics) else None
         for each, one in zip(autonomous, stream.autonomous, strict=True):
