@@ -119,6 +119,7 @@ def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCap
             assert caplog.messages == []
             client.config_set("maxmemory", 50 << 30)
             assert [remark.advice for remark in store.remarks()] == [None]
+            store.put("b", bytes(20_000_000))  # beside which the server's own buffers, which come and go, are nothing
             client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
             [full] = store.remarks()
             Warehouse.at(server.url(f"local={tmp_path}")).prepare()
