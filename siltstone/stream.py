@@ -41,8 +41,10 @@ class Sink(Protocol):
 SinkFunction = Callable[["DataFrame", int], object]
 """a sink that is a function with the arguments of `Sink.deliver`"""
 DEAD_LETTERS = "dead_letters"
-"""the name of the sink of rows that the stream's operators cannot take"""
-ON_BAD_ROW = ("fail", "dead-letter")
+"""the name of the sink of rows that the stream's operators cannot take, and of files that Spark cannot read"""
+_DEAD_LETTER = "dead-letter"
+ON_BAD = ("fail", _DEAD_LETTER)
+"""what happens to a bad row, or a bad file"""
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""
 NO_SINK = object()
@@ -107,6 +109,9 @@ class Stream:
             row that `process` refuses). "fail" stops the stream before any effect of its checkpoint is visible. With
             "dead-letter" the step goes on without the row, which goes to the sink of dead letters exactly once, with
             its reason, its checkpoint and the source's offsets (`siltstone.run.dead_letters`).
+        on_bad_file: what happens to a file of a file source that Spark cannot read, such as one that is cut. "fail"
+            stops the stream. With "dead-letter" the stream goes on without any of the file's rows, and its name and the
+            reason go to the sink of dead letters, exactly once. Not for a query of your own (`stream_runner`).
         max_parallelism: the number of key groups; fixed for the stream's life.
         origin: for a fork, the first stream of its line, from whose `directory` its source keeps reading.
         autonomous: operators outside the consistent region, which only a stream with a source that can be read twice
@@ -127,12 +132,14 @@ class Stream:
     options: Mapping[str, str | Secret] = field(default_factory=dict)
     origin: str | None = None
     on_bad_row: str = "fail"
+    on_bad_file: str = "fail"
     autonomous: Sequence[Autonomous] = ()
     beside: str | None = None
 
     def __post_init__(self) -> None:
-        if self.on_bad_row not in ON_BAD_ROW:
-            raise UsageError(f"on_bad_row is {self.on_bad_row!r}: use {' or '.join(map(repr, ON_BAD_ROW))}")
+        for option in ("on_bad_row", "on_bad_file"):
+            if (chosen := getattr(self, option)) not in ON_BAD:
+                raise UsageError(f"{option} is {chosen!r}: use {' or '.join(map(repr, ON_BAD))}")
         if self.dead_letters:
             object.__setattr__(self, "sinks", {**self.sinks, DEAD_LETTERS: self.sinks.get(DEAD_LETTERS)})
         for name in (self.name, self.origin or self.name):
@@ -144,7 +151,7 @@ class Stream:
             raise UsageError(f"stream {self.name} needs operators with distinct names")
         if DEAD_LETTERS in by_name:
             raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: rename the operator")
-        if hidden := [op.name for op in self.operators if self.dead_letters and op.combined is not None]:
+        if hidden := [op.name for op in self.operators if self.sorts_out_rows and op.combined is not None]:
             raise UsageError(
                 f"stream {self.name}: operator {hidden[0]} combines rows before the shuffle, so it cannot make a "
                 "single row a dead letter: leave out combined (of an Aggregate: map_side), or "
@@ -207,6 +214,7 @@ class Stream:
                 max_parallelism=self.max_parallelism,
                 options=self.options,
                 on_bad_row=self.on_bad_row,
+                on_bad_file=self.on_bad_file,
                 beside=self.origin or self.name,
             )
             for one in self.autonomous
@@ -232,8 +240,18 @@ class Stream:
 
     @property
     def dead_letters(self) -> bool:
+        """Whether rows that an operator cannot take, or files that Spark cannot read, become dead letters."""
+        return self.sorts_out_rows or self.sorts_out_files
+
+    @property
+    def sorts_out_rows(self) -> bool:
         """Whether rows that an operator cannot take become dead letters."""
-        return self.on_bad_row == "dead-letter"
+        return self.on_bad_row == _DEAD_LETTER
+
+    @property
+    def sorts_out_files(self) -> bool:
+        """Whether files that Spark cannot read become dead letters."""
+        return self.on_bad_file == _DEAD_LETTER
 
     def event_time_operator(self) -> str | None:
         """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""

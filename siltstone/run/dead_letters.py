@@ -3,14 +3,16 @@
 An operator may find bad rows in the middle of a step, when it has changed state. Then the step is rolled back and run
 again without these rows, as often as needed. The state and the output are those of a step that never had the rows.
 Until the step has succeeded, its rows and its output are kept in files of the task. This is done only for streams with
-`on_bad_row="dead-letter"`.
+`on_bad_row="dead-letter"`. With `on_bad_file="dead-letter"`, a file that Spark cannot read is a dead letter, too
+(`spark.unreadable_files`).
 
 A dead letter is the same each time the step runs, and is an output like any other (`run.outbox`): it is staged,
 committed with the checkpoint, and delivered after it, exactly once. Its columns:
 
-    operator        the operator that could not process the row
+    operator        the operator that could not process the row; "source" for a file
     reason          why
-    row             the columns that the operator reads, as a JSON object; keys as the source had them
+    row             the columns that the operator reads, as a JSON object; keys as the source had them; of a file
+                    {"file": its URL, "modified_ms": when it was modified, in milliseconds since 1970}
     checkpoint_id   the checkpoint that would have included the row
     step            the step
     offsets         the offsets that the step read, as a JSON object: {"batch": Spark's number of the micro-batch, null
@@ -18,7 +20,8 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
                     Spark's record names the sources, {name: offset}; null for a source without offsets
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,8 +30,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.errors import BadRow, UsageError
-from siltstone.operator import Rows, State
+from siltstone.operator import SOURCE, Rows, State
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import (
     HASH,
@@ -61,6 +65,15 @@ LETTERS = pa.schema(
 )
 LETTERS_A_BATCH = 4096
 """rows that are text at once: it takes far more room than the rows"""
+
+
+def file_letters(files: Sequence[LoggedFile], checkpoint: int, step: int, offsets: str) -> pa.RecordBatch:
+    """Make the dead letters (`LETTERS`) of files that a step was run without."""
+    shown = [json.dumps({"file": file.path, "modified_ms": file.modified_ms}, ensure_ascii=False) for file in files]
+    reasons = [f"the file cannot be read: {file.unread}" for file in files]
+    same = [[value] * len(files) for value in (SOURCE, checkpoint, step, offsets)]
+    columns = [same[0], reasons, shown, *same[1:]]
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS)
 
 
 class _Spilled:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from siltstone.catalog.records.outbox import Output, OutputRecord
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -114,12 +115,13 @@ class Outbox:
         wanted = not self.repeats(checkpoint) or (checkpoint, output) in self._lost
         return wanted and output in self._stream.sinks
 
-    def order_letters(self, checkpoint: int, offsets: str) -> DeadLetterOrder | None:
-        """Return what a step does with rows that its operators cannot process; None if they fail it."""
+    def order_letters(self, checkpoint: int, offsets: str, files: Sequence[LoggedFile]) -> DeadLetterOrder | None:
+        """Return what an operator's step leaves out as dead letters, `files` among it; None if there are none."""
         if not self._stream.dead_letters:
             return None
         staged_with = checkpoint if self.stages(DEAD_LETTERS, checkpoint) else None
-        return DeadLetterOrder(staged_with, offsets, table=DEAD_LETTERS in self.tables)
+        table, rows = DEAD_LETTERS in self.tables, self._stream.sorts_out_rows
+        return DeadLetterOrder(staged_with, offsets, table, rows, files)
 
     def add(self, outputs: CheckpointOutputs, received: Sequence[Acknowledgement]) -> None:
         """Add what subtasks staged in one step to a checkpoint's outputs.

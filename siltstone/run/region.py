@@ -29,6 +29,7 @@ from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint
 from siltstone.catalog.records.edits import Edit
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.catalog.records.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -39,7 +40,7 @@ from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
-from siltstone.operator import Operator
+from siltstone.operator import SOURCE, Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import NextChains, RunChains
@@ -60,7 +61,7 @@ from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_regi
 from siltstone.run.references import RunReferences
 from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests, encode_digests
 from siltstone.run.take_over import take_over
-from siltstone.run.task import CheckpointOrder, StepTask, identities
+from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
@@ -321,7 +322,12 @@ class ConsistentRegion:
         return list(self._logged)
 
     def begin_step(
-        self, step: Step | None = None, *, ends: bool | None = None, offsets: str = "{}"
+        self,
+        step: Step | None = None,
+        *,
+        ends: bool | None = None,
+        offsets: str = "{}",
+        unread: Sequence[LoggedFile] = (),
     ) -> dict[str, StepTask]:
         """Start the next step, and decide whether it ends in a checkpoint (`checkpoint_due`).
 
@@ -329,6 +335,7 @@ class ConsistentRegion:
             step: its row of the input log; None for a step without rows.
             ends: whether it does; None decides by `ends_next`.
             offsets: the offsets that the step reads, as JSON for dead letters (`run.dead_letters`).
+            unread: the files that it is run without.
 
         Returns:
             Operator name -> the task of its subtasks.
@@ -352,10 +359,20 @@ class ConsistentRegion:
                 raise
             self._references.follow(self.chains.manifests)
         self._open.steps.append(step)
-        decided = self.chains.decisions
-        return {op.name: self._task(op, base_step, decided[op.name], offsets) for op in self.stream.operators}
+        decided, first = self.chains.decisions, next(op.name for op in self.stream.operators if op.reads == SOURCE)
+        letters = {
+            op.name: self.outbox.order_letters(self.checkpoint, offsets, unread if op.name == first else ())
+            for op in self.stream.operators
+        }
+        return {op.name: self._task(op, base_step, decided[op.name], letters[op.name]) for op in self.stream.operators}
 
-    def _task(self, operator: Operator, base_step: int, decisions: Mapping[str, Decision], offsets: str) -> StepTask:
+    def _task(
+        self,
+        operator: Operator,
+        base_step: int,
+        decisions: Mapping[str, Decision],
+        letters: DeadLetterOrder | None,
+    ) -> StepTask:
         order, tracking = None, any(decision.tracking for decision in decisions.values())
         if self.checkpoint_due:
             forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
@@ -393,7 +410,7 @@ class ConsistentRegion:
             hands_on=self.stream.has_reader(operator.name),
             sinks=tuple(self.stream.sinks),
             resets=base_step == self._began_after,
-            dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
+            dead_letters=letters,
             drains=order is not None and self._open.steps[-1].kind is not StepKind.CHANGE,
         )
 

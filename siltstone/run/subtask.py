@@ -6,13 +6,15 @@ its own. Output for a sink is staged in the store (`run.outbox`); only output th
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import SiltstoneError
@@ -20,7 +22,7 @@ from siltstone.format.output import Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
 from siltstone.run.callbacks import list_prepared
-from siltstone.run.dead_letters import LETTERS, SortedOut
+from siltstone.run.dead_letters import LETTERS, SortedOut, file_letters
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, process, step_schema
@@ -52,7 +54,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     It yields what `run_subtask` does, but works on a copy of the state and stores nothing. The reader of the output
     compares the receipt of the acknowledgement with that of the accepted one.
     """
-    nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
+    nothing_staged = None if task.dead_letters is None else DeadLetterOrder(rows=task.dead_letters.rows)
     task = replace(task, stores=False, tracking=False, staged_with=None, sinks=(), dead_letters=nothing_staged)
     yield from _report_error(task, subtask, _run(task, subtask, "", batches, working_copy))
 
@@ -93,7 +95,7 @@ def _run(
             )
             staging = own.write(output_schema(operator), task.upload.inline_bytes)
         with open_operator(task, subtask, clock):
-            if task.dead_letters is None:
+            if not task.sorts_out:
                 taken = Taken()
                 output = process(task, state, batches, taken, clock)
             else:
@@ -114,13 +116,15 @@ def _run(
         with clock.phase("stage"):
             if staging is not None:
                 staged[operator.name] = staging.finish()
-            if sorted_out is not None:
+            if task.dead_letters is not None:
                 staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
         part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
             state.commit()
-        dead = sorted_out.count if sorted_out is not None else 0
-        report = _report(task, subtask, state, part, taken, dead, staged, clock)
+        report = _report(task, subtask, state, part, taken, staged, clock)
+        if task.dead_letters is not None:
+            bad, files = sorted_out.count if sorted_out is not None else 0, len(_own_files(task.dead_letters, subtask))
+            report = replace(report, rows_in=report.rows_in + bad, dead_letters=bad + files)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
         yield _acknowledge(replace(report, read=reading.read, made=made), step_schema(operator))
@@ -132,7 +136,6 @@ def _report(
     state: SubtaskState,
     part: Acknowledgement,
     taken: Taken,
-    dead_letters: int,
     staged: Mapping[str, Staged],
     clock: PhaseTimer,
 ) -> Acknowledgement:
@@ -141,9 +144,8 @@ def _report(
     acknowledgement = replace(
         part,
         digests=digests_of(state),
-        rows_in=taken.rows_in + dead_letters,
+        rows_in=taken.rows_in,
         rows_out=taken.rows_out,
-        dead_letters=dead_letters,
         wants_checkpoint=taken.wants_checkpoint,
         prepared=list_prepared(task, state),
         event_time_max=taken.event_time,
@@ -166,16 +168,28 @@ def _report(
     return acknowledgement
 
 
-def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> Staged:
+def _own_files(order: DeadLetterOrder, subtask: int) -> Sequence[LoggedFile]:
+    """The files that are dead letters of this subtask."""
+    return order.files if subtask == 0 else ()
+
+
+def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut | None) -> Staged:
     order = task.dead_letters
-    if order is None or order.checkpoint is None or not sorted_out.count:
+    if order is None or order.checkpoint is None:
+        return Staged()
+    files, letters = _own_files(order, subtask), list[Iterator[pa.RecordBatch]]()
+    if files:
+        letters.append(iter([file_letters(files, order.checkpoint, task.step, order.offsets)]))
+    if sorted_out is not None and sorted_out.count:
+        letters.append(sorted_out.letters(order.checkpoint, order.offsets))
+    if not letters:
         return Staged()
     path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
     uploader, attempt = uploader_of(task.warehouse.store_url, task.upload), f"{attempt}-{task.step}"
     own = StagedOutput(uploader, path, DEAD_LETTERS, order.table, output, subtask, attempt)
     writer = own.write(LETTERS, task.upload.inline_bytes)
-    for letters in sorted_out.letters(order.checkpoint, order.offsets):
-        writer.add(letters)
+    for batch in chain.from_iterable(letters):
+        writer.add(batch)
     return writer.finish()
 
 

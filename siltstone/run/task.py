@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.changelog.log import LoggedStep
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
@@ -57,17 +58,21 @@ class CheckpointOrder:
 
 @dataclass(frozen=True)
 class DeadLetterOrder:
-    """Leave rows that the operator cannot process out of the step, as dead letters.
+    """What a step leaves out, as dead letters.
 
     Attributes:
         checkpoint: the checkpoint with which they are staged for their sink; None if that output is already decided.
         table: whether their sink is a table.
         offsets: the offsets that the step read, as JSON.
+        rows: whether rows that the operator cannot process are left out; otherwise they fail the step.
+        files: the files that the step was run without; only one operator has them.
     """
 
     checkpoint: int | None = None
     offsets: str = ""
     table: bool = False
+    rows: bool = True
+    files: Sequence[LoggedFile] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class StepTask:
         sinks: the names of outputs that have a sink, whose rows are digested (`run.step_digests`).
         resets: whether the step is the first of its run, or after a reset: the operator is told (`run.callbacks`).
         stores: whether it stores its part of the checkpoint; False where lost output is made again.
-        dead_letters: what to do with rows that the operator cannot process; None: they fail the step.
+        dead_letters: what the step leaves out; None for a stream without dead letters.
     """
 
     stream: str
@@ -125,6 +130,11 @@ class StepTask:
     stores: bool = True
     dead_letters: DeadLetterOrder | None = None
     drains: bool = False
+
+    @property
+    def sorts_out(self) -> bool:
+        """Whether rows that the operator cannot process become dead letters; otherwise they fail the step."""
+        return self.dead_letters is not None and self.dead_letters.rows
 
     @property
     def path(self) -> StepPath:

@@ -31,9 +31,15 @@ _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundE
 _SPARK = "org.apache.spark.SparkException"
 _LOST = ("ExecutorLostFailure", "FetchFailed", "Executor heartbeat")
 """what Spark's scheduler says when it gives up a job for a machine or an executor, for which it has no class"""
+_OF_THE_JVM = tuple(
+    f"java.lang.{name}Error" for name in ("OutOfMemory", "StackOverflow", "Internal", "NoClassDefFound")
+)
+"""errors of the JVM itself"""
 _OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
 """errors of our own that passed through Spark"""
 _PATHS = ("path", "filePath")
+_NOT_OF_CONTENT = ("FileNotFoundException", "NoSuchFileException", "AccessControlException", "AccessDeniedException")
+"""errors of reading a file that say nothing of what is in it"""
 _TRACEBACK = "Traceback (most recent call last):"
 _DEEPEST = 16
 _FRAMES = 4
@@ -109,11 +115,32 @@ def explain(error: BaseException) -> str:
     if _has_worker_died(causes):
         return f"a Python worker died, killed or out of memory ({causes[-1].name})"
     if causes and not causes[-1].of_worker and not causes[-1].name.startswith(_PROXY):
-        files = [cause.parameters[name] for cause in causes for name in _PATHS if name in cause.parameters]
+        files = _files(causes)
         return f"{files[0]} cannot be read: {causes[-1].text}" if files else causes[-1].text
     # Of an error in Python, or without one in the JVM, there is only the text: a stack, and then the error.
     rest = str(error).rpartition(_TRACEBACK)[2].splitlines()
     return next((line for line in rest if line.strip() and not line[0].isspace()), lines[0]).strip()
+
+
+def _files(causes: Sequence[Cause]) -> list[str]:
+    return [cause.parameters[name] for cause in causes for name in _PATHS if name in cause.parameters]
+
+
+def find_unreadable(error: BaseException) -> tuple[str, str] | None:
+    """Return the file whose content Spark could not read, as Spark names it, and the reason; None if that is not what
+    failed, or Spark does not name the file.
+
+    An error of the network, of rights, of memory or of a file that is gone is none of its content.
+    """
+    causes = read_causes(error) if isinstance(error, PySparkException | Py4JError) else []
+    return (_files(causes)[0], causes[-1].text) if is_of_content(causes) else None
+
+
+def is_of_content(causes: Sequence[Cause]) -> bool:
+    """Whether what a file holds is what failed; `causes` with the outermost first."""
+    if not _files(causes) or is_lost(causes) or causes[-1].of_worker or causes[-1].name.startswith(_PROXY):
+        return False
+    return not any(cause.name.endswith(_NOT_OF_CONTENT) or cause.name in _OF_THE_JVM for cause in causes)
 
 
 def read_causes(error: BaseException) -> list[Cause]:

@@ -37,7 +37,7 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
 
     def checked(rows: DataFrame) -> None:
         log.check_names(source_names(rows.sparkSession, log.query_id), step)
-        logged = log.files_of(step)
+        logged = [file for file in log.files_of(step) if file.unread is None]
         found = read_files(rows.sparkSession, log.query_id) if logged else {}
         _check_files(step, logged, found)
         try:

@@ -32,27 +32,29 @@ class Resets:
     def __init__(self, stream: str, options: RecoveryOptions, stop: StopRequest) -> None:
         self.count = 0
         self._stream, self._options, self._stop = stream, options, stop
-        self._in_a_row = 0
+        self._in_a_row, self._counted = 0, True
 
     def note_checkpoint(self) -> None:
         """Note that the run has completed a checkpoint."""
         self._in_a_row = 0
 
-    def may_reset(self, error: BaseException, cause: BaseException) -> bool:
+    def may_reset(self, error: BaseException, cause: BaseException, *, is_news: bool = False) -> bool:
         """Whether a reset may follow a failure.
 
         Args:
             error: what ended the run under its epoch.
             cause: what failed in it; may be `error` itself.
+            is_news: whether it told of a file that cannot be read: it is not counted with those in a row.
         """
-        if isinstance(error, Fenced) or not may_pass(cause) or self._in_a_row >= self._options.resets:
+        if isinstance(error, Fenced) or self._stop.is_set() or is_jvm_gone():
             return False
-        return not self._stop.is_set() and not is_jvm_gone()
+        self._counted = not is_news
+        return is_news or (may_pass(cause) and self._in_a_row < self._options.resets)
 
     def wait(self, error: BaseException) -> None:
         """Count a reset and wait until it may begin: longer each time without a checkpoint in between."""
         delay_s = min(self._options.reset_delay_s * 2**self._in_a_row, DELAY_MAX_S)
-        self.count, self._in_a_row = self.count + 1, self._in_a_row + 1
+        self.count, self._in_a_row = self.count + 1, self._in_a_row + self._counted
         said = error.full_text if isinstance(error, SiltstoneError) else str(error)
         _LOG.warning(
             "going back to the newest checkpoint",

@@ -19,6 +19,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -51,6 +52,7 @@ from siltstone.spark.source_log import span
 from siltstone.spark.sources import shape_of
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
+from siltstone.spark.unreadable_files import UnreadableFiles
 
 STOP_POLL_S = 0.2
 _LOG = get_logger(__name__)
@@ -82,6 +84,10 @@ class StreamRunner:
     ) -> None:
         self.spark, self._own_session = spark, own_session(spark)
         self.region = region
+        self.unreadable: UnreadableFiles | None = None
+        """the files that a step may be run without; None if it may not"""
+        self._is_reduced = False
+        """whether the query has to begin again, with its newest batch without files that cannot be read"""
         self.enough = threading.Event()
         self.failure: BaseException | None = None
         self.stopped: str | None = None
@@ -143,10 +149,29 @@ class StreamRunner:
                 self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():
+                self._reduce(self._log.batch(batch))
                 with self._note_failure():
                     self._context.run(self._step, rows, self._log.batch(batch))
                 return
         self._stopping.wait()
+
+    def _reduce(self, batch: int) -> None:
+        """Stop the query if its batch has files that cannot be read: it begins again without them (`begins_again`).
+
+        The error keeps Spark from committing the batch.
+        """
+        known = self.unreadable
+        if known is not None and not known.is_empty and self._log.reduce(batch, known.reason):
+            self._is_reduced = True
+            raise StateError(f"batch {batch} has files that cannot be read", advice="run it again without them")
+
+    def begins_again(self) -> bool:
+        """Whether the query, which has ended, has to begin again, without files that it cannot read."""
+        if not self._is_reduced or self.stopped is not None:
+            return False
+        self._log.write_reduced()
+        self._is_reduced = False
+        return True
 
     def _may_step(self) -> bool:
         """Whether the next step need not wait for checkpoints that are on their way (back-pressure)."""
@@ -186,8 +211,14 @@ class StreamRunner:
                 self._progress.refresh_query(partial(read_progress, query))
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
+        except StreamingQueryException:
+            if not self._is_reduced:
+                raise
         finally:
-            self.stop(query)
+            if self._is_reduced and self.stopped is None:
+                query.stop()
+            else:
+                self.stop(query)
 
     def _complete_overdue(self) -> None:
         """End the interval by a step without rows if it is overdue or its checkpoint was asked for, no step is in
@@ -269,10 +300,16 @@ class StreamRunner:
         """
         region = self.region
         with self._trace_step():
-            tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step))
+            unread = self._log.unread_of(step)
+            tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step), unread=unread)
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
-            done = run_step(self._own_session, rows, tasks, self._placement)
+            try:
+                done = run_step(self._own_session, rows, tasks, self._placement)
+            except Exception as error:
+                if self.unreadable is not None and not self._to_follow:
+                    self.unreadable.note(error, self._log.files_of(step))
+                raise
             done.unpersist()
             self._acknowledge(done)
             requested = any(a.wants_checkpoint for received in done.received.values() for a in received)

@@ -67,9 +67,12 @@ def run_stream(
         if stop.is_set():
             runner.stopped = stop.reason
         elif not runner.enough.is_set():
-            query = writer.start()
-            on_start(query)
-            runner.await_query(query, stop)
+            while True:
+                query = writer.start()
+                on_start(query)
+                runner.await_query(query, stop)
+                if not runner.begins_again():
+                    break
         if runner.failure is None:
             runner.finish()
     except Exception as error:

@@ -43,11 +43,13 @@ from siltstone.catalog.records.source_entries import (
     decode_offsets,
     decode_sources,
     encode_offsets,
+    has_unread,
     is_file_log,
+    leave_out,
     list_files,
     names_sources,
     split,
-    without_sizes,
+    to_spark,
 )
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
@@ -98,6 +100,8 @@ class SourceLog:
         self._recorded: dict[str, int] = {}
         self._entries: dict[str, dict[int, str]] = {}
         """source -> the entries of its log, needed until a query runs on by itself; then cleared to save memory"""
+        self._reduced: dict[Path, dict[int, str]] = {}
+        """directory of a source's log -> its entries of the next batch, with files marked as unread"""
 
     @property
     def url(self) -> str:
@@ -220,9 +224,9 @@ class SourceLog:
         """Add a logged batch's source log entries to those known; return the sources that have entries."""
         sources = decode_sources(step.sources)
         for source, texts in sources.items():
-            entries = {n: self._to_local(without_sizes(text)) for n, text in texts.items()}
             # The pruned part of the log is one entry; steps read before it may have some of its files, too.
-            fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
+            entries = split(texts) if step.batch_id == BEFORE_FIRST else texts
+            fresh = {n: self._to_local(to_spark(text)) for n, text in entries.items()}
             self._entries.setdefault(source, {}).update(fresh)
             self._recorded[source] = max(self._entries[source])
         return list(sources)
@@ -240,7 +244,7 @@ class SourceLog:
         self._entries.clear()
         sources: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
-            fresh = self._fresh_entries(directory)
+            fresh = self._fresh_entries(directory) | self._reduced.pop(directory, {})
             if fresh:
                 if any(map(is_file_log, fresh.values())):
                     found = sizes()
@@ -249,10 +253,48 @@ class SourceLog:
                 self._recorded[directory.name] = max(fresh)
         return Step(step, batch, path.read_text(), json.dumps(sources))
 
+    def reduce(self, batch: int, reason: Callable[[LoggedFile], str | None]) -> bool:
+        """Decide which files the running batch is to be run again without (`write_reduced`); return whether there are
+        any. Nothing is written.
+
+        Args:
+            reason: returns why a file is left out, None for one that is not.
+        """
+        self.check(batch)
+        found: dict[Path, dict[int, str]] = {}
+        for directory in sorted((self.location / "sources").glob("*")):
+            if directory in self._reduced:
+                continue
+            for number, text in self._fresh_entries(directory).items():
+                reduced = leave_out(text, reason)
+                if reduced != text:
+                    found.setdefault(directory, {})[number] = reduced
+        self._reduced |= found
+        return bool(found)
+
+    def write_reduced(self) -> None:
+        """Let the next query at this location begin with the newest batch without the files that `reduce` decided on,
+        and know them as seen. No query may be running, and Spark may not have committed the batch."""
+        for directory, entries in self._reduced.items():
+            for number, text in entries.items():
+                compact = directory / f"{number}.compact"
+                path = compact if compact.exists() else directory / str(number)
+                header, *lines = path.read_text().splitlines()
+                others = [line for line in lines if json.loads(line).get("batchId") != number]
+                (directory / f".{path.name}.crc").unlink(missing_ok=True)
+                _write(path, "\n".join([header, *others, *to_spark(text).splitlines()[1:]]))
+
     def files_of(self, step: Step) -> list[LoggedFile]:
-        """List the files that a batch reads from file sources, as they were recorded."""
+        """List the files of a batch, as they were recorded: those that it reads from file sources, and those that it
+        was run without."""
         texts = [text for entries in decode_sources(step.sources).values() for text in entries.values()]
         return [file for text in texts for file in list_files(self._to_local(text))]
+
+    def unread_of(self, step: Step) -> list[LoggedFile]:
+        """List the files that a batch was run without."""
+        if not has_unread(step.sources):  # there may be a hundred thousand others
+            return []
+        return [file for file in self.files_of(step) if file.unread is not None]
 
     def _to_portable(self, entry: str) -> str:
         """Replace the warehouse's path in an entry by a placeholder, as the catalog records it."""

@@ -399,7 +399,7 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
-    operator, fails = task.operator, task.dead_letters is None
+    operator, fails = task.operator, not task.sorts_out
     columns = _select(rows, columns_read(rows, operator, task.event_time), operator, fails=fails)
     if operator.combined is not None:
         carried = [READ] if operator.reads == SOURCE else []

@@ -82,10 +82,10 @@ def four_files(directory: Path) -> None:
         write(directory, number, line("a", number), line(f"k{number}", 100 + number))
 
 
-def damage(settings: Settings, checkpoint: int, kind: ObjectKind = ObjectKind.MANIFEST) -> None:
+def damage(settings: Settings, checkpoint: int, kind: ObjectKind = ObjectKind.MANIFEST, stream: str = "g") -> None:
     """Make a checkpoint one that no run can resume from."""
     with OpenWarehouse.open_existing(settings.warehouse) as place:
-        for stored in place.catalog.objects.list("g", [checkpoint]):
+        for stored in place.catalog.objects.list(stream, [checkpoint]):
             if stored.kind is kind:
                 path = place.warehouse.local.objects / stored.name
                 path.chmod(0o644)

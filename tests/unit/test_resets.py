@@ -22,7 +22,7 @@ from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.run.take_over import take_over
 from siltstone.run.users_code import OperatorFailed
 from siltstone.settings import RecoveryOptions
-from siltstone.spark.failures import Cause, is_lost, may_pass
+from siltstone.spark.failures import Cause, is_lost, is_of_content, may_pass
 from siltstone.spark.resets import Resets
 from siltstone.spark.stopping import StopRequest
 
@@ -87,6 +87,35 @@ END = Cause("java.io.EOFException")
 def test_what_is_lost_is_told_by_the_classes_of_the_causes(causes: list[Cause], lost: bool) -> None:
     """A truncated file ends as the connection to a dead worker does."""
     assert is_lost(causes) is lost
+
+
+@pytest.mark.parametrize(
+    ("causes", "of_content"),
+    [
+        ([JOB, FILE, END], True),
+        ([JOB, FILE, Cause("java.lang.RuntimeException", "a.gz is not a Parquet file")], True),
+        ([JOB, END], False),
+        ([JOB, FILE, Cause("java.net.SocketTimeoutException", "Read timed out")], False),
+        ([JOB, FILE, Cause("java.io.IOException"), Cause("java.io.FileNotFoundException")], False),
+        ([JOB, FILE, Cause("org.apache.hadoop.security.AccessControlException", "Permission denied")], False),
+        ([JOB, FILE, Cause("java.lang.OutOfMemoryError", "Java heap space")], False),
+        ([FILE, WORKER], False),
+        ([FILE, Cause("py4j.Py4JException")], False),
+        ([], False),
+    ],
+)
+def test_only_what_a_file_holds_makes_it_a_dead_letter(causes: list[Cause], of_content: bool) -> None:
+    assert is_of_content(causes) is of_content
+
+
+def test_a_file_that_is_found_bad_resets_a_run_however_many_resets_are_allowed() -> None:
+    resets = Resets("s", RecoveryOptions(resets=0, reset_delay_s=0), StopRequest())
+    error = StateError("stopped in step 3")
+    for _ in range(5):
+        assert resets.may_reset(error, error, is_news=True)
+        resets.wait(error)
+    assert not resets.may_reset(error, error) and not resets.may_reset(AWAY, AWAY)
+    assert not resets.may_reset(Fenced("by epoch 4"), error, is_news=True) and resets.count == 5
 
 
 def test_resets_in_a_row_are_bounded_and_wait_longer_each_time() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.records.source_entries import decode_offsets
+from siltstone.catalog.records.source_entries import NO_BATCH, LoggedFile, decode_offsets, merge
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import StateError, UsageError
 from siltstone.spark.source_log import RecordForm, SourceLog, span
@@ -188,6 +188,50 @@ def test_sizes_are_recorded_with_files_and_spark_does_not_see_them(tmp_path: Pat
     again.prepare(after([step]))
     assert (again.location / "sources" / "0" / "0").read_text() == written.replace("file:///in", "file:///moved")
     assert [(file.path, file.size) for file in again.files_of(step)] == [(path.replace("/in", "/moved"), 4096)]
+
+
+def spark_gets(directory: Path, n: int, default: int = 10) -> list[str]:
+    """The paths of one entry, found as Spark finds them (`FileStreamSourceLog.get`)."""
+    name = f"{n}.compact" if (n + 1) % interval(directory, default) == 0 else str(n)
+    _, *lines = (directory / name).read_text().split("\n")
+    return [line["path"] for line in map(json.loads, lines) if line["batchId"] == n]
+
+
+@pytest.mark.parametrize("bad", [0, 8, 9, 10])
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_a_batch_is_run_without_a_file_which_stays_seen(tmp_path: Path, bad: int, every: int) -> None:
+    log, sources = SourceLog(tmp_path / "a", form=RecordForm(compact_interval=every)), tmp_path / "a" / "sources" / "0"
+    log.prepare(after([]))
+    name, steps = f"file:///in/{bad}.parquet", list[Step]()
+
+    def reason(file: LoggedFile) -> str | None:
+        return 'cut: "gzip"' if file.path == name else None
+
+    for batch in range(13):
+        offsets = log.location / "offsets" / str(batch)
+        spark_writes(sources, batch, every)
+        offsets.parent.mkdir(exist_ok=True)
+        offsets.write_text("v1\n{}\n0")
+        (sources / f".{batch}.crc").write_text("of Hadoop")
+        assert log.reduce(batch, reason) is (batch == bad)
+        log.write_reduced()
+        assert not log.reduce(batch, reason)
+        steps.append(log.read(batch, batch + 1))
+        assert spark_gets(sources, batch, every) == ([] if batch == bad else [f"file:///in/{batch}.parquet"])
+    [found] = [file for step in steps for file in log.unread_of(step)]
+    assert found == LoggedFile(name, bad, None, 'cut: "gzip"') and log.unread_of(steps[bad]) == [found]
+    # The same from the catalog, its steps pruned or not, and each step by itself.
+    pruned = Step(0, BEFORE_FIRST, "v1\n{}\n-", merge(step.sources for step in steps[:9]))
+    for position in (after(steps), after(steps[9:], pruned)):
+        again = SourceLog(tmp_path / "b", form=RecordForm(compact_interval=every))
+        again.prepare(position)
+        read = [json.loads(line) for line in spark_reads(tmp_path / "b" / "sources" / "0", every)]
+        assert [line["path"] for line in read] == [f"file:///in/{n}.parquet" for n in range(13)]
+        assert {line["batchId"] for line in read} == {*range(13), NO_BATCH} - {bad} and "unread" not in read[0]
+    again = SourceLog(tmp_path / "c", form=RecordForm(compact_interval=every))
+    again.prepare(after(steps[:bad]))
+    again.rerun(steps[bad])
+    assert spark_gets(tmp_path / "c" / "sources" / "0", bad, every) == []
 
 
 # Where sources begin

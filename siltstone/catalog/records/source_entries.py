@@ -14,13 +14,15 @@ with the version, and then one line per file of the batch with that number:
     v1
     {"path":"file:///in/a.parquet","timestamp":1372896000000,"batchId":7}
 
-to which we add the file's size in bytes: ..."batchId":7,"size":4096}. Other sources write one entry, with their initial
-offset.
+to which we add the file's size in bytes: ..."batchId":7,"size":4096}. If Spark could not read the file, and the batch
+was run without it, we add the reason instead: ..."batchId":7,"unread":"EOFException: ..."}. Spark gets such a line with
+a batch that does not exist (`to_spark`), so that no batch reads the file, and Spark knows it as one that it has seen.
+Other sources write one entry, with their initial offset.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
@@ -32,7 +34,11 @@ NO_OFFSET = "-"
 """what Spark writes for a source without an offset"""
 OFFSET_VERSIONS = ("v1", "v2")
 """the versions of Spark's offset log that can be read"""
+NO_BATCH = 10**15
+"""the batch id in Spark's log of a file that no batch reads; not negative, which Spark does not expect"""
 _SIZE = re.compile(r',"size":[0-9]{1,18}\}$', re.MULTILINE)
+_UNREAD = ',"unread":'
+"""what a line of an unread file has, and no other: in a path, the quotes are escaped"""
 _SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
@@ -118,15 +124,17 @@ def check_sources(sources: str) -> None:
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """A file that a batch has read: its URL, its modification time then, and its size, if that was recorded."""
+    """A file of a batch: its URL, its modification time then, its size, if that was recorded, and if the batch was run
+    without it, why."""
 
     path: str
     modified_ms: int
-    size: int | None
+    size: int | None = None
+    unread: str | None = None
 
 
 def list_files(entry: str) -> list[LoggedFile]:
-    """List the files in one entry of a file source's log; none of another source's.
+    """List the files in one entry of a file source's log, unread ones too; none of another source's.
 
     Raises:
         StateError: the entry is damaged.
@@ -139,7 +147,10 @@ def list_files(entry: str) -> list[LoggedFile]:
             of = _parse_line(line)
             size = None if of.get("size") is None else check_integer(of["size"], 0, _NUMBER_MAX, "a file's size")
             modified_ms = check_integer(of.get("timestamp", 0), -_NUMBER_MAX, _NUMBER_MAX, "timestamp")
-            found.append(LoggedFile(path_of(line), modified_ms, size))
+            unread = of.get("unread")
+            if not isinstance(unread, str | None):
+                raise ValueError(f"why a file was not read is {unread!r}")
+            found.append(LoggedFile(path_of(line), modified_ms, size, unread))
         return found
 
 
@@ -152,9 +163,42 @@ def add_sizes(entry: str, sizes: Mapping[str, int]) -> str:
     return "\n".join([header, *(line if size is None else f'{line[:-1]},"size":{size}}}' for line, size in known)])
 
 
-def without_sizes(entry: str) -> str:
-    """Return an entry as Spark wrote it."""
-    return _SIZE.sub("}", entry)
+def to_spark(entry: str) -> str:
+    """Return an entry as Spark reads it: without sizes, and unread files under `NO_BATCH`."""
+    entry = _SIZE.sub("}", entry)
+    if _UNREAD not in entry:
+        return entry
+    return "\n".join(_unread_line(line) if _UNREAD in line else line for line in entry.splitlines())
+
+
+def _unread_line(line: str) -> str:
+    of = _parse_line(line)
+    kept = {"path": path_of(line), "timestamp": of.get("timestamp", 0), "batchId": NO_BATCH}
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+
+
+def has_unread(sources: str) -> bool:
+    """Whether a step's entries may have unread files; if not, they have none."""
+    return json.dumps(_UNREAD)[1:-1] in sources
+
+
+def leave_out(entry: str, reason: Callable[[LoggedFile], str | None]) -> str:
+    """Mark files of an entry that Spark wrote as unread.
+
+    Args:
+        reason: returns why a file is left out, None for one that is not.
+    """
+    if not is_file_log(entry):
+        return entry
+    header, *lines = entry.splitlines()
+    reasons = (reason(file) for file in list_files(entry))
+    return "\n".join(
+        [header, *(_marked(line, why) if why is not None else line for line, why in zip(lines, reasons, strict=True))]
+    )
+
+
+def _marked(line: str, reason: str) -> str:
+    return f"{line[:-1]}{_UNREAD}{json.dumps(reason)}}}"
 
 
 def is_file_log(entry: str) -> bool:

@@ -228,7 +228,7 @@ class _LoggedReplay:
                 hands_on=self.stream.has_reader(op.name),
                 sinks=tuple(self.stream.sinks),
                 drains=drains,
-                dead_letters=DeadLetterOrder() if self.stream.dead_letters else None,
+                dead_letters=DeadLetterOrder(rows=self.stream.sorts_out_rows) if self.stream.dead_letters else None,
             )
             for op in self.stream.operators
         }

@@ -28,6 +28,7 @@ from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.sources import check_rows, open_source, shape_of
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
+from siltstone.spark.unreadable_files import UnreadableFiles
 from siltstone.stream import Stream
 
 _LOG = get_logger(__name__)
@@ -63,6 +64,7 @@ class _Work(RunListener):
         """those whose commit got no answer, and which a reset found in the catalog"""
         self.newest = 0
         """id of the stream's newest checkpoint"""
+        self._unreadable = UnreadableFiles(stream.name) if stream.sorts_out_files else None
         self.current: StreamRunner | None = None
         """of the newest epoch; None while it begins"""
         self.first_batch: int | None = None
@@ -76,7 +78,8 @@ class _Work(RunListener):
         """Run the stream, and its autonomous operators beside it.
 
         If it is damaged, and no checkpoint was completed, recover it and run it again, once. After a failure that may
-        pass, reset it (`spark.resets`). If an autonomous operator fails for good, the stream goes on to its end.
+        pass, or of a file that it can go on without, reset it (`spark.resets`). If an autonomous operator fails for
+        good, the stream goes on to its end.
         """
         try:
             with self._run_beside() as beside:
@@ -160,8 +163,10 @@ class _Work(RunListener):
 
     def _run_epoch(self) -> StreamRunner:
         self.current = None
+        if self._unreadable is not None:
+            self._unreadable.has_news = False
         with writer_epoch(self.settings, self.stream, self.warehouse, self.spark, self._request(), self) as runner:
-            self.current = runner
+            self.current, runner.unreadable = runner, self._unreadable
             self._note_position(runner)
             run_stream(runner, self.rows, self.trigger, self.stop, self._run.set_query)
         return runner
@@ -179,7 +184,8 @@ class _Work(RunListener):
 
     def is_reset(self, error: Exception) -> bool:
         """Whether a reset may follow."""
-        return self._resets.may_reset(error, self._cause(error))
+        is_news = self._unreadable is not None and self._unreadable.has_news
+        return self._resets.may_reset(error, self._cause(error), is_news=is_news)
 
     def _tell(self, checkpoint: Completed) -> None:
         try:
