@@ -16,6 +16,10 @@ of binary values, and its digest is that of the bytes.
 A sequence has as many parts as its type, so that both directions are a few vectorized passes for any number of
 values. In Arrow a null struct takes memory for each of its fields: a value whose nulls take more than `RATIO` times its
 bytes is padded with zeros, and a shorter one is refused. So the length of the bytes bounds the memory of the value.
+
+A column of structs whose values never need that (`is_open`) leaves out the slots of each value's last fields that are
+null. So the type may get more fields at its end: the bytes of older values, and with them their digests, are those of
+values whose new fields are null. (As columns that were added to a table, they take memory without bytes.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +52,10 @@ def encode_nested(array: pa.Array) -> pa.Array:
     absent = null_mask(array)
     present = array.filter(pa.array(~absent)) if absent.any() else array
     out = _Writer(len(present))
-    out.values(present, np.arange(len(present)))
+    if is_open(array.type):
+        out.fields(present)
+    else:
+        out.values(present, np.arange(len(present)))
     data, lengths = out.join()
     every = np.zeros(len(array), np.int64)
     every[~absent] = lengths
@@ -70,7 +77,7 @@ def decode_nested(array: pa.Array, kind: pa.DataType, name: str = "a nested valu
         absent = null_mask(array)
         present = array.filter(pa.array(~absent)) if absent.any() else array
         read = _Reader(*spans(present))
-        values = read.values(kind, np.ones(len(present), np.int64))
+        values = read.fields(kind) if is_open(kind) else read.values(kind, np.ones(len(present), np.int64))
         read.end()
         values.validate(full=True)
         return _spread_values(values, ~absent)
@@ -83,6 +90,16 @@ class _Writer:
     rows: int
     parts: list[tuple[np.ndarray, np.ndarray]] = of_each(default_factory=list)
     null_bytes: list[np.ndarray] = of_each(default_factory=list)
+
+    def fields(self, array: pa.Array) -> None:
+        """Add structs, none null, one to a row, without their last fields that are null."""
+        children, some = array.flatten(), np.zeros(self.rows, bool)
+        wanted = []
+        for child in reversed(children):
+            some = some | ~null_mask(child)
+            wanted.append(some)
+        for child, rows in zip(children, reversed(wanted), strict=True):
+            self._slots(child if rows.all() else child.filter(pa.array(rows)), np.flatnonzero(rows))
 
     def values(self, array: pa.Array, owners: np.ndarray) -> None:
         """Add values of one type, none null; `owners` (int64[n], ascending) are the rows that they belong to."""
@@ -147,6 +164,18 @@ class _Reader:
         self._data, self._starts, self._lengths = data, starts, lengths
         self._at = starts.copy()
         self._null_bytes = np.zeros(len(starts), np.int64)
+
+    def fields(self, kind: pa.DataType) -> pa.Array:
+        """Read structs, none null, one of each row, whose last fields may have been left out."""
+        children, last_is_null = [], np.zeros(len(self._starts), bool)
+        for each in kind:
+            there = self._at < self._starts + self._lengths
+            child = _spread_values(self._slots(each.type, there.astype(np.int64)), there)
+            last_is_null = np.where(there, null_mask(child), last_is_null)
+            children.append(child)
+        if last_is_null.any():
+            raise ValueError("a value has a null field at its end")
+        return pa.StructArray.from_arrays(children, fields=list(kind))
 
     def values(self, kind: pa.DataType, counts: np.ndarray) -> pa.Array:
         """Read values of one type that are not null: `counts` (int64[rows]) of each row, one array for all."""
@@ -244,6 +273,27 @@ def _width(kind: pa.DataType) -> int:
     if pa.types.is_struct(kind):
         return 1 + sum(_width(each.type) for each in kind)
     return 5 if is_variable(kind) else 1 + max(1, kind.bit_width // 8)
+
+
+def is_open(kind: pa.DataType) -> bool:
+    """Whether values of the type leave out their last fields that are null: it is a struct, and no value needs padding,
+    because no struct within it takes much memory where it is null."""
+    return pa.types.is_struct(kind) and not any(_has_wide_struct(each.type) for each in kind)
+
+
+def _has_wide_struct(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _has_wide_struct(kind.value_type)
+    return pa.types.is_struct(kind) and _width(kind) > RATIO  # it is wider than any within it
+
+
+def has_more_fields(kind: pa.DataType, than: pa.DataType) -> bool:
+    """Whether a nested type is another one with more fields at its end: the bytes of that one's values are those of its
+    own, with the new fields null."""
+    if not (is_open(kind) and is_open(than)):
+        return False
+    fields = list(kind)
+    return len(fields) > than.num_fields and fields[: than.num_fields] == list(than)
 
 
 def is_variable(kind: pa.DataType) -> bool:

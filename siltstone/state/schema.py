@@ -7,6 +7,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from siltstone.errors import SchemaConflict, UsageError
+from siltstone.state.nested import has_more_fields
 from siltstone.state.types import checked_type, is_nested, is_wider, type_of, type_text, value_type_of
 
 DELETED = "__deleted"
@@ -103,7 +104,7 @@ class TableSchema:
 
     def check_follows(self, recorded: "TableSchema", what: str) -> None:
         """Check that recorded state can follow this definition: value columns may be added (read as null) and become
-        wider (`types.is_wider`), and columns of the key may become nullable.
+        wider (`types.is_wider`, `nested.has_more_fields`), and columns of the key may become nullable.
 
         Raises:
             SchemaConflict: it cannot; the message shows both schemas and names the table (`what`).
@@ -113,8 +114,8 @@ class TableSchema:
         same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
         if not same or any(n not in kept or not _value_follows(kept[n], t) for n, t in old["value"]):
             rule = (
-                "value columns may be added, or get a wider integer, float64 for float32, or a decimal of more digits "
-                "and the same scale; key columns may become nullable"
+                "value columns may be added, or get a wider integer, float64 for float32, a decimal of more digits and "
+                "the same scale, or more fields at the end of a struct; key columns may become nullable"
             )
             raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {rule}")
 
@@ -123,7 +124,7 @@ def _value_follows(now: str, recorded: str) -> bool:
     if now == recorded:
         return True
     kinds = value_type_of(now), value_type_of(recorded)
-    return not any(map(is_nested, kinds)) and is_wider(*kinds)
+    return has_more_fields(*kinds) if all(map(is_nested, kinds)) else is_wider(*kinds)
 
 
 def describe_key(key: pa.Schema) -> list[list[str]]:

@@ -24,8 +24,8 @@ from siltstone.catalog.records.source_entries import (
     list_files,
     merge,
     split,
+    to_spark,
     without_files,
-    without_sizes,
 )
 from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
@@ -187,7 +187,7 @@ def _sources(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     for numbered in decode_sources(merge([text, without_files(text)])).values():
         for entry in split(numbered).values():
-            list_files(without_sizes(entry))
+            list_files(to_spark(entry))
             list_files(entry)
     count_files(text)
 

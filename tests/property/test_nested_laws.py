@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.state.digest import row_digests
-from siltstone.state.nested import decode_nested, encode_nested, nested_columns, stored_columns
+from siltstone.state.nested import decode_nested, encode_nested, has_more_fields, nested_columns, stored_columns
 from siltstone.state.schema import TableSchema
 from siltstone.state.types import DEPTH_MAX, LEAVES_MAX, checked_type, type_text, value_type_of
 from tests.examples import examples
@@ -151,6 +151,36 @@ def test_other_bytes_are_refused_or_are_those_of_a_value(
 
 
 @LAWS
+@given(st.lists(_types(1), min_size=1, max_size=3), st.lists(_types(1), min_size=1, max_size=3), st.data())
+def test_a_struct_gets_more_fields_with_the_same_bytes(
+    first: list[pa.DataType], more: list[pa.DataType], data: st.DataObject
+) -> None:
+    fields = [*((f"f{n}", each) for n, each in enumerate(first)), *((f"new{n}", each) for n, each in enumerate(more))]
+    kind, wider = (checked_type(pa.struct(some), "v", nested=True) for some in (fields[: len(first)], fields))
+    values = data.draw(st.lists(st.none() | _values(kind), min_size=1, max_size=5))
+    before = encode_nested(pa.array(values, kind))
+    assert has_more_fields(wider, kind) and not has_more_fields(kind, wider) and not has_more_fields(kind, kind)
+    after = decode_nested(before, wider)
+    assert encode_nested(after).equals(before)
+    assert _text([each and {name: each[name] for name in kind.names} for each in after.to_pylist()]) == _text(
+        pa.array(values, kind).to_pylist()
+    )
+    assert all(each is None or each["new0"] is None for each in after.to_pylist())
+
+
+def test_a_struct_with_a_wide_one_within_keeps_its_fields() -> None:
+    """A null of the inner one takes more memory than bytes, so that its values are padded."""
+    wide = pa.struct([(f"f{i}", pa.int64()) for i in range(10)])
+    kind = pa.struct([("a", pa.int64()), ("w", wide)])
+    assert not has_more_fields(pa.struct([*kind, ("b", pa.int64())]), kind)
+    assert not has_more_fields(pa.struct([("a", pa.int64()), ("l", pa.list_(wide))]), pa.struct([("a", pa.int64())]))
+    assert not has_more_fields(pa.list_(kind), pa.list_(pa.struct([("a", pa.int64())])))
+    array = pa.array([{"a": 1, "w": None}, {"a": None, "w": None}], kind)
+    assert [len(each) for each in encode_nested(array).to_pylist()] == [10, 2]
+    assert decode_nested(encode_nested(array), kind).equals(array)
+
+
+@LAWS
 @given(_types(2))
 def test_the_text_of_a_type_brings_it_back(kind: pa.DataType) -> None:
     kind = checked_type(kind, "v", nested=True)
@@ -191,7 +221,7 @@ def test_digests_are_those_of_the_bytes() -> None:
     kind = pa.struct([("a", pa.int64()), ("l", pa.list_(pa.string()))])
     table = pa.table({"v": pa.array([{"a": 1, "l": ["x", None]}, None, {"a": None, "l": None}], kind)})
     stored = stored_columns(table, [("v", kind)])
-    expected = [struct.pack("<BqBIBBI", 1, 1, 1, 2, 1, 0, 1) + b"x", None, b"\0\0"]
+    expected = [struct.pack("<BqBIBBI", 1, 1, 1, 2, 1, 0, 1) + b"x", None, b""]
     assert stored.column("v").to_pylist() == expected
     assert row_digests(stored).tolist() == row_digests(pa.table({"v": pa.array(expected, pa.binary())})).tolist()
     assert nested_columns(stored, [("v", kind)]).equals(table)

@@ -27,8 +27,15 @@ NAME = "widened"
 NARROW = pa.schema(
     {"i": pa.int8(), "u": pa.uint16(), "f": pa.float32(), "d": pa.decimal128(5, 2), "s": pa.struct({"x": pa.int8()})}
 )
+STRUCT = pa.struct({"x": pa.int8(), "y": pa.string()})
 WIDE = pa.schema(
-    {"i": pa.int64(), "u": pa.int32(), "f": pa.float64(), "d": pa.decimal128(38, 2), "s": pa.struct({"x": pa.int8()})}
+    {
+        "i": pa.int64(),
+        "u": pa.int32(),
+        "f": pa.float64(),
+        "d": pa.decimal128(38, 2),
+        "s": pa.struct({"x": pa.int8(), "y": pa.string()}),
+    }
 )
 LADDERS = [
     [pa.int8(), pa.int16(), pa.int32(), pa.int64()],
@@ -61,6 +68,10 @@ def test_a_wider_column_has_the_same_digests(pair: tuple[pa.DataType, pa.DataTyp
         (pa.date32(), pa.timestamp("us")),
         (pa.struct({"x": pa.int8()}), pa.struct({"x": pa.int16()})),
         (pa.list_(pa.int8()), pa.list_(pa.int16())),
+        (pa.struct({"x": pa.int8()}), pa.struct({"y": pa.int8(), "x": pa.int8()})),
+        (pa.struct({"x": pa.int8(), "y": pa.int8()}), pa.struct({"x": pa.int8()})),
+        (pa.list_(pa.struct({"x": pa.int8()})), pa.list_(pa.struct({"x": pa.int8(), "y": pa.int8()}))),
+        (pa.struct({"x": pa.int8()}), pa.int8()),
     ],
 )
 def test_any_other_change_is_refused(recorded: pa.DataType, now: pa.DataType) -> None:
@@ -122,7 +133,7 @@ def made_of(n: np.ndarray, schema: pa.Schema) -> pa.Table:
         "u": [int(each) * (1 if each < 100 else 1000) for each in n],
         "f": [0.1 * int(each) if each % 7 else None for each in n],
         "d": [Decimal(int(each)) / 4 * (1 if each < 100 else 10**20) for each in n],
-        "s": [{"x": int(each) % 100} if each % 5 else None for each in n],
+        "s": [{"x": int(each) % 100, **({"y": str(each)} if each > 110 else {})} if each % 5 else None for each in n],
     }
     columns["f"] = [
         None if f is None or each >= 100 else float(np.float32(f)) for f, each in zip(columns["f"], n, strict=True)
