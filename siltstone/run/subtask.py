@@ -83,16 +83,7 @@ def _run(
         state.begin(task.step, tracking=task.tracking)
         sorted_out, staging = None, None
         if task.staged_with is not None:
-            path = CheckpointPath(task.stream, task.epoch, task.staged_with)
-            own = StagedOutput(
-                uploader_of(task.warehouse.store_url, task.upload),
-                path,
-                operator.name,
-                task.table,
-                operator.name,
-                subtask,
-                f"{attempt}-{task.step}",
-            )
+            own = _staged(task, task.staged_with, operator.name, task.table, operator.name, subtask, attempt)
             staging = own.write(output_schema(operator), task.upload.inline_bytes)
         with open_operator(task, subtask, clock):
             if not task.sorts_out:
@@ -168,6 +159,16 @@ def _report(
     return acknowledgement
 
 
+def _staged(
+    task: StepTask, checkpoint: int, output: str, table: bool, name: str, subtask: int, attempt: str
+) -> StagedOutput:
+    path, uploader = (
+        CheckpointPath(task.stream, task.epoch, checkpoint),
+        uploader_of(task.warehouse.store_url, task.upload),
+    )
+    return StagedOutput(uploader, path, output, table, name, subtask, f"{attempt}-{task.step}")
+
+
 def _own_files(order: DeadLetterOrder, subtask: int) -> Sequence[LoggedFile]:
     """The files that are dead letters of this subtask."""
     return order.files if subtask == 0 else ()
@@ -184,9 +185,8 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
         letters.append(sorted_out.letters(order.checkpoint, order.offsets))
     if not letters:
         return Staged()
-    path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
-    uploader, attempt = uploader_of(task.warehouse.store_url, task.upload), f"{attempt}-{task.step}"
-    own = StagedOutput(uploader, path, DEAD_LETTERS, order.table, output, subtask, attempt)
+    name = f"{task.operator.name}.{DEAD_LETTERS}"
+    own = _staged(task, order.checkpoint, DEAD_LETTERS, order.table, name, subtask, attempt)
     writer = own.write(LETTERS, task.upload.inline_bytes)
     for batch in chain.from_iterable(letters):
         writer.add(batch)

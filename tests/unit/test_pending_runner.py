@@ -12,6 +12,7 @@ import pytest
 
 from siltstone.catalog.records.commits import Commits
 from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.catalog.records.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, Unreachable
@@ -47,6 +48,10 @@ class Log:
     def read(self, batch: int, step: int, _: object) -> Step:
         """What a micro-batch has read."""
         return Step(step, batch, "v1\n{}\n")
+
+    def unread_of(self, _: Step) -> list[LoggedFile]:
+        """It was run with all of its files."""
+        return []
 
     def check_names(self, *_: object) -> None:
         pass
