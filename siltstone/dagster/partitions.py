@@ -42,6 +42,17 @@ def past_hours(hours: Iterable[str], now: datetime) -> list[str]:
     return sorted(hour for hour in hours if hour < now.astimezone(UTC).strftime(_HOUR))
 
 
+def forget_hours(instance: dg.DagsterInstance, stream: Stream, hours: Iterable[str]) -> None:
+    """Let hours be no partitions any more: the automation would ask at each tick for those that are never restored.
+
+    Days stay, because they follow from the stream's definition.
+    """
+    partitions = partitions_of(stream)
+    if isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name is not None:
+        for hour in hours:
+            instance.delete_dynamic_partition(partitions.name, hour)
+
+
 def checkpoint_of(catalog: Catalog, stream: Stream, partition: str) -> int:
     """Find the checkpoint of a partition.
 

@@ -1,5 +1,6 @@
 """Load the streams of a project from the modules listed in siltstone.toml."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +9,13 @@ import dagster as dg
 
 from siltstone.dagster.names import dagster_name
 from siltstone.dagster.schedules import check_schedules
+from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_streams
 
 BROKEN = "broken_stream_modules"
+VALIDATES = "DAGSTER_IS_DEFS_VALIDATION_CLI"
+"""what Dagster's commands that validate definitions set: there, nothing may be left out"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ def load_project() -> Project:
     logged and left out.
 
     Raises:
-        UsageError: an unknown option, or a schedule of an unknown stream.
+        UsageError: an unknown option, a schedule of an unknown stream, or, in `dagster definitions validate` and `dg
+            check defs`, a module that fails to import.
     """
     settings = load_settings()
     return project_of(*find_streams(settings.streams), settings)
@@ -58,6 +63,8 @@ def project_of(streams: Mapping[str, Stream], broken: Mapping[str, str], setting
     settings = settings or load_settings()
     distinct, clashing = _select_distinct(streams.values())
     project = Project(settings, distinct, {**broken, **clashing})
+    if project.not_loaded and os.environ.get(VALIDATES):
+        raise UsageError("; ".join(f"{what} did not load: {why}" for what, why in project.not_loaded.items()))
     for what, why in project.not_loaded.items():
         dg.get_dagster_logger().warning(f"{what} did not load: {why}")
     if not project.not_loaded:  # otherwise a schedule may be for a stream that did not load

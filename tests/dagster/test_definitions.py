@@ -1,6 +1,9 @@
 """What loads: every stream's assets, checks, jobs, schedules, sensors, quickly, without Spark, whatever is broken."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +224,22 @@ def test_a_broken_module_shows_its_error_and_the_others_load(
     assert "KeyError: 'no such plan'" in (broken.description or "")
     assert any(name.endswith("/by_path/py") and "nor this" in (spec.description or "") for name, spec in found.items())
     assert "streams_of_mine did not load: KeyError: 'no such plan'" in "\n".join(caplog.messages)
+
+
+def test_a_broken_module_fails_a_validation(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise KeyError('no such plan')\n")
+    environment = {**os.environ, "SILTSTONE_STREAMS": json.dumps([str(tmp_path / "mine.py"), "./streams"])}
+    for streams, code in ((environment["SILTSTONE_STREAMS"], 1), ('["./streams"]', 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "dagster", "definitions", "validate", "-m", "orchestration.definitions"],
+            env={**environment, "SILTSTONE_STREAMS": streams, "DAGSTER_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert ("did not load: KeyError: 'no such plan'" in done.stdout + done.stderr) is bool(code)
 
 
 def test_streams_that_dagster_cannot_tell_apart_are_named() -> None:

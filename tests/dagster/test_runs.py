@@ -271,6 +271,24 @@ def test_partitions_whose_checkpoints_are_gone_say_so_and_the_others_are_restore
     )
 
 
+def test_an_hour_that_can_never_be_restored_is_no_partition_any_more(wing: Wing) -> None:
+    """Otherwise the automation asks for it for ever."""
+    name, (hour,) = "small__hours", hours_of([records(wing)[-1].committed_at])
+    gone = ["2020-01-01-00", "2020-01-01-01"]
+    with sqlite3.connect(Path(wing.warehouse) / "catalog.db") as connection:
+        for id in (1, 2):
+            connection.execute(f"UPDATE checkpoint SET committed_at = '2020-01-01 0{id - 1}:30:00.0' WHERE id = {id}")
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
+        delete_checkpoints(place, "small", [1, 2])
+    wing.instance.add_dynamic_partitions(name, [*gone, hour])
+    assert made(wing.make("restored_state", partitions=[gone[0], hour])), "of the range from one to the other"
+    assert wing.instance.get_dynamic_partitions(name) == [hour]
+    wing.instance.add_dynamic_partitions(name, gone[1:])
+    line, _ = failure(wing.make("restored_state", partitions=gone[1:]))
+    assert "cannot be restored: its checkpoint was deleted" in line
+    assert wing.instance.get_dynamic_partitions(name) == [hour]
+
+
 @pytest.mark.parametrize(
     ("stream", "partition", "says"),
     [(SMALL, "nonsense", "use an hour like"), (SMALL, "1999-01-01-00", "1999"), (DAYS, "2020-01-01", "2020-01-01")],

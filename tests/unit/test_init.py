@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from siltstone.errors import UsageError
 from siltstone.templates import DAYS, make_project
@@ -37,6 +38,13 @@ def test_what_is_written_is_python_that_compiles_and_leaves_nothing_to_fill_in(t
     assert "streams/class_stream.py" in made.files, "a keyword cannot be imported"
     days = sorted(Path(made.directory, "data").iterdir(), key=lambda path: path.stat().st_mtime)
     assert len(days) == DAYS and days == sorted(days), "Spark reads them in the order of their times"
+
+
+@pytest.mark.parametrize("name", ["2026", "true", "null", "1e3", "0x1f", "on"])
+def test_a_project_may_be_called_like_a_number_or_a_word_of_yaml(tmp_path: Path, name: str) -> None:
+    made = make_project(tmp_path / name)
+    [location] = yaml.safe_load(Path(made.directory, "workspace.yaml").read_text())["load_from"]
+    assert location["python_module"]["location_name"] == name
 
 
 def test_an_empty_directory_is_filled_and_nothing_else_is_left_beside_it(tmp_path: Path) -> None:

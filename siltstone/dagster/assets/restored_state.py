@@ -1,6 +1,6 @@
 """The asset `<stream>/restored_state`: the state as of each day or hour, restored and proven."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Number
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
-from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
+from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, forget_hours, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import ProofFailed, UnknownCheckpoint
@@ -66,18 +66,27 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         with report_errors():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
+            keys, gone = list(context.partition_keys), dict[str, CheckpointGone]()
             if context.selected_asset_keys:
                 with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                    labels = _labels(context, place.catalog, stream)
-                result = Client(settings).stream(stream.name).restore_series(labels, tell)
-                for label in result.kept:
-                    tell(label, is_new=False)
-                context.log.info(_summary(result))
-                _check_proven(result)
+                    labels, gone = _labels(place.catalog, stream, keys)
+                for key, error in gone.items() if len(keys) > 1 else ():
+                    context.log.error(str(error))
+                    context.log_event(_observation(stream, key, error))
+                if labels:
+                    result = Client(settings).stream(stream.name).restore_series(labels, tell)
+                    for label in result.kept:
+                        tell(label, is_new=False)
+                    context.log.info(_summary(result))
+                    _check_proven(result)
             if context.selected_asset_check_keys:
                 with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                    for key in context.partition_keys:
+                    for key in keys:
                         context.log_event(_evaluation(place, stream, key))  # pyright: ignore[reportArgumentType]
+            # Last, because Dagster looks the run's partitions up while it is at work.
+            forget_hours(context.instance, stream, [key for key in gone if read_label(root, key) is None])
+            if len(keys) == 1 and gone:
+                raise gone[keys[0]]
         yield from ()
 
     return restored_state
@@ -143,21 +152,15 @@ def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.Asse
     )
 
 
-def _labels(context: dg.AssetExecutionContext, catalog: Catalog, stream: Stream) -> dict[str, int]:
-    """Map each partition of the run to its checkpoint.
-
-    If the run has several partitions, one whose checkpoint was deleted is logged and left out.
-    """
-    found = {}
-    for key in context.partition_keys:
+def _labels(catalog: Catalog, stream: Stream, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, CheckpointGone]]:
+    """Map each partition to its checkpoint, or to the error that says that this was deleted."""
+    found, gone = dict[str, int](), dict[str, CheckpointGone]()
+    for key in keys:
         try:
             found[key] = checkpoint_of(catalog, stream, key)
         except CheckpointGone as error:
-            if len(context.partition_keys) == 1:
-                raise
-            context.log.error(str(error))
-            context.log_event(_observation(stream, key, error))
-    return found
+            gone[key] = error
+    return found, gone
 
 
 def _check_proven(result: "SeriesResult") -> None:
