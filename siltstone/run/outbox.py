@@ -117,7 +117,7 @@ class Outbox:
 
     def order_letters(self, checkpoint: int, offsets: str, files: Sequence[LoggedFile]) -> DeadLetterOrder | None:
         """Return what an operator's step leaves out as dead letters, `files` among it; None if there are none."""
-        if not self._stream.dead_letters:
+        if not self._stream.dead_letters and not files:  # files were left out, whatever the definition says now
             return None
         staged_with = checkpoint if self.stages(DEAD_LETTERS, checkpoint) else None
         table, rows = DEAD_LETTERS in self.tables, self._stream.sorts_out_rows

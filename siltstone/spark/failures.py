@@ -31,18 +31,35 @@ _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundE
 _SPARK = "org.apache.spark.SparkException"
 _LOST = ("ExecutorLostFailure", "FetchFailed", "Executor heartbeat")
 """what Spark's scheduler says when it gives up a job for a machine or an executor, for which it has no class"""
-_OF_THE_JVM = tuple(
-    f"java.lang.{name}Error" for name in ("OutOfMemory", "StackOverflow", "Internal", "NoClassDefFound")
-)
-"""errors of the JVM itself"""
 _OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
 """errors of our own that passed through Spark"""
 _PATHS = ("path", "filePath")
-_NOT_OF_CONTENT = ("FileNotFoundException", "NoSuchFileException", "AccessControlException", "AccessDeniedException")
-"""errors of reading a file that say nothing of what is in it"""
+_DECODERS = (
+    "com.fasterxml.jackson.",
+    "com.github.luben.zstd.",
+    "com.google.protobuf.",
+    "com.univocity.parsers.",
+    "io.airlift.compress.",
+    "net.jpountz.",
+    "org.apache.avro.",
+    "org.apache.commons.compress.",
+    "org.apache.hadoop.io.compress.",
+    "org.apache.orc.",
+    "org.apache.parquet.",
+    "org.apache.spark.sql.catalyst.",
+    "org.apache.spark.sql.execution.datasources.",
+    "org.xerial.snappy.",
+)
+"""what turns the bytes of a file into rows: an error that begins there is one of the bytes"""
+_NOT_OF_BYTES = ("org.apache.parquet.crypto.", "org.apache.spark.sql.execution.datasources.FileScanRDD")
+"""what is among the decoders, and fails for other reasons: a key that is missing, a file that is gone"""
+_LOADERS = ("Codec", "Loader", "Codec$", "Loader$")
+"""how classes are called that fail if this machine lacks a codec's native library"""
+_JDK = ("java.", "javax.", "jdk.", "sun.", "scala.")
 _TRACEBACK = "Traceback (most recent call last):"
 _DEEPEST = 16
 _FRAMES = 4
+_JDK_FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -54,12 +71,14 @@ class Cause:
         message: what it says.
         parameters: what Spark filled into its message.
         of_worker: whether it arose where Spark waits for a Python worker.
+        thrower: the class that it began in, outside of Java's own.
     """
 
     name: str
     message: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
     of_worker: bool = False
+    thrower: str = ""
 
     @property
     def text(self) -> str:
@@ -130,7 +149,8 @@ def find_unreadable(error: BaseException) -> tuple[str, str] | None:
     """Return the file whose content Spark could not read, as Spark names it, and the reason; None if that is not what
     failed, or Spark does not name the file.
 
-    An error of the network, of rights, of memory or of a file that is gone is none of its content.
+    Only an error that begins where bytes are decoded is one of the content. Of others, nobody can list all that say
+    nothing of the file: a store or a disk that fails for a while, rights, memory, a library that is missing.
     """
     causes = read_causes(error) if isinstance(error, PySparkException | Py4JError) else []
     return (_files(causes)[0], causes[-1].text) if is_of_content(causes) else None
@@ -138,9 +158,15 @@ def find_unreadable(error: BaseException) -> tuple[str, str] | None:
 
 def is_of_content(causes: Sequence[Cause]) -> bool:
     """Whether what a file holds is what failed; `causes` with the outermost first."""
-    if not _files(causes) or is_lost(causes) or causes[-1].of_worker or causes[-1].name.startswith(_PROXY):
+    if not _files(causes) or is_lost(causes) or any(_is_of_the_jvm(cause.name) for cause in causes):
         return False
-    return not any(cause.name.endswith(_NOT_OF_CONTENT) or cause.name in _OF_THE_JVM for cause in causes)
+    thrower = causes[-1].thrower
+    return thrower.startswith(_DECODERS) and not thrower.startswith(_NOT_OF_BYTES) and not thrower.endswith(_LOADERS)
+
+
+def _is_of_the_jvm(name: str) -> bool:
+    """Whether an error of this class is one of the machine that runs code, such as `java.lang.OutOfMemoryError`."""
+    return name.endswith("OutOfMemoryError") or (name.startswith("java.lang.") and name.endswith("Error"))
 
 
 def read_causes(error: BaseException) -> list[Cause]:
@@ -149,10 +175,11 @@ def read_causes(error: BaseException) -> list[Cause]:
     causes: list[Cause] = []
     try:
         while origin is not None and len(causes) < _DEEPEST:
-            stack = [frame.getClassName() for frame in origin.getStackTrace()[:_FRAMES]]
-            of_worker = any(name.startswith(_PYTHON) for name in stack)
+            stack = [frame.getClassName() for frame in origin.getStackTrace()[:_JDK_FRAMES]]
+            of_worker = any(name.startswith(_PYTHON) for name in stack[:_FRAMES])
+            thrower = next((name for name in stack if not name.startswith(_JDK)), "")
             said = origin.getMessage() or ""
-            causes.append(Cause(origin.getClass().getName(), said, _parameters(origin), of_worker))
+            causes.append(Cause(origin.getClass().getName(), said, _parameters(origin), of_worker, thrower))
             origin = origin.getCause()
     except (Py4JError, OSError):
         return causes

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.records.source_entries import decode_sources, list_files
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import StateError
 from siltstone.operator import SOURCE
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.settings import Settings
@@ -159,3 +161,44 @@ def test_none_of_the_rows_of_a_file_that_is_half_read_count(tmp_path: Path, opti
     (rows,) = [rows for rows in state(settings, "b", "tot", "totals", tmp_path / "r").to_pylist() if rows["k"] == "a"]
     assert rows["n"] == 3
     assert verify(settings, "b", every=True).proven
+
+
+def test_a_file_that_only_one_of_two_sources_can_read_stops_the_stream(tmp_path: Path) -> None:
+    """Spark does not say which of them could not."""
+    settings, directory = settings_at(tmp_path / "w"), tmp_path / "in"
+    directory.mkdir()
+    pq.write_table(pa.table({"k": ["a", "b"], "v": [1, 2]}), directory / "0.parquet")
+    pq.write_table(pa.table({"k": ["a", "b"], "v": ["x", "y"]}), directory / "1.parquet")
+
+    def source(spark: SparkSession, _: Mapping[str, str]) -> DataFrame:
+        one = spark.readStream.schema("k string, v long").parquet(directory.as_uri())
+        return one.union(spark.readStream.schema("k string").parquet(directory.as_uri()).selectExpr("k", "1L as v"))
+
+    stream = Stream("b", source, [totals()], sinks={"tot": None}, on_bad_file="dead-letter")
+    with pytest.raises(StateError, match=r"1\.parquet cannot be read"):
+        run(settings, stream, RunRequest())
+
+
+def test_a_lost_letter_is_made_again_by_a_definition_without_the_option(tmp_path: Path) -> None:
+    settings, directory, given = settings_at(tmp_path / "w"), tmp_path / "in", list[Any]()
+
+    def fail(rows: DataFrame, _: int) -> None:
+        raise OSError("no room")
+
+    def take(rows: DataFrame, _: int) -> None:
+        given.extend(rows.collect())
+
+    for number in range(3):
+        (cut if number == 2 else put)(directory, number)
+    stream = stream_of(directory)
+    with pytest.raises(StateError, match="no room"):
+        run(settings, replace(stream, sinks={"tot": None, DEAD_LETTERS: fail}), RunRequest())
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        for stored in (each for output in place.catalog.outbox.list("b", outstanding=True) for each in output.objects):
+            path = place.warehouse.local.objects / stored.name
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes()[:-1])
+    damage(settings, 3, stream="b")
+    recover(settings, "b")
+    run(settings, replace(stream, on_bad_file="fail", sinks={"tot": None, DEAD_LETTERS: take}), RunRequest())
+    assert [json.loads(row["row"])["file"] for row in given] == [(directory / "2.json.gz").as_uri()]

@@ -60,6 +60,12 @@ JOB = Cause("org.apache.spark.SparkException", "Job aborted due to stage failure
 WORKER = Cause("org.apache.spark.SparkException", "Python worker exited unexpectedly (crashed)", of_worker=True)
 FILE = Cause("org.apache.spark.SparkException", "[FAILED_READ_FILE.NO_HINT] ...", {"path": "file:///in/a.gz"})
 END = Cause("java.io.EOFException")
+SOURCES = "spark.sql.execution.datasources"
+
+
+def thrown(name: str, by: str) -> Cause:
+    """An error of a class of Apache's."""
+    return Cause(name, "no message", thrower=f"org.apache.{by}")
 
 
 @pytest.mark.parametrize(
@@ -92,14 +98,21 @@ def test_what_is_lost_is_told_by_the_classes_of_the_causes(causes: list[Cause], 
 @pytest.mark.parametrize(
     ("causes", "of_content"),
     [
-        ([JOB, FILE, END], True),
-        ([JOB, FILE, Cause("java.lang.RuntimeException", "a.gz is not a Parquet file")], True),
-        ([JOB, END], False),
-        ([JOB, FILE, Cause("java.net.SocketTimeoutException", "Read timed out")], False),
-        ([JOB, FILE, Cause("java.io.IOException"), Cause("java.io.FileNotFoundException")], False),
-        ([JOB, FILE, Cause("org.apache.hadoop.security.AccessControlException", "Permission denied")], False),
-        ([JOB, FILE, Cause("java.lang.OutOfMemoryError", "Java heap space")], False),
-        ([FILE, WORKER], False),
+        ([JOB, FILE, thrown("java.io.EOFException", "hadoop.io.compress.DecompressorStream")], True),
+        ([JOB, FILE, thrown("java.lang.RuntimeException", "parquet.hadoop.ParquetFileReader")], True),
+        ([JOB, FILE, thrown("java.nio.BufferUnderflowException", "orc.impl.InStream")], True),
+        ([JOB, thrown("java.io.EOFException", "hadoop.io.compress.DecompressorStream")], False),
+        ([JOB, FILE, thrown("java.io.EOFException", "hadoop.hdfs.DFSInputStream")], False),
+        ([JOB, FILE, thrown("java.net.SocketTimeoutException", "parquet.io.SeekableInputStream")], False),
+        ([JOB, FILE, thrown("java.io.IOException", "hadoop.fs.RawLocalFileSystem")], False),
+        ([JOB, FILE, thrown("java.io.FileNotFoundException", f"{SOURCES}.FileScanRDD$$anon$1")], False),
+        ([JOB, FILE, thrown("org.apache.hadoop.hdfs.BlockMissingException", "hadoop.hdfs.DFSInputStream")], False),
+        ([JOB, FILE, thrown("java.lang.OutOfMemoryError", "orc.impl.InStream")], False),
+        ([JOB, FILE, thrown("org.apache.spark.memory.SparkOutOfMemoryError", f"{SOURCES}.parquet.Any")], False),
+        ([JOB, FILE, thrown("java.lang.RuntimeException", "hadoop.io.compress.ZStandardCodec")], False),
+        ([JOB, FILE, thrown("org.xerial.snappy.SnappyError", "hadoop.io.compress.SnappyLoader")], False),
+        ([JOB, FILE, thrown("java.lang.RuntimeException", "parquet.crypto.DecryptionKeyRetriever")], False),
+        ([FILE, replace(WORKER, thrower="org.apache.spark.api.python.BasePythonRunner")], False),
         ([FILE, Cause("py4j.Py4JException")], False),
         ([], False),
     ],
