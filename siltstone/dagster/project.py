@@ -63,10 +63,11 @@ def project_of(streams: Mapping[str, Stream], broken: Mapping[str, str], setting
     settings = settings or load_settings()
     distinct, clashing = _select_distinct(streams.values())
     project = Project(settings, distinct, {**broken, **clashing})
-    if project.not_loaded and os.environ.get(VALIDATES):
-        raise UsageError("; ".join(f"{what} did not load: {why}" for what, why in project.not_loaded.items()))
-    for what, why in project.not_loaded.items():
-        dg.get_dagster_logger().warning(f"{what} did not load: {why}")
+    failures = [f"{what} did not load: {why}" for what, why in project.not_loaded.items()]
+    if failures and os.environ.get(VALIDATES):
+        raise UsageError("; ".join(failures))
+    for failure in failures:
+        dg.get_dagster_logger().warning(failure)
     if not project.not_loaded:  # otherwise a schedule may be for a stream that did not load
         check_schedules(settings, {stream.name for stream in distinct})
     return project

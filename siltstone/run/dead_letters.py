@@ -71,8 +71,14 @@ def file_letters(files: Sequence[LoggedFile], checkpoint: int, step: int, offset
     """Make the dead letters (`LETTERS`) of files that a step was run without."""
     shown = [json.dumps({"file": file.path, "modified_ms": file.modified_ms}, ensure_ascii=False) for file in files]
     reasons = [f"the file cannot be read: {file.unread}" for file in files]
-    same = [[value] * len(files) for value in (SOURCE, checkpoint, step, offsets)]
-    columns = [same[0], reasons, shown, *same[1:]]
+    return _letters(SOURCE, reasons, shown, checkpoint, step, offsets)
+
+
+def _letters(
+    operator: str, reasons: Sequence[str], rows: Sequence[str], checkpoint: int, step: int, offsets: str
+) -> pa.RecordBatch:
+    same = [[value] * len(rows) for value in (operator, checkpoint, step, offsets)]
+    columns = [same[0], reasons, rows, *same[1:]]
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS)
 
 
@@ -161,18 +167,9 @@ class SortedOut:
             ordinals = sorted(reasons)
             for start in range(0, len(ordinals), LETTERS_A_BATCH):
                 piece = ordinals[start : start + LETTERS_A_BATCH]
-                count = len(piece)
-                columns = [
-                    [self._task.operator.name] * count,
-                    [reasons[row] for row in piece],
-                    _as_json(self._task, table.take(pa.array(piece))),
-                    [checkpoint] * count,
-                    [self._task.step] * count,
-                    [offsets] * count,
-                ]
-                yield pa.record_batch(
-                    [pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS
-                )
+                rows = _as_json(self._task, table.take(pa.array(piece)))
+                why = [reasons[row] for row in piece]
+                yield _letters(self._task.operator.name, why, rows, checkpoint, self._task.step, offsets)
 
     def _calls(self, taken: Taken, bound: State) -> Iterator[pa.RecordBatch]:
         for number, table in enumerate(calls(iter(self._held))):

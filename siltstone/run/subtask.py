@@ -162,10 +162,8 @@ def _report(
 def _staged(
     task: StepTask, checkpoint: int, output: str, table: bool, name: str, subtask: int, attempt: str
 ) -> StagedOutput:
-    path, uploader = (
-        CheckpointPath(task.stream, task.epoch, checkpoint),
-        uploader_of(task.warehouse.store_url, task.upload),
-    )
+    path = CheckpointPath(task.stream, task.epoch, checkpoint)
+    uploader = uploader_of(task.warehouse.store_url, task.upload)
     return StagedOutput(uploader, path, output, table, name, subtask, f"{attempt}-{task.step}")
 
 

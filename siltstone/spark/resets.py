@@ -32,7 +32,7 @@ class Resets:
     def __init__(self, stream: str, options: RecoveryOptions, stop: StopRequest) -> None:
         self.count = 0
         self._stream, self._options, self._stop = stream, options, stop
-        self._in_a_row, self._counted = 0, True
+        self._in_a_row = 0
 
     def note_checkpoint(self) -> None:
         """Note that the run has completed a checkpoint."""
@@ -44,17 +44,20 @@ class Resets:
         Args:
             error: what ended the run under its epoch.
             cause: what failed in it; may be `error` itself.
-            is_news: whether it told of a file that cannot be read: it is not counted with those in a row.
+            is_news: whether it told of a file that cannot be read (`unreadable_files`): it passes without that file.
         """
         if isinstance(error, Fenced) or self._stop.is_set() or is_jvm_gone():
             return False
-        self._counted = not is_news
         return is_news or (may_pass(cause) and self._in_a_row < self._options.resets)
 
-    def wait(self, error: BaseException) -> None:
-        """Count a reset and wait until it may begin: longer each time without a checkpoint in between."""
+    def wait(self, error: BaseException, *, is_news: bool = False) -> None:
+        """Count a reset and wait until it may begin: longer each time without a checkpoint in between.
+
+        Args:
+            is_news: as in `may_reset`; such a reset is not one of those in a row.
+        """
         delay_s = min(self._options.reset_delay_s * 2**self._in_a_row, DELAY_MAX_S)
-        self.count, self._in_a_row = self.count + 1, self._in_a_row + self._counted
+        self.count, self._in_a_row = self.count + 1, self._in_a_row + (not is_news)
         said = error.full_text if isinstance(error, SiltstoneError) else str(error)
         _LOG.warning(
             "going back to the newest checkpoint",

@@ -287,6 +287,12 @@ def test_an_hour_that_can_never_be_restored_is_no_partition_any_more(wing: Wing)
     line, _ = failure(wing.make("restored_state", partitions=gone[1:]))
     assert "cannot be restored: its checkpoint was deleted" in line
     assert wing.instance.get_dynamic_partitions(name) == [hour]
+    # One that was restored, on this host or another, is still shown.
+    wing.instance.add_dynamic_partitions(name, gone[1:])
+    restored = dg.AssetMaterialization(dg.AssetKey(["small", "restored_state"]), partition=gone[1])
+    wing.instance.report_runless_asset_event(restored)
+    failure(wing.make("restored_state", partitions=gone[1:]))
+    assert sorted(wing.instance.get_dynamic_partitions(name)) == [gone[1], hour]
 
 
 @pytest.mark.parametrize(

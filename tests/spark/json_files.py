@@ -9,7 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 def json_source(
     directory: Path, schema: str, *columns: str, at_once: int = 1
 ) -> Callable[[SparkSession, Mapping[str, str]], DataFrame]:
-    """The files of a directory, which is made, so many a micro-batch, and what these expressions make of their rows."""
+    """Make the source of a stream that reads the JSON files of a directory.
+
+    Args:
+        directory: it is created if it does not exist.
+        schema: of the files' rows, as Spark's DDL.
+        columns: SQL expressions that are selected of the rows; by default all columns.
+        at_once: most files of a micro-batch.
+    """
     directory.mkdir(exist_ok=True)
 
     def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:

@@ -126,7 +126,7 @@ def test_a_file_that_is_found_bad_resets_a_run_however_many_resets_are_allowed()
     error = StateError("stopped in step 3")
     for _ in range(5):
         assert resets.may_reset(error, error, is_news=True)
-        resets.wait(error)
+        resets.wait(error, is_news=True)
     assert not resets.may_reset(error, error) and not resets.may_reset(AWAY, AWAY)
     assert not resets.may_reset(Fenced("by epoch 4"), error, is_news=True) and resets.count == 5
 

@@ -83,8 +83,9 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
                 with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                     for key in keys:
                         context.log_event(_evaluation(place, stream, key))  # pyright: ignore[reportArgumentType]
-            # Last, because Dagster looks the run's partitions up while it is at work.
-            forget_hours(context.instance, stream, [key for key in gone if read_label(root, key) is None])
+            if gone:  # last, because Dagster looks the run's partitions up while it is at work
+                restored = context.instance.get_materialized_partitions(asset_key(stream.name, RESTORED_STATE))
+                forget_hours(context.instance, stream, gone.keys() - restored)
             if len(keys) == 1 and gone:
                 raise gone[keys[0]]
         yield from ()

@@ -139,7 +139,7 @@ class _Work(RunListener):
                     raise
                 run.set_query(None)
                 self.metrics.progress.add_reset()
-                resets.wait(error)
+                resets.wait(error, is_news=self._is_news)
             run.set_query(None)
         late = self.answered_late
         return RunResult(
@@ -184,8 +184,12 @@ class _Work(RunListener):
 
     def is_reset(self, error: Exception) -> bool:
         """Whether a reset may follow."""
-        is_news = self._unreadable is not None and self._unreadable.has_news
-        return self._resets.may_reset(error, self._cause(error), is_news=is_news)
+        return self._resets.may_reset(error, self._cause(error), is_news=self._is_news)
+
+    @property
+    def _is_news(self) -> bool:
+        """Whether the newest epoch has found a file that cannot be read."""
+        return self._unreadable is not None and self._unreadable.has_news
 
     def _tell(self, checkpoint: Completed) -> None:
         try:
