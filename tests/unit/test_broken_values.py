@@ -179,3 +179,9 @@ def test_a_dictionary_is_looked_into() -> None:
     column: Any = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), text(b"a", WRONG))
     assert find_broken(column).tolist() == [False, True, False]
     assert find_broken(pa.StructArray.from_arrays([column], ["d"])).tolist() == [False, True, False]
+
+
+def test_ascii_whose_offsets_do_not_ascend_is_broken() -> None:
+    offsets, data = pa.array([0, 2, 1, 3], pa.int32()).buffers()[1], pa.py_buffer(b"abc")
+    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, data])
+    assert find_broken(column).tolist() == [False, True, False]
