@@ -168,7 +168,7 @@ $(LOWEST)/.installed: pyproject.toml
 $(SPARK)%/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(@D) (some minutes the first time)"
 	@$(OLDER) scripts/make_venv.sh $(@D)
-	@grep -v '^pyspark==' constraints.txt > $(@D)/constraints.txt
+	@grep -vE '^(pyspark|py4j)==' constraints.txt > $(@D)/constraints.txt
 	@$(@D)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(@D)/constraints.txt \
 		-e '.[$(EXTRAS_other)]' 'pyspark[connect]==$*.*'
 	@touch $@
