@@ -8,10 +8,13 @@ from siltstone.stream import Stream
 
 
 def schedules_of(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """Make the schedules of materialization, truncation, proofs, reference copies and sweeps (`[schedules.STREAM]`)."""
+    """Make the schedules of materialization, truncation, proofs, reference copies and sweeps (`[schedules.STREAM]`).
+
+    Those that have not been changed for this stream are the same for all streams.
+    """
     return stream_schedules(stream, settings)
 
 
-def sensors_of(stream: Stream, jobs: list[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
-    """Make the sensors that report new checkpoints, recover and sweep after failed runs, and send alerts."""
-    return stream_sensors(stream, jobs, settings)
+def sensors_of(settings: Settings) -> list[dg.SensorDefinition]:
+    """Make the sensors that recover and sweep after failed runs, report new checkpoints, and send alerts."""
+    return stream_sensors(settings)

@@ -13,7 +13,7 @@ from assets.restored_state import restored_assets
 from checks import checks_of
 from orchestration.automation import schedules_of, sensors_of
 from resources import resources_of
-from siltstone.dagster import annotate, asset_jobs, load_project, op_jobs
+from siltstone.dagster import annotate, load_project, operation_jobs, stream_job
 
 OWNERS = ["team:siltstone"]
 ASSETS = (checkpoint_assets, materialization_assets, reference_copy_assets, restored_assets)
@@ -25,13 +25,12 @@ def definitions() -> dg.Definitions:
     project = load_project()
     streams, settings = project.streams, project.settings
     assets = [asset for stream in streams for assets_of in ASSETS for asset in assets_of(stream)]
-    jobs = {stream.name: op_jobs(stream) for stream in streams}
     return dg.Definitions(
         assets=[*annotate(assets, streams, settings, OWNERS), *project.broken_assets()],
         asset_checks=[check for stream in streams for check in checks_of(stream)],
-        jobs=[job for stream in streams for job in (*asset_jobs(stream), *jobs[stream.name])],
+        jobs=[*map(stream_job, streams), *(operation_jobs() if streams else ())],
         schedules=[schedule for stream in streams for schedule in schedules_of(stream, settings)],
-        sensors=[sensor for stream in streams for sensor in sensors_of(stream, jobs[stream.name], settings)],
+        sensors=sensors_of(settings) if streams else [],
         resources=resources_of(settings),
         executor=dg.in_process_executor,  # one process, and so one Spark session, for all steps of a run
     )

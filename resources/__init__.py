@@ -9,8 +9,8 @@ from siltstone.settings import Settings
 def resources_of(settings: Settings) -> dict[str, dg.ConfigurableResource | dg.ResourceDefinition]:
     """Make the resources of every run. Alerts go to the webhook of the settings, or else to the log."""
     return {
-        "warehouse": WarehouseResource(),
-        "spark": SparkResource(),
-        "notifier": WebhookNotifier() if settings.alerts.webhook else LogNotifier(),
+        "siltstone_warehouse": WarehouseResource(),
+        "siltstone_spark": SparkResource(),
+        "siltstone_notifier": WebhookNotifier() if settings.alerts.webhook else LogNotifier(),
         "io_manager": dg.fs_io_manager.configured({}),  # a launch cannot name its directory
     }

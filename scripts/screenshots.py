@@ -113,7 +113,7 @@ def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None
     take("chain", events, "chain_picture", click="[Show Markdown]", then=f"img[alt='chain of {STREAM}']")
     take("checks", f"/assets/{STREAM}/checkpoints?view=checks", "Latest execution", "sink_agrees")
     take("backfill", f"/runs/b/{backfill}", "100% completed", "restored_state", window=LOW)
-    take("recovery", "/runs", f"{STREAM}__recover", f"{STREAM}__sweep")
+    take("recovery", "/runs", "siltstone__recover", "siltstone__sweep")
 
 
 def _await_still(view: Browser) -> None:

@@ -31,8 +31,10 @@ class Wing:
         self, operation: str = "", *, tags: Mapping[str, str] | None = None, **config: Mapping[str, Any]
     ) -> dg.ExecuteInProcessResult:
         """Run the stream's job, or that of an operation; `config` is by step, without the stream's name."""
-        name = f"{self.stream.name}__{operation}" if operation else self.stream.name
-        return self._execute(self.definitions.resolve_job_def(name), config, tags=tags)
+        job = self.definitions.resolve_job_def(f"siltstone__{operation}" if operation else self.stream.name)
+        op = f"siltstone__{operation}__op"
+        more = {op: {"stream": self.stream.name}} if op in {node.name for node in job.all_node_defs} else {}
+        return self._execute(job, config, more, tags=tags)
 
     def make(
         self, *assets: str, partitions: Sequence[str] = (), **config: Mapping[str, Any]
@@ -63,14 +65,17 @@ class Wing:
         return self._execute(definitions.resolve_job_def("prove"), {}, tags=tags)
 
     def _execute(
-        self, job: dg.JobDefinition, config: Mapping[str, Mapping[str, Any]], **more: Any
+        self,
+        job: dg.JobDefinition,
+        config: Mapping[str, Mapping[str, Any]],
+        more_config: Mapping[str, Mapping[str, Any]] | None = None,
+        **more: Any,
     ) -> dg.ExecuteInProcessResult:
+        of_steps = {f"{self.stream.name}__{step}": given for step, given in config.items()} | dict(more_config or {})
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SILTSTONE_WAREHOUSE", self.warehouse)
             return job.execute_in_process(
-                run_config={
-                    "ops": {f"{self.stream.name}__{step}": {"config": given} for step, given in config.items()}
-                },
+                run_config={"ops": {op: {"config": given} for op, given in of_steps.items()}},
                 instance=self.instance,
                 raise_on_error=False,
                 **more,

@@ -24,7 +24,7 @@ from siltstone.dagster.definitions import (
     stream_resources,
     stream_sensors,
 )
-from siltstone.dagster.jobs import asset_jobs, op_jobs
+from siltstone.dagster.jobs import operation_jobs, stream_job
 from siltstone.dagster.project import Project, load_project, project_of
 from siltstone.dagster.resources import (
     LogNotifier,
@@ -47,13 +47,12 @@ __all__ = [
     "WebhookNotifier",
     "annotate",
     "asset_check",
-    "asset_jobs",
     "events_asset",
     "expect_checkpoints",
     "full_snapshot_asset",
     "load_project",
     "materialization_asset",
-    "op_jobs",
+    "operation_jobs",
     "project_of",
     "restore_condition",
     "restored_state_asset",
@@ -61,6 +60,7 @@ __all__ = [
     "stream_assets",
     "stream_checks",
     "stream_definitions",
+    "stream_job",
     "stream_resources",
     "stream_schedules",
     "stream_sensors",

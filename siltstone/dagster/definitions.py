@@ -16,13 +16,13 @@ from siltstone.dagster.assets.run import events_asset, run_asset
 from siltstone.dagster.automation import restore_condition
 from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
-from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, SWEEP, asset_jobs, op_jobs
-from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, store_kinds
+from siltstone.dagster.jobs import operation_jobs, stream_job
+from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, part_tags, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
-from siltstone.dagster.sensors.observation import new_checkpoints_sensor
-from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
+from siltstone.dagster.sensors.observation import observation_sensor
+from siltstone.dagster.sensors.recovery import recovery_sensor
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_stream
@@ -41,8 +41,9 @@ def stream_definitions(
 ) -> dg.Definitions:
     """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
 
-    Definitions of several streams can be merged (`dg.Definitions.merge`): all names begin with the stream's name, and
-    all use the same resources and executor.
+    Definitions of several streams can be merged (`dg.Definitions.merge`), also with those of other projects. The assets
+    and the job of one stream begin with its name. What all streams share begins with `siltstone` and is there once:
+    sensors, the jobs and schedules of operations, resources.
 
         from siltstone.dagster import stream_definitions
 
@@ -66,15 +67,13 @@ def stream_definitions(
     assets = [asset for each in streams for asset in stream_assets(each)]
     if fresh_within_s is not None:
         assets = expect_checkpoints(assets, fresh_within_s)
-    jobs = {each.name: op_jobs(each) for each in streams}
     return dg.Definitions(
         assets=annotate(assets, streams, settings, owners),
         asset_checks=[check for each in streams for check in stream_checks(each)],
-        jobs=[job for each in streams for job in (*asset_jobs(each), *jobs[each.name])],
+        jobs=[*map(stream_job, streams), *operation_jobs()],
         schedules=[schedule for each in streams for schedule in stream_schedules(each, settings)],
-        sensors=[sensor for each in streams for sensor in stream_sensors(each, jobs[each.name], settings)],
+        sensors=stream_sensors(settings),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
-        executor=dg.in_process_executor,  # one process, and so one Spark session, for all steps of a run
     )
 
 
@@ -92,7 +91,7 @@ def stream_assets(stream: Stream) -> list[Asset]:
 def annotate(
     assets: Iterable[Asset], streams: Iterable[Stream], settings: Settings, owners: Sequence[str] = ()
 ) -> list[Asset]:
-    """Add to each asset a link to its code, the kind of its store, and its owners."""
+    """Add to each asset a link to its code, the kind of its store, its owners, and the tags by which it is found."""
     by_name = {stream.name: stream for stream in streams}
     in_store = store_kinds(settings.warehouse)
 
@@ -101,6 +100,7 @@ def annotate(
             metadata=code_reference(by_name[spec.key.path[0]], spec.key),
             kinds=in_store if asset_of(spec.key)[1] in STORED else set(),
             owners=owners,
+            tags=part_tags(spec.key),
         )
 
     return list(dg.map_asset_specs(add_attributes, list(assets)))
@@ -122,16 +122,9 @@ def expect_checkpoints(assets: Iterable[Asset], within_s: float) -> list[Asset]:
     return list(dg.map_asset_specs(add_policy, list(assets)))
 
 
-def stream_sensors(stream: Stream, jobs: Iterable[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
-    """Make the sensors of one stream; `jobs` are those that `op_jobs` made of it."""
-    by_operation = {job.tags[OPERATION_TAG]: job for job in jobs}
-    recover, sweep = by_operation[RECOVER], by_operation[SWEEP]
-    return [
-        new_checkpoints_sensor(stream),
-        recovery_sensor(stream, settings),
-        sweep_sensor(stream, recover, sweep, settings),
-        alert_sensor(stream),
-    ]
+def stream_sensors(settings: Settings) -> list[dg.SensorDefinition]:
+    """Make the sensors that all streams of a code location share; recovery is first, and waits for none."""
+    return [recovery_sensor(settings.ui.sensors_s), observation_sensor(), alert_sensor()]
 
 
 @cache
@@ -142,7 +135,7 @@ def stream_resources(*, webhook: bool = False) -> dict[str, WarehouseResource | 
         webhook: whether alerts go to the webhook of the settings; otherwise to the log.
     """
     return {
-        "warehouse": WarehouseResource(),
-        "spark": SparkResource(),
-        "notifier": WebhookNotifier() if webhook else LogNotifier(),
+        "siltstone_warehouse": WarehouseResource(),
+        "siltstone_spark": SparkResource(),
+        "siltstone_notifier": WebhookNotifier() if webhook else LogNotifier(),
     }

@@ -1,77 +1,103 @@
-"""The Dagster jobs of a stream, one per operation.
+"""The Dagster jobs: one per stream, which runs it, and one per operation for all streams of a code location.
 
-<stream>                                                       runs the stream
-<stream>__materialize  __snapshot  __verify  __verify_deep     of assets and checks
-<stream>__truncate  __sweep  __optimize  __recover             of one op each, whose output metadata is the result
+<stream>                                                                   runs the stream
+siltstone__materialize  siltstone__snapshot  siltstone__verify  siltstone__verify_deep   of assets and checks
+siltstone__truncate  siltstone__sweep  siltstone__optimize  siltstone__recover           of one op, given a stream
+
+A run of the first four is for the streams whose assets were selected, all of them by default.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from siltstone.client import Client
-from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT
+from siltstone.client import Client, StreamClient
 from siltstone.dagster.failures import report_errors
-from siltstone.dagster.fields import Flag, Number
-from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
+from siltstone.dagster.fields import Flag, Number, Text
+from siltstone.dagster.names import (
+    CHECKPOINTS,
+    FULL_SNAPSHOT,
+    MATERIALIZATION,
+    OPERATION_TAG,
+    STREAM_TAG,
+    asset_key,
+    dagster_name,
+    location_name,
+    run_tags,
+    select_part,
+)
 from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.dagster.runs import AT_WORK, RUN, find_unfinished
+from siltstone.errors import UsageError
+from siltstone.model import check_name
 from siltstone.result import Result
 from siltstone.stream import Stream
 
-RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
+MATERIALIZE, VERIFY, VERIFY_DEEP = "materialize", "verify", "verify_deep"
 SNAPSHOT = "snapshot"
 TRUNCATE, SWEEP, OPTIMIZE, RECOVER = "truncate", "sweep", "optimize", "recover"
-STREAM_TAG, OPERATION_TAG = "siltstone/stream", "siltstone/operation"
+EXECUTOR = dg.in_process_executor
+"""of our jobs: one process, and so one Spark session, for all steps of a run"""
 
 
-def job_tags(stream: Stream, operation: str) -> dict[str, str]:
-    """Make the tags that identify runs of one operation on one stream."""
-    return {STREAM_TAG: stream.name, OPERATION_TAG: operation}
+def stream_job(stream: Stream) -> Any:  # Dagster does not export the return type of define_asset_job
+    """Make the job that runs one stream."""
+    return dg.define_asset_job(
+        dagster_name(stream.name),
+        selection=dg.AssetSelection.assets(asset_key(stream.name, CHECKPOINTS)).required_multi_asset_neighbors(),
+        tags=run_tags(stream.name, RUN),
+        executor_def=EXECUTOR,
+        description=f"Run `{stream.name}` over available input, then check its assets.",
+    )
 
 
-def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the return type of define_asset_job
-    """Make the jobs of one stream that materialize or check assets."""
-    name = stream.name
-    deep = dg.AssetCheckKey(asset_key(name, FULL_SNAPSHOT), RESTORE_EQUALS_SNAPSHOT.name)
-    quick = dg.AssetSelection.checks_for_assets(asset_key(name, CHECKPOINTS), asset_key(name, MATERIALIZATION))
-    checkpoints = dg.AssetSelection.assets(asset_key(name, CHECKPOINTS)).required_multi_asset_neighbors()
+@cache
+def operation_jobs() -> tuple[Any, ...]:
+    """Make the jobs that all streams of a code location share; each call returns the same objects.
+
+    So definitions of several streams can be merged: Dagster takes an object that comes twice once.
+    """
+    return (*_asset_jobs(), *(_op_job(operation) for operation in _OPERATIONS))
+
+
+def _asset_jobs() -> list[Any]:
+    def checks_of(*parts: str) -> dg.AssetSelection:
+        return select_part(*parts) - select_part(*parts).without_checks()
+
+    jobs = {
+        MATERIALIZE: (select_part(MATERIALIZATION), "Consolidate chains."),
+        VERIFY: (
+            checks_of(CHECKPOINTS, MATERIALIZATION),
+            "Prove every checkpoint, and check chains, store, sinks and materialization.",
+        ),
+        SNAPSHOT: (
+            select_part(FULL_SNAPSHOT).without_checks(),
+            "Copy the live state in full, to compare restores with.",
+        ),
+        VERIFY_DEEP: (checks_of(FULL_SNAPSHOT), "Compare the newest full snapshot with a restore, row by row."),
+    }
     return [
         dg.define_asset_job(
-            dagster_name(name),
-            selection=checkpoints,
-            tags=job_tags(stream, RUN),
-            description=f"Run `{name}` over available input, then check its assets.",
-        ),
-        dg.define_asset_job(
-            dagster_name(name, MATERIALIZE),
-            selection=dg.AssetSelection.assets(asset_key(name, MATERIALIZATION)),
-            tags=job_tags(stream, MATERIALIZE),
-            description=f"Consolidate the chains of `{name}`.",
-        ),
-        dg.define_asset_job(
-            dagster_name(name, VERIFY),
-            selection=quick,
-            tags=job_tags(stream, VERIFY),
-            description=f"Prove every checkpoint of `{name}`, and check its chains, store, sinks and materialization.",
-        ),
-        dg.define_asset_job(
-            dagster_name(name, SNAPSHOT),
-            selection=dg.AssetSelection.assets(asset_key(name, FULL_SNAPSHOT)).without_checks(),
-            tags=job_tags(stream, SNAPSHOT),
-            description=f"Copy the live state of `{name}` in full, to compare restores with.",
-        ),
-        dg.define_asset_job(
-            dagster_name(name, VERIFY_DEEP),
-            selection=dg.AssetSelection.checks(deep),
-            tags=job_tags(stream, VERIFY_DEEP),
-            description=f"Compare the newest full snapshot of `{name}` with a restore, row by row.",
-        ),
+            location_name(operation),
+            selection=selection,
+            tags={OPERATION_TAG: operation},
+            executor_def=EXECUTOR,
+            description=f"{description} Of all streams, or of those whose assets are selected.",
+        )
+        for operation, (selection, description) in jobs.items()
     ]
 
 
-class SweepConfig(dg.Config):
+class OperationConfig(dg.Config):
+    """The stream of an operation."""
+
+    stream: Text = Field(description="name of the stream")
+
+
+class SweepConfig(OperationConfig):
     """Options of a sweep."""
 
     dry_run: Flag = Field(default=False, description="only report what would be deleted")
@@ -79,71 +105,75 @@ class SweepConfig(dg.Config):
     incomplete: Flag = Field(default=False, description="search only entries of checkpoints that did not complete")
 
 
-class TruncateConfig(dg.Config):
+class TruncateConfig(OperationConfig):
     """Options of a truncation. Its rules are those of [retention] in siltstone.toml or those of the stream."""
 
     dry_run: Flag = Field(default=False, description="only report what would be deleted")
 
 
-class OptimizeConfig(dg.Config):
+class OptimizeConfig(OperationConfig):
     """Options of an optimization."""
 
     dry_run: Flag = Field(default=False, description="only count what would be deleted")
 
 
-class RecoverConfig(dg.Config):
+class RecoverConfig(OperationConfig):
     """Options of a recovery."""
 
     dry_run: Flag = Field(default=False, description="only report what would be given up")
 
 
-def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
-    """Make the jobs of one stream that sweep, truncate and recover it, and optimize its tables."""
-    name = stream.name
+def _sweep(stream: StreamClient, config: SweepConfig, context: dg.OpExecutionContext) -> Result:
+    return stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
 
-    @dg.op(name=dagster_name(name, SWEEP, "op"), pool=pool(name, SWEEP), tags=job_tags(stream, SWEEP))
-    def sweep_op(
-        context: dg.OpExecutionContext, config: SweepConfig, warehouse: WarehouseResource, spark: SparkResource
+
+def _truncate(stream: StreamClient, config: TruncateConfig, context: dg.OpExecutionContext) -> Result:
+    return stream.truncate(dry_run=config.dry_run)
+
+
+def _optimize(stream: StreamClient, config: OptimizeConfig, context: dg.OpExecutionContext) -> Result:
+    return stream.optimize_sinks(dry_run=config.dry_run)
+
+
+def _recover(stream: StreamClient, config: RecoverConfig, context: dg.OpExecutionContext) -> Result:
+    run = None if config.dry_run else find_unfinished(context.instance, RUN, AT_WORK).get(config.stream)
+    if run:
+        raise UsageError(
+            f"run {run} of stream {config.stream} is at work by what Dagster knows, and a recovery would end it: wait "
+            "until it ends, or terminate it"
+        )
+    return stream.recover(dry_run=config.dry_run, on_step=context.log.info)
+
+
+_OPERATIONS: dict[str, tuple[Callable[[StreamClient, Any, dg.OpExecutionContext], Result], type, str]] = {
+    SWEEP: (_sweep, SweepConfig, "Delete objects of a stream that nothing refers to."),
+    OPTIMIZE: (_optimize, OptimizeConfig, "Merge small files of a stream's tables, and delete those no longer needed."),
+    TRUNCATE: (_truncate, TruncateConfig, "Delete the checkpoints of a stream that retention does not keep."),
+    RECOVER: (_recover, RecoverConfig, "If a stream is damaged, go back to its newest checkpoint that restores."),
+}
+
+
+def _op_job(operation: str) -> dg.JobDefinition:
+    operate, config_type, description = _OPERATIONS[operation]
+
+    @dg.op(
+        name=location_name(operation, "op"),
+        pool=location_name(operation),
+        tags={OPERATION_TAG: operation},
+        config_schema=config_type.to_config_schema(),
+    )
+    def op(
+        context: dg.OpExecutionContext, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
     ) -> None:
+        config = config_type(**context.op_config)
         with report_errors():
-            of_stream = Client(warehouse.settings(spark)).stream(name)
-            result = of_stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
-            _report(context, result)
+            context.instance.add_run_tags(context.run_id, {STREAM_TAG: check_name("stream", config.stream)})
+            stream = Client(siltstone_warehouse.settings(siltstone_spark)).stream(config.stream)
+            _report(context, operate(stream, config, context))
 
-    @dg.op(name=dagster_name(name, TRUNCATE, "op"), pool=pool(name, TRUNCATE), tags=job_tags(stream, TRUNCATE))
-    def truncate_op(
-        context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
-    ) -> None:
-        with report_errors():
-            _report(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
-
-    @dg.op(name=dagster_name(name, OPTIMIZE, "op"), pool=pool(name, OPTIMIZE), tags=job_tags(stream, OPTIMIZE))
-    def optimize_op(
-        context: dg.OpExecutionContext, config: OptimizeConfig, warehouse: WarehouseResource, spark: SparkResource
-    ) -> None:
-        with report_errors():
-            of_stream = Client(warehouse.settings(spark)).stream(name)
-            _report(context, of_stream.optimize_sinks(dry_run=config.dry_run))
-
-    @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
-    def recover_op(
-        context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
-    ) -> None:
-        with report_errors():
-            of_stream = Client(warehouse.settings(spark)).stream(name)
-            _report(context, of_stream.recover(dry_run=config.dry_run, on_step=context.log.info))
-
-    ops = {
-        SWEEP: (sweep_op, f"Delete objects of `{name}` that nothing refers to."),
-        OPTIMIZE: (optimize_op, f"Merge small files of the tables of `{name}`, and delete those no longer needed."),
-        TRUNCATE: (truncate_op, f"Delete the checkpoints of `{name}` that retention does not keep."),
-        RECOVER: (recover_op, f"If `{name}` is damaged, go back to its newest checkpoint that restores."),
-    }
-    return [_job(stream, operation, op, description) for operation, (op, description) in ops.items()]
-
-
-def _job(stream: Stream, operation: str, op: Callable[..., Any], description: str) -> dg.JobDefinition:
-    @dg.job(name=dagster_name(stream.name, operation), tags=job_tags(stream, operation), description=description)
+    @dg.job(
+        name=location_name(operation), tags={OPERATION_TAG: operation}, executor_def=EXECUTOR, description=description
+    )
     def job() -> None:
         op()
 

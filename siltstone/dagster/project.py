@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from siltstone.dagster.names import dagster_name
+from siltstone.dagster.names import LOCATION, dagster_name
 from siltstone.dagster.schedules import check_schedules
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
@@ -78,7 +78,11 @@ def _select_distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str,
     by_name: dict[str, Stream] = {}
     clashing: dict[str, str] = {}
     for stream in streams:
-        first = by_name.setdefault(dagster_name(stream.name), stream)
+        name = dagster_name(stream.name)
+        if name == LOCATION or name.startswith(dagster_name(LOCATION, "")):
+            clashing[stream.name] = f"in Dagster, {LOCATION} is the name of what all streams share; rename it"
+            continue
+        first = by_name.setdefault(name, stream)
         if first is not stream:
             clashing[stream.name] = f"in Dagster it is called like stream {first.name}: - becomes _; rename one"
     return list(by_name.values()), clashing

@@ -1,23 +1,33 @@
-"""The schedules of a stream's operations. siltstone.toml can change them.
+"""The schedules of operations, one each for all streams of a code location. siltstone.toml can change them by stream.
 
 On by default: the snapshot, the deep verification that compares with it, and the upkeep of the tables of sinks, without
 which each checkpoint leaves them one more small file. Turn the others on in the page.
 
 [schedules.flights]
-sweep = "0 5 * * *"     # cron, UTC
+sweep = "0 5 * * *"     # cron, UTC: a schedule of its own
 verify_deep = "off"     # no schedule at all
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
 
 import dagster as dg
 
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
-from siltstone.dagster.jobs import MATERIALIZE, OPTIMIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
-from siltstone.dagster.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from siltstone.dagster.jobs import MATERIALIZE, OPTIMIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP
+from siltstone.dagster.names import (
+    CHECKPOINTS,
+    FULL_SNAPSHOT,
+    MATERIALIZATION,
+    asset_key,
+    dagster_name,
+    location_name,
+    run_tags,
+)
 from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.dagster.runs import find_unfinished, streams_of
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
@@ -37,6 +47,12 @@ DEFAULTS = {
 """operation -> cron, UTC"""
 ON = frozenset({SNAPSHOT, VERIFY_DEEP, OPTIMIZE})
 """operations whose schedules are on by default"""
+_MADE = {MATERIALIZE: (MATERIALIZATION, {"due": True}), SNAPSHOT: (FULL_SNAPSHOT, {"if_possible": True})}
+"""operation -> the asset that it makes and the options: only chains that are due; none while a run is active"""
+_CHECKED = {VERIFY: (CHECKPOINTS, MATERIALIZATION), VERIFY_DEEP: (FULL_SNAPSHOT,)}
+"""operation -> the assets whose checks it runs"""
+_NAMED = 3
+"""most streams that a reason names"""
 
 
 def check_schedules(settings: Settings, streams: Collection[str]) -> None:
@@ -49,7 +65,9 @@ def check_schedules(settings: Settings, streams: Collection[str]) -> None:
 
 
 def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """Make the schedules of one stream, one for each operation that is not off.
+    """Make the schedules of one stream: of each operation that is not off, that of all streams or one of its own.
+
+    Those of all streams are the same objects for each stream.
 
     Raises:
         UsageError: the settings name an unknown operation, or a value that is not a cron expression.
@@ -60,71 +78,106 @@ def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefi
             f"[schedules.{stream.name}] in {CONFIGURATION}: {unknown[0]!r} is not an operation with a schedule: use "
             + ", ".join(sorted(DEFAULTS))
         )
-    return [_schedule(stream, operation, cron) for operation, cron in (DEFAULTS | given).items() if cron != OFF]
+    return [
+        _common_schedule(operation) if cron == DEFAULTS[operation] else _own_schedule(stream.name, operation, cron)
+        for operation, cron in (DEFAULTS | given).items()
+        if cron != OFF
+    ]
 
 
-def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinition:
-    def tick(
-        context: dg.ScheduleEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
-    ) -> dg.RunRequest | dg.SkipReason:
-        if before := find_unfinished(context.instance, stream, operation):
-            return dg.SkipReason(f"run {before} is not done yet")
-        if reason := _skip_reason(warehouse.settings(spark), stream.name, operation):
-            return dg.SkipReason(reason)
-        return dg.RunRequest(run_config=_config(stream, operation), tags=job_tags(stream, operation))
+@cache
+def _common_schedule(operation: str) -> dg.ScheduleDefinition:
+    def streams(context: dg.ScheduleEvaluationContext, settings: Settings) -> list[str]:
+        usual = DEFAULTS[operation]
+        return [s for s in streams_of(context.repository_def) if _cron(settings, s, operation) == usual]
 
-    decorated = dg.schedule(
-        name=dagster_name(stream.name, operation, "schedule"),
-        job_name=dagster_name(stream.name, operation),
-        cron_schedule=cron,
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.RUNNING if operation in ON else dg.DefaultScheduleStatus.STOPPED,
-        description=f"{operation} of `{stream.name}`; a tick is skipped while an earlier run is in progress, or if "
-        "there is nothing to do",
-    )
+    return _schedule(location_name(operation, "schedule"), operation, DEFAULTS[operation], streams, "every stream")
+
+
+def _own_schedule(stream: str, operation: str, cron: str) -> dg.ScheduleDefinition:
     try:
-        return decorated(tick)
+        return _schedule(
+            dagster_name(stream, operation, "schedule"), operation, cron, lambda *_: [stream], f"`{stream}`"
+        )
     except dg.DagsterInvalidDefinitionError:
         raise UsageError(
-            f"[schedules.{stream.name}] in {CONFIGURATION}: {operation} is {cron!r}, which is not a cron expression: "
+            f"[schedules.{stream}] in {CONFIGURATION}: {operation} is {cron!r}, which is not a cron expression: "
             "write it like '0 5 * * *', or off"
         ) from None
 
 
-def find_unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> str | None:
-    """Return the id of a waiting or active run of an operation on a stream, if there is one."""
-    going = [
-        dg.DagsterRunStatus.NOT_STARTED,
-        dg.DagsterRunStatus.QUEUED,
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-        dg.DagsterRunStatus.CANCELING,
-    ]
-    found = instance.get_runs(dg.RunsFilter(tags=job_tags(stream, operation), statuses=going), limit=1)
-    return found[0].run_id if found else None
+def _cron(settings: Settings, stream: str, operation: str) -> str:
+    return settings.schedules.get(stream, {}).get(operation, DEFAULTS[operation])
 
 
-def _skip_reason(settings: Settings, stream: str, operation: str) -> str | None:
-    """Say why no run is needed; None if one is, or if the catalog cannot be read, which the run then reports."""
+def _schedule(
+    name: str,
+    operation: str,
+    cron: str,
+    streams: Callable[[dg.ScheduleEvaluationContext, Settings], list[str]],
+    whose: str,
+) -> dg.ScheduleDefinition:
+    def tick(
+        context: dg.ScheduleEvaluationContext, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        settings = siltstone_warehouse.settings(siltstone_spark)
+        given = streams(context, settings)
+        reasons = _skip_reasons(settings, given, operation)
+        before = find_unfinished(context.instance, operation)
+        reasons |= {name: f"run {before[name]} is not done yet" for name in given if name in before}
+        due = [name for name in given if name not in reasons]
+        requests = [request for name in due if (request := _request(context.repository_def, name, operation))]
+        return requests or dg.SkipReason(_summarize(reasons) or "no stream has this schedule")
+
+    return dg.schedule(
+        name=name,
+        job_name=location_name(operation),
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING if operation in ON else dg.DefaultScheduleStatus.STOPPED,
+        description=f"{operation} of {whose}; a stream is skipped while an earlier run is in progress, or if there is "
+        "nothing to do",
+    )(tick)
+
+
+def _summarize(reasons: Mapping[str, str]) -> str:
+    """Say why nothing is launched: each reason once, with the streams that it is of."""
+    by_reason: dict[str, list[str]] = {}
+    for stream, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(stream)
+    return "; ".join(
+        f"{', '.join(names[:_NAMED])}{' ...' * (len(names) > _NAMED)}: {why}" for why, names in by_reason.items()
+    )
+
+
+def _skip_reasons(settings: Settings, streams: Collection[str], operation: str) -> dict[str, str]:
+    """Say for which streams no run is needed, and why; if the catalog cannot be read, the runs report that."""
     try:
         with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-            catalog = place.catalog
-            if not any(record.name == stream for record in catalog.streams.list()) or not catalog.checkpoints.list(
-                stream, 1
-            ):
-                return f"{stream} has no checkpoint yet"
-            if operation == MATERIALIZE and not _is_due(settings, catalog, stream):
-                return "no chain is due"
-            if operation == SNAPSHOT:
-                return find_obstacle(place, stream)
-            if operation == VERIFY_DEEP and not catalog.reference_copies.list(stream):
-                return f"no full snapshot to compare with: materialize {stream}/full_snapshot"
-            if operation == OPTIMIZE and not any(place.warehouse.store.list(sink_tables(stream))):
-                return f"no sink of {stream} is a table"
+            ran = place.catalog.checkpoints.list_newest()
+            found = {name: _skip_reason(settings, place, ran, name, operation) for name in streams}
+            return {name: reason for name, reason in found.items() if reason}
     except UsageError as error:  # mostly: no warehouse yet
-        return str(error)
+        return dict.fromkeys(streams, str(error))
     except SiltstoneError:
-        pass
+        return {}
+
+
+def _skip_reason(
+    settings: Settings, place: OpenWarehouse, ran: Collection[str], stream: str, operation: str
+) -> str | None:
+    """Say why no run is needed; None if one is."""
+    catalog = place.catalog
+    if stream not in ran:
+        return "no checkpoint yet"
+    if operation == MATERIALIZE and not _is_due(settings, catalog, stream):
+        return "no chain is due"
+    if operation == SNAPSHOT:
+        return find_obstacle(place, stream)
+    if operation == VERIFY_DEEP and not catalog.reference_copies.list(stream):
+        return "no full snapshot to compare with: materialize its full_snapshot"
+    if operation == OPTIMIZE and not any(place.warehouse.store.list(sink_tables(stream))):
+        return "no sink is a table"
     return None
 
 
@@ -133,10 +186,21 @@ def _is_due(settings: Settings, catalog: Catalog, stream: str) -> bool:
     return any(each.trigger for each in health.values())
 
 
-def _config(stream: Stream, operation: str) -> dict:
-    """Make the run config: materialize only chains that are due, and allow a snapshot to fail while a run is active."""
-    configs = {MATERIALIZE: (MATERIALIZATION, {"due": True}), SNAPSHOT: (FULL_SNAPSHOT, {"if_possible": True})}
-    if operation not in configs:
-        return {}
-    asset, config = configs[operation]
-    return {"ops": {asset_key(stream.name, asset).to_python_identifier(): {"config": config}}}
+def _request(repository: dg.RepositoryDefinition, stream: str, operation: str) -> dg.RunRequest | None:
+    """Request a run of one stream; None if a project left out what it would make or check."""
+    graph, tags = repository.asset_graph, run_tags(stream, operation)
+    if operation in _MADE:
+        asset, config = _MADE[operation]
+        key = asset_key(stream, asset)
+        if not graph.has(key):
+            return None
+        run_config = {"ops": {key.to_python_identifier(): {"config": config}}}
+        checks = None if operation == MATERIALIZE else []
+        return dg.RunRequest(run_config=run_config, asset_selection=[key], asset_check_keys=checks, tags=tags)
+    if operation in _CHECKED:
+        keys = {asset_key(stream, asset) for asset in _CHECKED[operation]}
+        found = sorted(check for check in graph.asset_check_keys if check.asset_key in keys)
+        return dg.RunRequest(asset_check_keys=found, tags=tags) if found else None
+    return dg.RunRequest(
+        run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}, tags=tags
+    )

@@ -49,8 +49,11 @@ def test_definitions_of_several_streams_merge() -> None:
     both = dg.Definitions.merge(stream_definitions(SMALL, forks=["trial"]), stream_definitions(other))
     dg.Definitions.validate_loadable(both)
     assert {key.partition("/")[0] for key in keys(both)} == {"small", "trial", "other"}
-    sensors = {each.name for each in both.sensors or []}
-    assert {"small__alerts", "trial__alerts", "other__alerts"} <= sensors
+    repository = both.get_repository_def()
+    sensors = {each.name for each in repository.sensor_defs}
+    assert sensors >= {f"siltstone__{name}" for name in ("recover_failed", "new_checkpoints", "alerts")}
+    assert len(repository.sensor_defs) <= 4, "one of each kind"
+    assert set(repository.job_names) >= {"small", "trial", "other", "siltstone__recover"}
 
 
 def test_a_fork_that_would_write_to_its_parents_sink_is_refused() -> None:

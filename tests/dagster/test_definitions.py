@@ -117,25 +117,22 @@ def test_checks_are_of_the_asset_they_are_about_and_block_where_going_on_would_s
 
 def test_every_operation_has_a_job_a_pool_and_tags_that_tell_its_runs_apart(small: dg.Definitions) -> None:
     dg.Definitions.validate_loadable(small)
-    operations = ["materialize", "snapshot", "verify", "verify_deep", "truncate", "sweep", "recover"]
+    operations = ["materialize", "snapshot", "verify", "verify_deep", "truncate", "sweep", "optimize", "recover"]
     for operation in ["run", *operations]:
-        job = small.resolve_job_def("small" if operation == "run" else f"small__{operation}")
-        assert job.tags["siltstone/stream"] == "small"
+        job = small.resolve_job_def("small" if operation == "run" else f"siltstone__{operation}")
+        assert job.tags.get("siltstone/stream") == ("small" if operation == "run" else None)
         assert job.tags["siltstone/operation"] == operation
         assert job.description
+        assert job.executor_def is dg.in_process_executor
     pools = {node.name: node.pool for node in small.resolve_implicit_global_asset_job_def().all_node_defs}
     assert pools["small__run"] == "small__run"
-    assert small.resolve_job_def("small__recover").all_node_defs[0].pool == "small__run", (
-        "it and a run exclude each other"
-    )
+    assert small.resolve_job_def("siltstone__recover").all_node_defs[0].pool == "siltstone__recover"
     assert pools["small__restored_state"] == "small__restore" != pools["small__materialization"]
     run = small.resolve_job_def("small")
     assert {key.to_user_string() for key in run.asset_layer.executable_asset_keys} == {
         f"small/{asset}" for asset in SMALL_ASSETS if asset_of(dg.AssetKey(asset))[0] or asset == "checkpoints"
     }
-    assert names(small, "sensors") == {
-        f"small__{name}" for name in ("new_checkpoints", "recover_failed", "sweep_recovered", "alerts")
-    }
+    assert names(small, "sensors") == {f"siltstone__{name}" for name in ("recover_failed", "new_checkpoints", "alerts")}
 
 
 def test_restored_state_has_a_partition_a_day_or_an_hour(small: dg.Definitions) -> None:
@@ -163,17 +160,14 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
         "sweep": "45 4 * * *",
         "optimize": "15 5 * * *",
     }
-    assert crons(small) == {f"small__{operation}__schedule": cron for operation, cron in usual.items()}
+    assert crons(small) == {f"siltstone__{operation}__schedule": cron for operation, cron in usual.items()}
     on = {s.name for s in small.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
-    assert on == {f"small__{operation}__schedule" for operation in ("snapshot", "verify_deep", "optimize")}
+    assert on == {f"siltstone__{operation}__schedule" for operation in ("snapshot", "verify_deep", "optimize")}
     other = replace(SMALL, name="other")
     given = Settings(schedules={"other": {"sweep": "0 5 * * 0", "verify_deep": "off"}})
     found = crons(stream_definitions(other, settings=given))
-    assert found == {
-        f"other__{operation}__schedule": cron
-        for operation, cron in (usual | {"sweep": "0 5 * * 0"}).items()
-        if operation != "verify_deep"
-    }
+    of_all = {f"siltstone__{op}__schedule": cron for op, cron in usual.items() if op not in ("sweep", "verify_deep")}
+    assert found == {**of_all, "other__sweep__schedule": "0 5 * * 0"}
 
 
 @pytest.mark.parametrize(
@@ -249,6 +243,12 @@ def test_streams_that_dagster_cannot_tell_apart_are_named() -> None:
     dg.Definitions.validate_loadable(dg.Definitions.merge(*map(stream_definitions, project.streams)))
     (broken,) = project.broken_assets()
     assert broken.key.path == ["broken_stream_modules", "a_b"] and "stream a-b" in (broken.description or "")
+
+
+@pytest.mark.parametrize("name", ["siltstone", "siltstone--sweep"])
+def test_a_stream_cannot_be_called_like_what_all_streams_share(name: str) -> None:
+    project = project_of({name: replace(SMALL, name=name)}, {})
+    assert list(project.streams) == [] and "rename it" in project.not_loaded[name]
 
 
 def test_no_stream_at_all_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:

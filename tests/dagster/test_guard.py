@@ -17,7 +17,7 @@ from tests.dagster.page import LAUNCH, LOCATION, REPOSITORY_NAME, Page, browser,
 
 WAIT_S = 120.0
 EVIL = "http://evil.example"
-SELECTOR = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY_NAME, "jobName": "flights__sweep"}
+SELECTOR = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY_NAME, "jobName": "siltstone__sweep"}
 VARIABLES = {"params": {"selector": SELECTOR, "runConfigData": {}, "executionMetadata": {"tags": []}}}
 BODY = json.dumps({"query": LAUNCH, "variables": VARIABLES})
 QUERY = urlencode({"query": LAUNCH, "variables": json.dumps(VARIABLES)}, quote_via=quote)

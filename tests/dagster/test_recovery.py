@@ -1,25 +1,31 @@
 """Which recovery follows which runs, decided over an instance in memory: nothing is launched."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.failures import report_errors
-from siltstone.dagster.jobs import RecoverConfig, job_tags
+from siltstone.dagster.jobs import RecoverConfig
+from siltstone.dagster.names import run_tags
 from siltstone.dagster.sensors.recovery import (
     ATTEMPT_TAG,
     FOLLOWS_TAG,
     LOOK_BACK_S,
     RECOVERS_TAG,
-    due_recovery,
+    RETRIES_TAG,
+    WILL_RETRY_TAG,
+    Look,
+    Looked,
     newest_run,
 )
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
@@ -41,8 +47,10 @@ def ran(
     instance: dg.DagsterInstance, operation: str = "run", status: dg.DagsterRunStatus = FAILED, **tags: str
 ) -> dg.DagsterRun:
     """A run that has ended so, or goes on."""
-    given = {**job_tags(SMALL, operation), **{name.replace("__", "/"): value for name, value in tags.items()}}
-    run = create_run_for_test(instance, job_name=f"small__{operation}", tags=given, status=STARTED)
+    given = {**run_tags(SMALL.name, operation), **{name.replace("__", "/"): value for name, value in tags.items()}}
+    run = create_run_for_test(
+        instance, job_name="small" if operation == "run" else f"siltstone__{operation}", tags=given, status=STARTED
+    )
     if status is FAILED:
         instance.report_run_failed(run)
     elif status is CANCELED:
@@ -57,14 +65,30 @@ def recovered(instance: dg.DagsterInstance, of: dg.DagsterRun, status: dg.Dagste
     return ran(instance, "recover", status, siltstone__recovers=of.run_id)
 
 
+def look(
+    instance: dg.DagsterInstance,
+    after_s: float,
+    looked: Looked | None = None,
+    options: RecoveryOptions = OPTIONS,
+    writer: RunRecord | None = None,
+    location: str | None = None,
+    streams: Collection[str] = (SMALL.name,),
+) -> list[dg.RunRequest]:
+    """One look so long after now, the first one unless `looked` is what the one before left."""
+    now = time.time() + after_s
+    given = Look(instance, streams, options, now, lambda _: writer, location)
+    return given.request(looked or Looked(now - LOOK_BACK_S))
+
+
 def due(
     instance: dg.DagsterInstance,
     after_s: float,
     options: RecoveryOptions = OPTIONS,
     writer: RunRecord | None = None,
 ) -> list[dg.RunRequest]:
-    request = due_recovery(instance, SMALL, options, time.time() + after_s, lambda _: writer)
-    return [] if request is None else [request]
+    """The recoveries that the first look requests."""
+    found = look(instance, after_s, options=options, writer=writer)
+    return [request for request in found if request.job_name == "siltstone__recover"]
 
 
 def wrote(who: str, after_s: float, outcome: str | None = None) -> RunRecord:
@@ -81,7 +105,7 @@ def failing(instance: dg.DagsterInstance, error: SiltstoneError, operation: str 
         with report_errors():
             raise error
 
-    @dg.job(tags=job_tags(SMALL, operation))
+    @dg.job(tags=run_tags(SMALL.name, operation))
     def job() -> None:
         fails()
 
@@ -92,9 +116,10 @@ def test_a_failed_run_is_recovered_once_its_delay_is_over(instance: dg.DagsterIn
     run = ran(instance)
     assert due(instance, 9) == []
     (request,) = due(instance, 11)
-    assert request.job_name == "small__recover"
-    assert request.tags == {**job_tags(SMALL, "recover"), RECOVERS_TAG: run.run_id, ATTEMPT_TAG: "1"}
-    assert request.run_config == {"ops": {"small__recover__op": {"config": {}}}}
+    assert request.job_name == "siltstone__recover"
+    ours = {RECOVERS_TAG: run.run_id, ATTEMPT_TAG: "1", RETRIES_TAG: "0"}
+    assert request.tags == {**run_tags(SMALL.name, "recover"), **ours}
+    assert request.run_config == {"ops": {"siltstone__recover__op": {"config": {"stream": "small"}}}}
     assert due(instance, 12)[0].run_key == request.run_key, "two looks must not start two runs"
 
 
@@ -192,8 +217,8 @@ def test_no_sensor_accepts_a_loss(instance: dg.DagsterInstance) -> None:
     for operation in ("run", "verify", "sweep"):
         ran(instance, operation)
         (request,) = due(instance, 11)
-        assert request.run_config == {"ops": {"small__recover__op": {"config": {}}}}
-    assert set(RecoverConfig.model_fields) == {"dry_run"}
+        assert request.run_config["ops"]["siltstone__recover__op"]["config"] == {"stream": "small"}
+    assert set(RecoverConfig.model_fields) == {"stream", "dry_run"}
 
 
 def test_who_wrote_last_is_read_from_the_catalog(tmp_path: Path) -> None:
@@ -215,7 +240,7 @@ def test_a_run_of_assets_from_the_page_counts_as_one_of_its_stream(instance: dg.
         instance.report_run_failed(run)
         (request,) = due(instance, 11)
         assert request.tags[RECOVERS_TAG] == run.run_id
-        assert request.run_config["ops"]["small__recover__op"]["config"] == {}
+        assert request.run_config["ops"]["siltstone__recover__op"]["config"] == {"stream": "small"}
 
 
 def test_a_failed_sweep_after_a_recovery_starts_no_recovery(instance: dg.DagsterInstance) -> None:
@@ -230,3 +255,89 @@ def test_old_failures_and_other_streams_are_let_be(instance: dg.DagsterInstance)
     with dg.DagsterInstance.ephemeral() as other:
         other.report_run_failed(create_run_for_test(other, tags={"siltstone/stream": "another"}, status=STARTED))
         assert due(other, 1000) == []
+
+
+def test_a_failure_among_thousands_of_runs_of_others_is_recovered(instance: dg.DagsterInstance) -> None:
+    """They begin and end at all times, before and after it, in a deployment that is not ours alone."""
+    others = [
+        dg.DagsterRun(job_name=f"foreign{n % 9}", status=(SUCCESS, FAILED, STARTED, CANCELED)[n % 4])
+        for n in range(2000)
+    ]
+    for run in others[:1000]:
+        instance.add_run(run)
+    failed = ran(instance)
+    for run in others[1000:]:
+        instance.add_run(run)
+    (request,) = due(instance, 11)
+    assert request.tags[RECOVERS_TAG] == failed.run_id
+
+
+def test_a_later_look_reads_what_ended_since_and_remembers_what_is_open(instance: dg.DagsterInstance) -> None:
+    now = time.time()
+    failed, looked = ran(instance), Looked(now - LOOK_BACK_S)
+    assert look(instance, 1, looked) == [], "its delay is not over"
+    assert looked == Looked(pytest.approx(now + 1, abs=2), {SMALL.name: failed.run_id})
+    (request,) = look(instance, 200, looked)
+    assert request.tags[RECOVERS_TAG] == failed.run_id, "it failed long before that look, and is not forgotten"
+    recovered(instance, failed, SUCCESS)
+    look(instance, 210, looked)
+    assert looked.open == {}, "dealt with"
+
+
+def test_a_run_that_dagster_retries_itself_is_left_to_it(instance: dg.DagsterInstance) -> None:
+    failed, looked = ran(instance), Looked(time.time() - LOOK_BACK_S)
+    instance.add_run_tags(failed.run_id, {WILL_RETRY_TAG: "true"})
+    assert look(instance, 20, looked) == []
+    retry = ran(instance, status=STARTED)
+    assert look(instance, 21, looked) == []
+    instance.report_run_failed(retry)
+    (request,) = look(instance, 30, looked)
+    assert request.tags[RECOVERS_TAG] == retry.run_id
+
+
+def test_a_recovery_waits_while_a_run_of_the_stream_waits_or_is_at_work(instance: dg.DagsterInstance) -> None:
+    failed, looked = ran(instance, "verify"), Looked(time.time() - LOOK_BACK_S)
+    going = ran(instance, "run", STARTED)
+    assert look(instance, 100, looked) == [] and looked.open == {SMALL.name: failed.run_id}
+    instance.report_run_canceled(going)
+    (request,) = look(instance, 200, looked)
+    assert request.tags[RECOVERS_TAG] == failed.run_id
+
+
+def test_each_recovery_that_succeeded_is_followed_by_a_sweep(instance: dg.DagsterInstance) -> None:
+    failed = ran(instance)
+    recovery = recovered(instance, failed, SUCCESS)
+    (request,) = look(instance, 1)
+    assert (request.job_name, request.run_key) == ("siltstone__sweep", f"{recovery.run_id}:sweep")
+    assert request.tags[FOLLOWS_TAG] == recovery.run_id and request.tags["siltstone/operation"] == "sweep"
+    ran(instance, "sweep", STARTED)
+    assert look(instance, 1) == [], "one is at work"
+
+
+def test_an_operation_that_the_page_launched_is_of_the_stream_in_its_configuration(
+    instance: dg.DagsterInstance,
+) -> None:
+    config = {"ops": {"siltstone__truncate__op": {"config": {"stream": "small"}}}}
+    tags = {"siltstone/operation": "truncate"}
+    run = create_run_for_test(instance, job_name="siltstone__truncate", run_config=config, tags=tags, status=STARTED)
+    instance.report_run_failed(run)
+    (request,) = due(instance, 11)
+    assert request.tags[RECOVERS_TAG] == run.run_id
+
+
+def test_streams_do_not_wait_for_each_other(instance: dg.DagsterInstance) -> None:
+    ran(instance)
+    other = create_run_for_test(instance, tags=run_tags("other", "run"), status=STARTED)
+    instance.report_run_failed(other)
+    found = look(instance, 11, streams=("small", "other"))
+    assert {request.tags["siltstone/stream"] for request in found} == {"small", "other"}
+
+
+def test_a_stream_of_the_same_name_elsewhere_is_another_one(instance: dg.DagsterInstance) -> None:
+    """As of a deployment for trials beside the one for production, under one instance."""
+    code = LoadableTargetOrigin(module_name="orchestration.definitions")
+    trials = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(code, location_name="trials"), "__repository__")
+    run = dg.DagsterRun(job_name="small", status=FAILED, tags=run_tags(SMALL.name, "run"))
+    instance.add_run(run.with_job_origin(RemoteJobOrigin(trials, "small")))
+    assert look(instance, 11, location="production") == []
+    assert len(look(instance, 11, location="trials")) == 1

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
@@ -12,18 +13,20 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from siltstone.catalog.records.checkpoints import Checkpoints
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.dagster import stream_definitions
-from siltstone.dagster.jobs import job_tags
+from siltstone.dagster.names import run_tags
 from siltstone.dagster.partitions import hours_of
 from siltstone.dagster.resources import SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.resources.notifier import Alert, LogNotifier, Notifier
 from siltstone.model import StoredObject
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.paths import CheckpointPath
+from siltstone.stream import Stream
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases
 from tests.next_revision import plant_next_revision
@@ -31,32 +34,37 @@ from tests.region_run import RegionSteps
 
 POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 DEFINITIONS = stream_definitions(SMALL)
+REPOSITORY = DEFINITIONS.get_repository_def()
 PARTS = {f"{operator}_base_checkpoint" for operator in ("accounts", "daily", "places")}
 
 
-def run(place: OpenWarehouse, who: str, steps: int) -> RegionSteps:
+def run(place: OpenWarehouse, who: str, steps: int, stream: Stream = SMALL) -> RegionSteps:
     """Take the stream over and make so many checkpoints; the run stays open."""
     options = RegionOptions(parallelism=1, checkpoint_steps=1, upload=UploadOptions())
-    steps_of = RegionSteps(ConsistentRegion.open(SMALL, place.warehouse, place.catalog, POLICY, options, who))
-    done = place.catalog.checkpoints.last_id(SMALL.name)
+    steps_of = RegionSteps(ConsistentRegion.open(stream, place.warehouse, place.catalog, POLICY, options, who))
+    done = place.catalog.checkpoints.last_id(stream.name)
     for rows in islice(purchases(), done, done + steps):
         steps_of.step(rows)
     return steps_of
 
 
 def resources(url: str, **more: Any) -> dict[str, Any]:
-    return {"warehouse": WarehouseResource(url=url), "spark": SparkResource(), **more}
+    ours = {"warehouse": WarehouseResource(url=url), "spark": SparkResource(), **more}
+    return {f"siltstone_{name}": resource for name, resource in ours.items()}
 
 
 def sensor(name: str) -> dg.SensorDefinition:
-    (found,) = (each for each in DEFINITIONS.sensors or [] if each.name == f"small__{name}")
+    (found,) = (each for each in DEFINITIONS.sensors or [] if each.name == f"siltstone__{name}")
     assert isinstance(found, dg.SensorDefinition)
     return found
 
 
 def look(name: str, instance: dg.DagsterInstance, cursor: str | None, url: str, **more: Any) -> Any:
     """One tick of a sensor."""
-    with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources(url, **more)) as context:
+    context = dg.build_sensor_context(
+        instance=instance, cursor=cursor, resources=resources(url, **more), repository_def=REPOSITORY
+    )
+    with context:
         return sensor(name).evaluate_tick(context)
 
 
@@ -83,13 +91,13 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
     again = look("new_checkpoints", instance, first.cursor, url)
     assert (again.asset_events, again.dynamic_partitions_requests) == ([], [])
     assert again.cursor == first.cursor
-    assert json.loads(first.cursor)["seen"] == 2
+    assert json.loads(first.cursor)["checkpoints"] == {SMALL.name: 2}
 
     run(place, "Dagster run 0815", 1)
     run(place, "somebody", 1)
     third = look("new_checkpoints", instance, again.cursor, url)
     assert {checkpoint for _, checkpoint in told(third)} == {4}, "a run of Dagster's tells of its own"
-    assert json.loads(third.cursor)["seen"] == 4
+    assert json.loads(third.cursor)["checkpoints"] == {SMALL.name: 4}
 
 
 def test_an_hour_becomes_a_partition_when_it_is_over(
@@ -109,15 +117,58 @@ def test_an_hour_becomes_a_partition_when_it_is_over(
     assert (third.asset_events, third.dynamic_partitions_requests) == ([], [])
 
 
-def test_a_look_tells_of_some_and_the_next_goes_on(
+def test_of_a_stream_that_is_far_behind_the_newest_are_told_and_all_hours(
     place: OpenWarehouse, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("siltstone.dagster.sensors.observation.AT_ONCE", 2)
+    monkeypatch.setattr("siltstone.dagster.sensors.observation.SHOWN", 2)
+    run(place, "somebody", 3)
+    times = [record.committed_at for record in place.catalog.checkpoints.list(SMALL.name)]
+    moved = [times[0] - timedelta(hours=5), *times[1:]]
+    monkeypatch.setattr(Checkpoints, "list_times_after", lambda self, stream, id: moved[id:])
+    monkeypatch.setattr(Catalog, "now", lambda self: times[-1] + timedelta(hours=1))
+    first = look("new_checkpoints", instance, None, url)
+    assert {checkpoint for _, checkpoint in told(first)} == {2, 3}
+    (request,) = first.dynamic_partitions_requests
+    assert request.partition_keys == hours_of(moved)
+    run(place, "somebody", 1)
+    second = look("new_checkpoints", instance, first.cursor, url)
+    assert {checkpoint for _, checkpoint in told(second)} == {4}
+
+
+def test_streams_take_turns(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
+    """A look tells of some streams only, and the next begins behind them."""
+    names = ["a", "b", "c"]
+    streams = [replace(SMALL, name=name) for name in names]
+    for stream in streams:
+        run(place, "somebody", 1, stream)
+    repository = dg.Definitions.merge(*map(stream_definitions, streams)).get_repository_def()
+    seen, told_of = None, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("siltstone.dagster.sensors.observation.AT_ONCE", 1)
+        for _ in range(4):
+            context = dg.build_sensor_context(
+                instance=instance, cursor=seen, resources=resources(url), repository_def=repository
+            )
+            with context:
+                tick = sensor("new_checkpoints").evaluate_tick(context)
+            seen = tick.cursor
+            told_of.append({event.asset_key.path[0] for event in tick.asset_events})
+            if len(told_of) == 2:
+                run(place, "somebody", 1, streams[0])
+    assert told_of == [{"a"}, {"b"}, {"c"}, {"a"}], "none waits for those that are always ahead"
+
+
+def test_ids_that_come_again_after_a_rollback_are_told_again(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
+) -> None:
     run(place, "somebody", 3)
     first = look("new_checkpoints", instance, None, url)
-    assert {checkpoint for _, checkpoint in told(first)} == {1, 2}
+    epoch = place.catalog.runs.begin(SMALL.name, "a test")
+    place.catalog.rollbacks.roll_back(SMALL.name, epoch, 1, "a test", "a test")
     second = look("new_checkpoints", instance, first.cursor, url)
-    assert {checkpoint for _, checkpoint in told(second)} == {3}
+    assert told(second) == []
+    run(place, "somebody", 1)
+    assert {checkpoint for _, checkpoint in told(look("new_checkpoints", instance, second.cursor, url))} == {2}
 
 
 @pytest.mark.parametrize("name", ["new_checkpoints", "alerts"])
@@ -125,9 +176,10 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     name: str, url: str, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"notifier": LogNotifier()} if name == "alerts" else {}
-    tick = look(name, instance, '{"seen": 2}' if name == "new_checkpoints" else '["a"]', url, **more)
+    before = '{"checkpoints": {"small": 2}}' if name == "new_checkpoints" else '["a"]'
+    tick = look(name, instance, before, url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
-    assert tick.cursor in (None, '{"seen": 2}', '["a"]'), "what was told stays told"
+    assert tick.cursor in (None, before), "what was told stays told"
     OpenWarehouse.open_writable(url).__exit__(None, None, None)
     with monkeypatch.context() as patch:
         plant_next_revision(patch, tmp_path)
@@ -246,9 +298,9 @@ def test_a_notifier_of_ones_own_can_be_plugged_in(place: OpenWarehouse, url: str
 
 def tick(operation: str, instance: dg.DagsterInstance, url: str) -> Any:
     """One tick of a schedule."""
-    (found,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"small__{operation}__schedule")
+    (found,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"siltstone__{operation}__schedule")
     assert isinstance(found, dg.ScheduleDefinition)
-    with dg.build_schedule_context(instance=instance, resources=resources(url)) as context:
+    with dg.build_schedule_context(instance=instance, resources=resources(url), repository_def=REPOSITORY) as context:
         return found.evaluate_tick(context)
 
 
@@ -257,9 +309,11 @@ def test_a_tick_waits_for_the_run_of_an_earlier_one(
 ) -> None:
     run(place, "somebody", 1)
     (request,) = tick("sweep", instance, url).run_requests
-    assert request.tags.items() >= job_tags(SMALL, "sweep").items()
+    assert request.tags.items() >= run_tags(SMALL.name, "sweep").items()
     going = instance.add_run(
-        dg.DagsterRun(job_name="small__sweep", status=dg.DagsterRunStatus.STARTED, tags=job_tags(SMALL, "sweep"))
+        dg.DagsterRun(
+            job_name="siltstone__sweep", status=dg.DagsterRunStatus.STARTED, tags=run_tags(SMALL.name, "sweep")
+        )
     )
     waits = tick("sweep", instance, url)
     assert not waits.run_requests and going.run_id in waits.skip_message
@@ -287,8 +341,8 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         work.rename(work.with_name("elsewhere"))
         assert "not on this machine" in tick("snapshot", instance, url).skip_message
         work.with_name("elsewhere").rename(work)
-        assert "small/full_snapshot" in tick("verify_deep", instance, url).skip_message
-        assert tick("materialize", instance, url).skip_message == "no chain is due"
+        assert "materialize its full_snapshot" in tick("verify_deep", instance, url).skip_message
+        assert tick("materialize", instance, url).skip_message == "small: no chain is due"
         monkeypatch.setenv("SILTSTONE_MATERIALIZATION__CHAIN_BYTES", "1")
         (request,) = tick("materialize", instance, url).run_requests
         assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}

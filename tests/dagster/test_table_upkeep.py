@@ -14,6 +14,7 @@ from tests.delta_run import TableRun, rows_in, sink_table, table_files
 from tests.outbox_run import NAME, SINK, STREAM, batch, inputs, outstanding
 
 DEFINITIONS = stream_definitions(replace(STREAM, sinks={SINK: DeltaSink()}))
+REPOSITORY = DEFINITIONS.get_repository_def()
 
 
 class Daemon:
@@ -21,15 +22,17 @@ class Daemon:
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
-        (schedule,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"{NAME}__optimize__schedule")
+        (schedule,) = (s for s in DEFINITIONS.schedules or [] if s.name == "siltstone__optimize__schedule")
         assert isinstance(schedule, dg.ScheduleDefinition)
         assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
         self.schedule = schedule
 
     def tick(self) -> dict[str, Any] | str:
         """The metadata of the job's output, or why it was not run."""
-        resources = {"warehouse": WarehouseResource(), "spark": SparkResource()}
-        with dg.build_schedule_context(instance=self.instance, resources=resources) as context:
+        resources = {"siltstone_warehouse": WarehouseResource(), "siltstone_spark": SparkResource()}
+        with dg.build_schedule_context(
+            instance=self.instance, resources=resources, repository_def=REPOSITORY
+        ) as context:
             tick = self.schedule.evaluate_tick(context)
         if tick.skip_message:
             return tick.skip_message
@@ -52,7 +55,7 @@ def test_a_tick_merges_files_and_deletes_none_that_a_delivery_needs(
 ) -> None:
     daemon = Daemon(instance)
     run = TableRun(place)
-    assert daemon.tick() == f"{NAME} has no checkpoint yet"
+    assert daemon.tick() == f"{NAME}: no checkpoint yet"
     for n in range(1, 6):
         run.step(batch(n))
     merged, before = table_files(place), files_in_log(place)
@@ -88,4 +91,4 @@ def test_a_tick_is_skipped_if_no_sink_is_a_table(place: OpenWarehouse, instance:
     run.delivers = False
     run.region.outbox.tables = frozenset()
     run.step(batch(1))
-    assert Daemon(instance).tick() == f"no sink of {NAME} is a table"
+    assert Daemon(instance).tick() == f"{NAME}: no sink is a table"

@@ -163,11 +163,11 @@ def test_a_run_that_is_killed_is_recovered_and_then_swept(page: Page, warehouse:
     assert page.ended(killed).status == "FAILURE"
 
     recovery = page.wait(lambda: next(iter(page.runs({"siltstone/recovers": killed})), None), "a recovery")
-    assert (recovery.job, recovery.tags["siltstone/attempt"]) == (f"{NAME}__recover", "1")
+    assert (recovery.job, recovery.tags["siltstone/attempt"]) == ("siltstone__recover", "1")
     assert (recovery.tags[STREAM], recovery.tags[OPERATION]) == (NAME, "recover")
     succeeded(page, recovery.id)
     sweep = page.wait(lambda: next(iter(page.runs({"siltstone/follows": recovery.id})), None), "a sweep")
-    assert sweep.job == f"{NAME}__sweep"
+    assert sweep.job == "siltstone__sweep"
     succeeded(page, sweep.id)
 
 
@@ -223,7 +223,7 @@ def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: P
     "config",
     [
         {"ops": {f"{NAME}__run": {"config": {"policy": {"env": "LIVE_PASSWORD"}}}}},
-        {"resources": {"warehouse": {"config": {"url": {"env": "LIVE_PASSWORD"}}}}},
+        {"resources": {"siltstone_warehouse": {"config": {"url": {"env": "LIVE_PASSWORD"}}}}},
     ],
 )
 def test_a_launch_reads_no_variable_of_the_environment(page: Page, config: dict[str, Any]) -> None:

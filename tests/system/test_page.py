@@ -9,7 +9,7 @@ from sqlalchemy import URL, create_engine, text
 
 from tests.dagster.page import served
 
-SENSORS = [f"flights__{each}" for each in ("new_checkpoints", "recover_failed", "sweep_recovered", "alerts")]
+SENSORS = [f"siltstone__{each}" for each in ("recover_failed", "new_checkpoints", "alerts")]
 ASSETS = """{
   assetNodes { assetKey { path } groupName kinds assetChecksOrError { ... on AssetChecks { checks { name } } } }
   shouldShowNux
@@ -29,7 +29,7 @@ def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgres
         with pytest.raises(HTTPError, match="401"):
             urlopen(f"{page.address}/server_info")
         found = page.ask(ASSETS)
-        run = page.launch("flights__sweep")
+        run = page.launch("siltstone__sweep", {"ops": {"siltstone__sweep__op": {"config": {"stream": "flights"}}}})
         assert page.ended(run).status == "FAILURE", "there is no stream to sweep"
     assert found["shouldShowNux"] is False
     assert found["instance"]["runLauncher"]["name"] == "CodeServerRunLauncher"

@@ -94,6 +94,8 @@ warehouse = Table(
 )
 
 _HAS_ENTRIES = text("sources IS NOT NULL")
+PROOF_FAILED = text("proof IS NOT NULL AND proven_at IS NULL")
+"""of a checkpoint: the newest proof failed"""
 
 stream = Table(
     "stream",
@@ -146,6 +148,8 @@ checkpoint = Table(
     Column("restore_s", Float),
     Column("restore_bytes", BigInteger),
     Column("deleted_at", UtcTime),
+    # Alerts look for these once a minute, among all checkpoints of all streams.
+    Index("checkpoint_failed", "stream", "id", sqlite_where=PROOF_FAILED, postgresql_where=PROOF_FAILED),
 )
 
 object_ = Table(

@@ -73,6 +73,22 @@ class Checkpoints(CatalogPart):
             newest = find_newest(connection, stream)
             return newest.id if newest else 0
 
+    def list_newest(self) -> dict[str, int]:
+        """Map every stream that has checkpoints to its newest one's id."""
+        c = t.checkpoint.c
+        newest = select(c.id).where(c.stream == t.stream.c.name, c.deleted_at.is_(None)).order_by(c.id.desc()).limit(1)
+        query = select(t.stream.c.name, newest.scalar_subquery())
+        with self._transactions.begin_read() as connection:
+            return {name: id for name, id in connection.execute(query) if id is not None}
+
+    def list_failed(self) -> list[CheckpointRecord]:
+        """List the checkpoints of all streams whose newest proof failed, by stream and id; not those marked as
+        deleted."""
+        c = t.checkpoint.c
+        query = select(t.checkpoint).where(t.PROOF_FAILED, c.deleted_at.is_(None)).order_by(c.stream, c.id)
+        with self._transactions.begin_read() as connection:
+            return [to_checkpoint(row) for row in connection.execute(query)]
+
     def get_latest(self, stream: str) -> CheckpointRecord:
         """Return the newest checkpoint.
 
@@ -173,6 +189,13 @@ class Checkpoints(CatalogPart):
             c = t.checkpoint.c
             at = update(t.checkpoint).where(c.stream == stream, has_id(id), c.epoch == epoch)
             connection.execute(at.values(values))
+
+    def list_times_after(self, stream: str, id: int) -> list[datetime]:
+        """List when each checkpoint after `id` was committed, oldest first."""
+        c = t.checkpoint.c
+        query = select(c.committed_at).where(c.stream == stream, c.id > id, c.deleted_at.is_(None)).order_by(c.id)
+        with self._transactions.begin_read() as connection:
+            return list(connection.scalars(query))
 
     def list_restored(self, stream: str, limit: int) -> list[CheckpointRecord]:
         """List the newest `limit` checkpoints of which a restore was measured, oldest first; marked ones too."""

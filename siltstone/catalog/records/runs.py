@@ -1,5 +1,6 @@
 """Runs: who wrote to a stream under which writer epoch, and how that ended."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -106,6 +107,19 @@ class Runs(CatalogPart):
         with self._transactions.begin_read() as connection:
             found = connection.execute(select(run).where(fenced).order_by(r.epoch))
             return [RunRecord(**row) for row in found.mappings()]
+
+    def get_newest(self, stream: str) -> RunRecord | None:
+        """Return the run of a stream's newest writer epoch; None if it never ran."""
+        newest = select(run).where(run.c.stream == stream).order_by(run.c.epoch.desc()).limit(1)
+        with self._transactions.begin_read() as connection:
+            found = connection.execute(newest).mappings().first()
+            return None if found is None else RunRecord(**found)
+
+    def get_owners(self, stream: str, epochs: Collection[int]) -> dict[int, str]:
+        """Map some writer epochs of a stream to who wrote under them."""
+        query = select(run.c.epoch, run.c.who).where(run.c.stream == stream, run.c.epoch.in_(epochs))
+        with self._transactions.begin_read() as connection:
+            return {epoch: who for epoch, who in connection.execute(query)}
 
     def list(self, stream: str) -> list[RunRecord]:
         """List all writer epochs of a stream, oldest first."""

@@ -42,11 +42,11 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
     def full_snapshot(
         context: dg.AssetExecutionContext,
         config: FullSnapshotConfig,
-        warehouse: WarehouseResource,
-        spark: SparkResource,
+        siltstone_warehouse: WarehouseResource,
+        siltstone_spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
         with report_errors():
-            settings = warehouse.settings(spark)
+            settings = siltstone_warehouse.settings(siltstone_spark)
             taken = {}
             if not _has_snapshot(settings, stream.name):
                 try:

@@ -40,10 +40,10 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         ),
     )
     def materialization(
-        config: MaterializationConfig, warehouse: WarehouseResource, spark: SparkResource
+        config: MaterializationConfig, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
     ) -> dg.MaterializeResult:
         with report_errors():
-            settings = warehouse.settings(spark, parallelism=config.parallelism)
+            settings = siltstone_warehouse.settings(siltstone_spark, parallelism=config.parallelism)
             done = (
                 Client(settings)
                 .stream(stream.name)

@@ -55,8 +55,8 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
     def restored_state(
         context: dg.AssetExecutionContext,
         config: RestoredStateConfig,
-        warehouse: WarehouseResource,
-        spark: SparkResource,
+        siltstone_warehouse: WarehouseResource,
+        siltstone_spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
         # One event per partition, with its own digest and as soon as it is complete. The event that Dagster makes of an
         # output would have one data version for all partitions, and come after the last.
@@ -64,7 +64,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
             context.log_event(_event(stream, label, root / label.label, is_new))
 
         with report_errors():
-            settings = warehouse.settings(spark, parallelism=config.parallelism)
+            settings = siltstone_warehouse.settings(siltstone_spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
             keys, gone = list(context.partition_keys), dict[str, CheckpointGone]()
             if context.selected_asset_keys:

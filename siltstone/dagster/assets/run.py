@@ -70,7 +70,10 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "run"},
     )
     def run_stream(
-        context: dg.AssetExecutionContext, config: RunConfig, warehouse: WarehouseResource, spark: SparkResource
+        context: dg.AssetExecutionContext,
+        config: RunConfig,
+        siltstone_warehouse: WarehouseResource,
+        siltstone_spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
         def tell(checkpoint: Completed) -> None:
             forms = ", ".join(f"{name} {form.value}" for name, form in checkpoint.forms.items())
@@ -79,7 +82,9 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
         with report_errors():
-            settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
+            settings = siltstone_warehouse.settings(
+                siltstone_spark, parallelism=config.parallelism, policy=config.policy
+            )
             result = (
                 Client(settings)
                 .stream(_definition(settings, stream))

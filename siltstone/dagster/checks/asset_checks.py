@@ -31,9 +31,9 @@ def asset_check(stream: Stream, suite: Suite) -> dg.AssetChecksDefinition:
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "check"},
         pool=dagster_name(stream.name, "check"),
     )
-    def run_check(warehouse: WarehouseResource, spark: SparkResource) -> dg.AssetCheckResult:
+    def run_check(siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource) -> dg.AssetCheckResult:
         with report_errors():
-            return _result(check(Subject(warehouse.settings(spark), stream), suite))
+            return _result(check(Subject(siltstone_warehouse.settings(siltstone_spark), stream), suite))
 
     return run_check
 

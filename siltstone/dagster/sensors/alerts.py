@@ -1,50 +1,55 @@
 """Alert on failed proofs, stalled materialization, and streams that make no checkpoints."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
+from functools import cache
 
 import dagster as dg
 
+from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
-from siltstone.dagster.names import dagster_name
+from siltstone.dagster.names import location_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.resources.notifier import Alert, Notifier
+from siltstone.dagster.runs import streams_of
 from siltstone.errors import SiltstoneError
 from siltstone.settings import Settings
-from siltstone.stream import Stream
 
 EVERY_S = 60
 
 
-def alert_sensor(stream: Stream) -> dg.SensorDefinition:
-    """Make the sensor that reads alerts from the catalog and sends each one once, for as long as it lasts."""
+@cache
+def alert_sensor() -> dg.SensorDefinition:
+    """Make the sensor that reads alerts on all streams from the catalog, and sends each one once for as long as it
+    lasts."""
 
     @dg.sensor(
-        name=dagster_name(stream.name, "alerts"),
+        name=location_name("alerts"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Sends alerts on failed proofs and stalled materialization of `{stream.name}`, and when a run "
-        "makes no checkpoints.",
+        description="Sends alerts on failed proofs and stalled materialization, and when a run makes no checkpoints.",
     )
     def alerts(
-        context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource, notifier: Notifier
+        context: dg.SensorEvaluationContext,
+        siltstone_warehouse: WarehouseResource,
+        siltstone_spark: SparkResource,
+        siltstone_notifier: Notifier,
     ) -> dg.SkipReason:
         sent = set(json.loads(context.cursor)) if context.cursor else set()
-        settings = warehouse.settings(spark)
+        streams, settings = streams_of(context.repository_def), siltstone_warehouse.settings(siltstone_spark)
         try:
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                there = any(record.name == stream.name for record in place.catalog.streams.list())
-                found = list(find_alerts(settings, place, stream.name)) if there else []
+                found = list(find_alerts(settings, place, streams))
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
         now = set()
         for alert in found:
-            key = f"{alert.kind} {alert.since}"
+            key = f"{alert.stream} {alert.kind} {alert.since}"
             if key not in sent:
                 try:
-                    notifier.notify(alert)
+                    siltstone_notifier.notify(alert)
                 except Exception as error:  # a notifier may be user code; the next tick sends the alert again
                     context.log.warning(f"could not send an alert on {alert.stream}: {type(error).__name__}: {error}")
                     continue
@@ -55,19 +60,27 @@ def alert_sensor(stream: Stream) -> dg.SensorDefinition:
     return alerts
 
 
-def find_alerts(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator[Alert]:
-    """Find the current alerts of a stream in the catalog."""
+def find_alerts(settings: Settings, place: OpenWarehouse, streams: Collection[str]) -> Iterator[Alert]:
+    """Find the current alerts on some streams in the catalog; nothing of those that have not run."""
     catalog = place.catalog
-    for record in catalog.checkpoints.list(stream):
-        if record.proven is False:
+    for record in catalog.checkpoints.list_failed():
+        if record.stream in streams:
             message = f"checkpoint {record.id} is not proven: {record.proof}"
-            yield Alert(stream, "proof", message, f"checkpoint {record.id}")
+            yield Alert(record.stream, "proof", message, f"checkpoint {record.id}")
+    for record in catalog.streams.list():
+        if record.name in streams:
+            yield from _find_stalled(settings, catalog, record.name)
+
+
+def _find_stalled(settings: Settings, catalog: Catalog, stream: str) -> Iterator[Alert]:
+    """Find materialization that does not keep up, and a run that makes no checkpoints."""
     health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
     for operator, each in health.items():
         if not each.fine:
             yield Alert(stream, "materialization", each.reason, f"{operator} {_iso(each.facts.since)}")
-    if catalog.runs.is_open(stream):
-        run, newest = catalog.runs.list(stream)[-1], next(iter(catalog.checkpoints.list(stream, 1)), None)
+    run = catalog.runs.get_newest(stream)
+    if run is not None and run.ended_at is None:
+        newest = next(iter(catalog.checkpoints.list(stream, 1)), None)
         moved = max(run.started_at, newest.committed_at if newest else run.started_at)
         still = catalog.now() - moved
         if still > timedelta(seconds=settings.alerts.still_s):

@@ -1,7 +1,10 @@
-"""Report checkpoints of runs outside Dagster as asset events, from the catalog."""
+"""Report checkpoints of runs outside Dagster as asset events, from the catalog, for all streams of a code location."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import cache
 
 import dagster as dg
 
@@ -9,66 +12,102 @@ from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import is_dagster_run
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
-from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, dagster_name
-from siltstone.dagster.partitions import hours_of, partitions_of, past_hours
+from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, location_name
+from siltstone.dagster.partitions import hours_of, past_hours
 from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.dagster.runs import streams_of
 from siltstone.errors import SiltstoneError
 from siltstone.model import Form
-from siltstone.stream import Stream
 
-AT_ONCE = 50
-"""most checkpoints that one tick reports"""
-EVERY_S = 30
+AT_ONCE = 100
+"""checkpoints after which a tick leaves the other streams to the next: other sensors wait while events are written"""
+SHOWN = 25
+"""most checkpoints of a stream that one tick reports, the newest; those before them are only in the catalog"""
+EVERY_S = 10
+Partitions = Mapping[str, dg.PartitionsDefinition | None]
 
 
-def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
-    """Make the sensor that reports a stream's checkpoints of runs outside Dagster as asset events.
+@dataclass
+class Seen:
+    """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
 
-    It also adds each hour in which a checkpoint was committed as a partition, once the hour is over. The cursor has the
-    newest reported checkpoint, and the hours that are not over yet.
+    `last` is the stream that the last tick ended with, after which the next begins.
+    """
+
+    checkpoints: dict[str, int] = field(default_factory=dict)
+    hours: dict[str, list[str]] = field(default_factory=dict)
+    last: str = ""
+
+
+@cache
+def observation_sensor() -> dg.SensorDefinition:
+    """Make the sensor that reports checkpoints of runs outside Dagster as asset events.
+
+    It also adds each hour in which a checkpoint was committed as a partition, once the hour is over. One query tells
+    which streams have new checkpoints. Of a stream that is far behind, as when Dagster comes later, the newest few are
+    reported, and all hours.
     """
 
     @dg.sensor(
-        name=dagster_name(stream.name, "new_checkpoints"),
+        name=location_name("new_checkpoints"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Reports checkpoints of `{stream.name}` that were made outside Dagster as asset events.",
+        description="Reports checkpoints that were made outside Dagster as asset events, of all streams.",
     )
     def new_checkpoints(
-        context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
+        context: dg.SensorEvaluationContext, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
     ) -> dg.SensorResult | dg.SkipReason:
-        cursor = json.loads(context.cursor or "{}")
-        seen, hours = cursor.get("seen", 0), set(cursor.get("hours", ()))
-        requests: list[dg.AddDynamicPartitionsRequest] = []
-        settings = warehouse.settings(spark)
+        seen = Seen(**json.loads(context.cursor or "{}"))
+        partitions, settings = streams_of(context.repository_def), siltstone_warehouse.settings(siltstone_spark)
         try:
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                catalog = place.catalog
-                if not any(record.name == stream.name for record in catalog.streams.list()):
-                    return dg.SkipReason(f"{stream.name} has not run yet")
-                records = catalog.checkpoints.list_after(stream.name, seen, AT_ONCE)
-                events = list(_events(place, stream.name, records))
-                partitions = partitions_of(stream)
-                if isinstance(partitions, dg.DynamicPartitionsDefinition):
-                    hours.update(hours_of(record.committed_at for record in records))
-                    if over := past_hours(hours, catalog.now()):
-                        requests.append(partitions.build_add_request(over))
-                        hours.difference_update(over)
+                events = list(_report_new(place, partitions, seen))
+                requests = _add_hours(partitions, seen, place.catalog.now())
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
-        cursor = {"seen": records[-1].id if records else seen, "hours": sorted(hours)}
-        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=requests, cursor=json.dumps(cursor))
+        return dg.SensorResult(
+            asset_events=events, dynamic_partitions_requests=requests, cursor=json.dumps(asdict(seen))
+        )
 
     return new_checkpoints
+
+
+def _report_new(place: OpenWarehouse, partitions: Partitions, seen: Seen) -> Iterator[dg.AssetMaterialization]:
+    """Make the events of streams with new checkpoints, up to a number, and note what they are of."""
+    catalog, left = place.catalog, AT_ONCE
+    newest = {name: id for name, id in catalog.checkpoints.list_newest().items() if name in partitions}
+    for name in sorted(newest, key=lambda name: (name <= seen.last, name)):
+        before = seen.checkpoints.get(name, 0)
+        if newest[name] > before and left > 0:
+            records = [each for each in catalog.checkpoints.list(name, SHOWN) if each.id > before]
+            yield from _events(place, name, records)
+            if isinstance(partitions[name], dg.DynamicPartitionsDefinition):
+                hours = hours_of(catalog.checkpoints.list_times_after(name, before))
+                seen.hours[name] = sorted({*seen.hours.get(name, ()), *hours})
+            left, seen.last = left - len(records), name
+            before = max((record.id for record in records), default=before)
+        seen.checkpoints[name] = min(before, newest[name])  # after a rollback, its ids come again
+
+
+def _add_hours(partitions: Partitions, seen: Seen, now: datetime) -> list[dg.AddDynamicPartitionsRequest]:
+    """Request partitions of the hours that are over, and forget these."""
+    requests = []
+    for name, hours in seen.hours.items():
+        over, of_stream = past_hours(hours, now), partitions.get(name)
+        if over and isinstance(of_stream, dg.DynamicPartitionsDefinition):
+            requests.append(of_stream.build_add_request(over))
+            seen.hours[name] = [hour for hour in hours if hour not in over]
+    seen.hours = {name: hours for name, hours in seen.hours.items() if hours}
+    return requests
 
 
 def _events(
     place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord]
 ) -> Iterator[dg.AssetMaterialization]:
     """Make the events of some checkpoints, except those of runs of Dagster, which report their own."""
-    by_dagster = {run.epoch for run in place.catalog.runs.list(stream) if is_dagster_run(run.who)}
+    owners = place.catalog.runs.get_owners(stream, {record.epoch for record in records})
     for record in records:
-        if record.epoch in by_dagster:
+        if is_dagster_run(owners.get(record.epoch, "")):
             continue
         for operator, form in record.forms.items():
             metadata, digest = operator_metadata(place, stream, operator, record.id)
@@ -86,11 +125,7 @@ def _events(
                 "bytes": record.bytes,
                 "committed_at": record.committed_at.isoformat(timespec="seconds"),
                 # The picture shows the current stream, so only the newest checkpoint gets one.
-                **(
-                    checkpoints_metadata(place, stream)
-                    if record.id == place.catalog.checkpoints.last_id(stream)
-                    else {}
-                ),
+                **(checkpoints_metadata(place, stream) if record is records[-1] else {}),
             },
             tags={"dagster/data_version": record.digest},
         )
