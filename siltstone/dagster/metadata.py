@@ -22,6 +22,8 @@ from siltstone.sinks.parquet import ParquetSink
 
 NEWEST = 10
 """rows of the table of checkpoints"""
+DRAWN = 200
+"""checkpoints of the picture"""
 COLUMNS = {
     "checkpoint": "int",
     "forms": "string",
@@ -44,8 +46,9 @@ HANDLES = {
 Metadata = dict[str, Any]
 
 
-def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
-    """Describe the newest checkpoint of a stream and its chain; empty if it has no checkpoint.
+def checkpoints_metadata(warehouse: OpenWarehouse, stream: str, *, draws: bool = True) -> Metadata:
+    """Describe the newest checkpoint of a stream and its chain, with a picture if it `draws`; empty if it has no
+    checkpoint.
 
     Raises:
         SiltstoneError: the catalog cannot be read.
@@ -65,7 +68,7 @@ def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
         "chain": _ranges(chain),
         "chain_length": len(chain),
         "committed_at": last["committed_at"],
-        "chain_picture": _picture(warehouse, stream),
+        **({"chain_picture": _picture(warehouse, stream)} if draws else {}),
         "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
     }
 
@@ -182,6 +185,6 @@ def _picture(warehouse: OpenWarehouse, stream: str) -> dg.MarkdownMetadataValue:
     from siltstone.report import draw_report, report_data
 
     with tempfile.TemporaryDirectory() as directory:
-        drawn = draw_report(report_data(warehouse.catalog, stream), Path(directory) / "chain.svg")
+        drawn = draw_report(report_data(warehouse.catalog, stream, newest=DRAWN), Path(directory) / "chain.svg")
         image = base64.b64encode(drawn.read_bytes()).decode()
     return dg.MetadataValue.md(f"![chain of {stream}](data:image/svg+xml;base64,{image})")

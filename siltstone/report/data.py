@@ -8,7 +8,7 @@ from typing import Any
 from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
-from siltstone.chains.costs import recorded_states
+from siltstone.chains.costs import first_of, recorded_chains, recorded_states
 from siltstone.chains.due import OperatorHealth, materialization_health
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policy_rules import PolicyOptions
@@ -187,16 +187,18 @@ def report_data(
     stream: str,
     options: MaterializationOptions | None = None,
     policy_options: PolicyOptions | None = None,
+    *,
+    newest: int | None = None,
 ) -> ReportData:
-    """Gather the report of all checkpoints of `stream` that are not deleted.
+    """Gather the report of all checkpoints of `stream` that are not deleted, or of the `newest`.
 
-    A deleted checkpoint that others build on counts as part of their chains.
+    A deleted or older checkpoint that others build on counts as part of their chains.
 
     Raises:
         UnknownStream: the stream has not run here.
         UnknownCheckpoint: it has no checkpoint yet.
     """
-    records = catalog.checkpoints.list(stream, marked=True)
+    records, begins = _read_records(catalog, stream, newest)
     if not records:
         raise UnknownCheckpoint(f"stream {stream} has no checkpoint to report on yet: run it first")
     points: list[CheckpointPoint] = []
@@ -213,7 +215,7 @@ def report_data(
         own = max(0, record.bytes - sum(part.bytes for part in parts.values()))
         ids.append(record.id)
         others.append(others[-1] + own)
-        if record.deleted_at is None:
+        if record.deleted_at is None and record.id >= begins:
             first = min((of.first for of in chains.values()), default=record.id)
             other = others[-1] - others[bisect_left(ids, first) - 1]
             points.append(
@@ -228,8 +230,20 @@ def report_data(
     health = materialization_health(
         catalog, stream, options or MaterializationOptions(), policy_options or PolicyOptions()
     )
-    timeline = timeline_of([record for record in records if record.deleted_at is None][-TIMED:])
-    return ReportData(stream, tuple(points), health, timeline)
+    return ReportData(stream, tuple(points), health, timeline_of([point.record for point in points[-TIMED:]]))
+
+
+def _read_records(catalog: Catalog, stream: str, newest: int | None) -> tuple[list[CheckpointRecord], int]:
+    """Return the records that a report reads, and the first checkpoint that it shows: of the newest few, all that their
+    chains need."""
+    if newest is None:
+        return catalog.checkpoints.list(stream, marked=True), 0
+    shown = catalog.checkpoints.list(stream, newest)
+    if not shown:
+        return [], 0
+    begins = shown[0].id
+    first = min((first_of(recorded_chains(shown[0], name).values(), begins) for name in shown[0].forms), default=begins)
+    return catalog.checkpoints.list_after(stream, first - 1, shown[-1].id - first + 1, marked=True), begins
 
 
 def _part(record: CheckpointRecord, name: str, chain: ChainSize) -> OperatorPart:

@@ -158,6 +158,28 @@ def test_streams_take_turns(place: OpenWarehouse, url: str, instance: dg.Dagster
     assert told_of == [{"a"}, {"b"}, {"c"}, {"a"}], "none waits for those that are always ahead"
 
 
+def test_one_chain_is_drawn_a_look_and_each_in_its_turn(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
+) -> None:
+    streams = [replace(SMALL, name=name) for name in ("a", "b")]
+    repository = dg.Definitions.merge(*map(stream_definitions, streams)).get_repository_def()
+    seen, drawn = None, []
+    for _ in range(3):
+        for stream in streams:
+            run(place, "somebody", 1, stream)
+        context = dg.build_sensor_context(
+            instance=instance, cursor=seen, resources=resources(url), repository_def=repository
+        )
+        with context:
+            tick = sensor("new_checkpoints").evaluate_tick(context)
+        seen = tick.cursor
+        found = [event for event in tick.asset_events if event.asset_key.path[-1] == "checkpoints"]
+        assert [event.asset_key.path[0] for event in found] == ["a", "b"]
+        assert all("chain" in event.metadata for event in found)
+        drawn += [event.asset_key.path[0] for event in found if "chain_picture" in event.metadata]
+    assert drawn == ["a", "b", "a"]
+
+
 def test_ids_that_come_again_after_a_rollback_are_told_again(
     place: OpenWarehouse, url: str, instance: dg.DagsterInstance
 ) -> None:

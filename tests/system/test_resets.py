@@ -147,7 +147,7 @@ def test_a_run_that_was_fenced_does_not_take_the_stream_back(tmp_path: Path, mon
     """A frozen host wakes up while the store is away: the run that took over meanwhile must keep the stream."""
     settings = at(tmp_path / "w", recovery=QUICK)
 
-    def another_run(*_: object) -> None:
+    def another_run(*_: object, **__: object) -> None:
         with OpenWarehouse.open_existing(settings.warehouse) as place:
             place.catalog.runs.begin("counts", "another")
 

@@ -14,6 +14,7 @@ from siltstone.catalog.database.tables import materialization
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UnknownCheckpoint, UnknownStream
 from siltstone.report import ReportData, checkpoint_table, report_data, summary_table
+from siltstone.report.timeline import timeline_of
 from tests.report_chain import CHAIN, MANIFEST, NOON, add, drawn, record_chain, report_catalog
 
 
@@ -85,6 +86,13 @@ def test_bounds_and_measured_restores_are_told_where_they_are_known(catalog: Cat
     newest = report_data(catalog, "flights").newest
     assert newest.operators["aircraft"].bound_bytes == 2000
     assert newest.bound_bytes is None and newest.bound_s is None
+
+
+@pytest.mark.parametrize("newest", [1, 2, 3, 5, 9])
+def test_of_the_newest_few_the_same_is_said_as_among_all(catalog: Catalog, data: ReportData, newest: int) -> None:
+    few = report_data(catalog, "flights", newest=newest)
+    assert few.checkpoints == data.checkpoints[-newest:]
+    assert few.timeline == timeline_of([point.record for point in few.checkpoints])
 
 
 def test_operators_may_come_later(catalog: Catalog) -> None:

@@ -31,12 +31,14 @@ Partitions = Mapping[str, dg.PartitionsDefinition | None]
 class Seen:
     """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
 
-    `last` is the stream that the last tick ended with, after which the next begins.
+    `last` is the stream that the last tick ended with, after which the next begins; `drawn` the one whose chain was drawn
+    last.
     """
 
     checkpoints: dict[str, int] = field(default_factory=dict)
     hours: dict[str, list[str]] = field(default_factory=dict)
     last: str = ""
+    drawn: str = ""
 
 
 @cache
@@ -76,11 +78,14 @@ def _report_new(place: OpenWarehouse, partitions: Partitions, seen: Seen) -> Ite
     """Make the events of streams with new checkpoints, up to a number, and note what they are of."""
     catalog, left = place.catalog, AT_ONCE
     newest = {name: id for name, id in catalog.checkpoints.list_newest().items() if name in partitions}
+    new = [name for name in newest if newest[name] > seen.checkpoints.get(name, 0)]
+    draws = min(new, key=lambda name: (name <= seen.drawn, name), default=None)
     for name in sorted(newest, key=lambda name: (name <= seen.last, name)):
         before = seen.checkpoints.get(name, 0)
-        if newest[name] > before and left > 0:
+        if name in new and left > 0:
             records = [each for each in catalog.checkpoints.list(name, SHOWN) if each.id > before]
-            yield from _events(place, name, records)
+            yield from _events(place, name, records, draws=name == draws)
+            seen.drawn = name if name == draws else seen.drawn
             if isinstance(partitions[name], dg.DynamicPartitionsDefinition):
                 hours = hours_of(catalog.checkpoints.list_times_after(name, before))
                 seen.hours[name] = sorted({*seen.hours.get(name, ()), *hours})
@@ -102,9 +107,12 @@ def _add_hours(partitions: Partitions, seen: Seen, now: datetime) -> list[dg.Add
 
 
 def _events(
-    place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord]
+    place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord], *, draws: bool
 ) -> Iterator[dg.AssetMaterialization]:
-    """Make the events of some checkpoints, except those of runs of Dagster, which report their own."""
+    """Make the events of some checkpoints, except those of runs of Dagster, which report their own.
+
+    The newest one describes the chain, with a picture if it `draws`: that takes as long as a dozen events.
+    """
     owners = place.catalog.runs.get_owners(stream, {record.epoch for record in records})
     for record in records:
         if is_dagster_run(owners.get(record.epoch, "")):
@@ -124,8 +132,7 @@ def _events(
                 "state_rows": record.rows,
                 "bytes": record.bytes,
                 "committed_at": record.committed_at.isoformat(timespec="seconds"),
-                # The picture shows the current stream, so only the newest checkpoint gets one.
-                **(checkpoints_metadata(place, stream) if record is records[-1] else {}),
+                **(checkpoints_metadata(place, stream, draws=draws) if record is records[-1] else {}),
             },
             tags={"dagster/data_version": record.digest},
         )
