@@ -7,6 +7,7 @@
     changelog   batching, checkpoints of many writers, restoring one variable, the index (`benchmarks.changelog`)
     hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
     lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
+    sensors     Dagster's sensors at fifty streams of ten thousand checkpoints each (`benchmarks.sensors`)
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
     outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
@@ -100,6 +101,13 @@ def lifecycle(scratch: Path, options: argparse.Namespace) -> Report:
 
     picture = options.picture.with_stem(f"{options.picture.stem}-lifecycle")
     return lifecycle.run(scratch, picture, quick=options.quick)
+
+
+def sensors(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.sensors`."""
+    from benchmarks import sensors
+
+    return sensors.run(scratch, quick=options.quick)
 
 
 def startup(scratch: Path, options: argparse.Namespace) -> Report:
@@ -213,6 +221,7 @@ PARTS: dict[str, Part] = {
     "changelog": changelog,
     "hedging": hedging,
     "lifecycle": lifecycle,
+    "sensors": sensors,
     "startup": startup,
     "outputs": outputs,
     "checksums": checksums,

@@ -1,8 +1,8 @@
 """Measure what Dagster's sensors cost at fifty streams of ten thousand checkpoints each.
 
-The catalog is made: one stream runs for real, and its rows are copied for the others. The ticks are those of the daemon,
-one after the other in this process, with an instance in files that takes what they report; time between them does not
-pass. Counted is the CPU time of this process, without what the daemon needs to call a code location.
+The catalog is made: each stream runs for real for a few checkpoints, the last of which is copied. The ticks are those
+of the daemon, one after the other in this process, with an instance in files that takes what they report; time between
+them does not pass. Counted is the CPU time of this process, without what the daemon needs to call a code location.
 
 First start: an instance that knows nothing, until all streams are reported. Steady: each stream makes a checkpoint a
 minute, and all sensors tick at their intervals. Then a run fails among two thousand of others, which begin and end.

@@ -34,6 +34,7 @@ from siltstone.dagster.resources import (
     WebhookNotifier,
 )
 from siltstone.dagster.schedules import stream_schedules
+from siltstone.dagster.translator import StreamAsset, StreamTranslator
 
 __all__ = [
     "SUITES",
@@ -41,7 +42,9 @@ __all__ = [
     "Notifier",
     "Project",
     "SparkResource",
+    "StreamAsset",
     "StreamComponent",
+    "StreamTranslator",
     "Suite",
     "WarehouseResource",
     "WebhookNotifier",

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from siltstone.dagster.names import MATERIALIZATION, asset_key
+from siltstone.dagster.names import MATERIALIZATION, select_part
 from siltstone.stream import Stream
 
 CHANGED = dg.AutomationCondition.eager().with_label("when checkpoints changed")
@@ -22,6 +22,6 @@ def restore_condition(stream: Stream) -> dg.AutomationCondition:
     once, because an hour that is over does not change. Materializations do not matter, as they do not change state.
     """
     condition = ABSENT if stream.event_days is None else CHANGED
-    materialization = dg.AssetSelection.assets(asset_key(stream.name, MATERIALIZATION))
+    materialization = select_part(MATERIALIZATION, stream=stream.name)
     proven = dg.AutomationCondition.all_deps_blocking_checks_passed()
     return (condition & proven).ignore(materialization)

@@ -17,18 +17,18 @@ from siltstone.dagster.automation import restore_condition
 from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import operation_jobs, stream_job
-from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, part_tags, store_kinds
+from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, mark, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
 from siltstone.dagster.sensors.observation import observation_sensor
 from siltstone.dagster.sensors.recovery import recovery_sensor
+from siltstone.dagster.translator import Asset, StreamTranslator, translate
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_stream
 
 FRESHNESS_MIN_S = 60
-Asset = dg.AssetSpec | dg.AssetsDefinition
 
 
 def stream_definitions(
@@ -38,6 +38,7 @@ def stream_definitions(
     owners: Sequence[str] = (),
     fresh_within_s: float | None = None,
     settings: Settings | None = None,
+    translator: StreamTranslator | None = None,
 ) -> dg.Definitions:
     """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
 
@@ -56,6 +57,7 @@ def stream_definitions(
         fresh_within_s: a new checkpoint is expected within this many seconds (60 or more), after which Dagster shows
             the checkpoints as stale. None expects nothing, for a stream that runs only when there is input.
         settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`.
+        translator: gives the assets other keys and attributes.
 
     Raises:
         UnknownStream: no stream of that name is defined; the message lists those found.
@@ -67,9 +69,15 @@ def stream_definitions(
     assets = [asset for each in streams for asset in stream_assets(each)]
     if fresh_within_s is not None:
         assets = expect_checkpoints(assets, fresh_within_s)
+    assets, checks = translate(
+        annotate(assets, streams, settings, owners),
+        [check for each in streams for check in stream_checks(each)],
+        streams,
+        translator or StreamTranslator(),
+    )
     return dg.Definitions(
-        assets=annotate(assets, streams, settings, owners),
-        asset_checks=[check for each in streams for check in stream_checks(each)],
+        assets=assets,
+        asset_checks=checks,
         jobs=[*map(stream_job, streams), *operation_jobs()],
         schedules=[schedule for each in streams for schedule in stream_schedules(each, settings)],
         sensors=stream_sensors(settings),
@@ -100,10 +108,9 @@ def annotate(
             metadata=code_reference(by_name[spec.key.path[0]], spec.key),
             kinds=in_store if asset_of(spec.key)[1] in STORED else set(),
             owners=owners,
-            tags=part_tags(spec.key),
         )
 
-    return list(dg.map_asset_specs(add_attributes, list(assets)))
+    return list(dg.map_asset_specs(lambda spec: mark(add_attributes(spec)), list(assets)))
 
 
 def expect_checkpoints(assets: Iterable[Asset], within_s: float) -> list[Asset]:

@@ -23,7 +23,6 @@ from siltstone.dagster.names import (
     MATERIALIZATION,
     OPERATION_TAG,
     STREAM_TAG,
-    asset_key,
     dagster_name,
     location_name,
     run_tags,
@@ -47,7 +46,7 @@ def stream_job(stream: Stream) -> Any:  # Dagster does not export the return typ
     """Make the job that runs one stream."""
     return dg.define_asset_job(
         dagster_name(stream.name),
-        selection=dg.AssetSelection.assets(asset_key(stream.name, CHECKPOINTS)).required_multi_asset_neighbors(),
+        selection=select_part(CHECKPOINTS, stream=stream.name).required_multi_asset_neighbors(),
         tags=run_tags(stream.name, RUN),
         executor_def=EXECUTOR,
         description=f"Run `{stream.name}` over available input, then check its assets.",

@@ -12,7 +12,10 @@ What a code location has once for all streams begins with `siltstone__`.
 """
 
 import functools
+import hashlib
 import operator
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import dagster as dg
@@ -29,6 +32,8 @@ OF_OPERATORS = (BASE_CHECKPOINT, DELTA_CHAIN, SINK)
 LOCATION = "siltstone"
 STREAM_TAG, OPERATION_TAG, PART_TAG = "siltstone/stream", "siltstone/operation", "siltstone/part"
 """tags: of runs and assets the stream, of runs what they do, of assets what they are"""
+ASSET = "siltstone/asset"
+"""metadata of an asset: the name that Siltstone gives it, `STREAM/ASSET`"""
 TAG_LENGTH = 63
 """longest value of an asset's tag in Dagster"""
 STORED = (BASE_CHECKPOINT, DELTA_CHAIN, CHECKPOINTS, MATERIALIZATION, FULL_SNAPSHOT)
@@ -57,15 +62,51 @@ def location_name(*what: str) -> str:
     return dagster_name(LOCATION, *what)
 
 
-def part_tags(key: dg.AssetKey) -> dict[str, str]:
-    """Make the tags of an asset, by which it is found and can be selected (`tag:siltstone/part=checkpoints`)."""
-    return {STREAM_TAG: key.path[0][:TAG_LENGTH], PART_TAG: asset_of(key)[1]}
+def mark(spec: dg.AssetSpec) -> dg.AssetSpec:
+    """Add what an asset is found and selected by (`tag:siltstone/part=checkpoints`), whatever key it is given."""
+    tags = {STREAM_TAG: _tag_value(spec.key.path[0]), PART_TAG: asset_of(spec.key)[1]}
+    return spec.merge_attributes(tags=tags, metadata={ASSET: spec.key.to_user_string()})
 
 
-def select_part(*parts: str) -> dg.AssetSelection:
-    """Select the assets that are one of these parts of any stream."""
+class Keys(dict[dg.AssetKey, dg.AssetKey]):
+    """The name that Siltstone gives each asset (`asset_key`) -> its key here; the name itself, if it is not known."""
+
+    @classmethod
+    def of(cls, assets: Iterable["Marked"]) -> Self:
+        """Find the keys of some assets; those of others are left out."""
+        ours = ((str(asset.metadata[ASSET]), asset.key) for asset in assets if ASSET in asset.metadata)
+        return cls((dg.AssetKey.from_user_string(name), key) for name, key in ours)
+
+    def __missing__(self, name: dg.AssetKey) -> dg.AssetKey:
+        return name
+
+
+class Marked(Protocol):
+    """An asset's spec, or its node in a graph."""
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Its key."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What `mark` added, and more."""
+        ...
+
+
+def select_part(*parts: str, stream: str | None = None) -> dg.AssetSelection:
+    """Select the assets that are one of these parts of any stream, or of one."""
     first, *more = (dg.AssetSelection.tag(PART_TAG, part) for part in parts)
-    return functools.reduce(operator.or_, more, first)
+    of_all = functools.reduce(operator.or_, more, first)
+    return of_all & dg.AssetSelection.tag(STREAM_TAG, _tag_value(stream)) if stream else of_all
+
+
+def _tag_value(stream: str) -> str:
+    """Return a stream's name as the value of a tag, which is shorter than a name may be."""
+    if len(stream) <= TAG_LENGTH:
+        return stream
+    return f"{stream[: TAG_LENGTH - 9]}-{hashlib.sha256(stream.encode()).hexdigest()[:8]}"
 
 
 def run_tags(stream: str, operation: str) -> dict[str, str]:

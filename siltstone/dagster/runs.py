@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from siltstone.dagster.names import CHECKPOINTS, OF_OPERATORS, OPERATION_TAG, PART_TAG, STREAM_TAG, asset_of
+from siltstone.dagster.names import CHECKPOINTS, OF_OPERATORS, OPERATION_TAG, STREAM_TAG, Keys, asset_of
 
 RUN = "run"
 AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
@@ -21,12 +21,16 @@ def streams_of(repository: dg.RepositoryDefinition | None) -> dict[str, dg.Parti
 
     So one sensor or schedule serves all streams, however their definitions came together.
     """
-    if repository is None:
-        return {}
-    graph = repository.asset_graph
-    ours = sorted((key for key in graph.get_all_asset_keys() if PART_TAG in graph.get(key).tags), key=str)
-    found = dict.fromkeys(key.path[0] for key in ours)
-    return found | {key.path[0]: node.partitions_def for key in ours if (node := graph.get(key)).partitions_def}
+    keys = keys_in(repository)
+    restored = {name: repository.asset_graph.get(keys[name]).partitions_def for name in keys} if repository else {}
+    found: dict[str, dg.PartitionsDefinition | None] = dict.fromkeys(sorted({name.path[0] for name in restored}))
+    return found | {name.path[0]: partitions for name, partitions in restored.items() if partitions}
+
+
+def keys_in(repository: dg.RepositoryDefinition | None) -> Keys:
+    """Find the keys of all assets of streams in a code location."""
+    graph = repository.asset_graph if repository else None
+    return Keys.of(map(graph.get, graph.get_all_asset_keys()) if graph else ())
 
 
 def stream_of(run: dg.DagsterRun) -> str | None:

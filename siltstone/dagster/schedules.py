@@ -27,7 +27,7 @@ from siltstone.dagster.names import (
     run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import find_unfinished, streams_of
+from siltstone.dagster.runs import find_unfinished, keys_in, streams_of
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
@@ -188,18 +188,18 @@ def _is_due(settings: Settings, catalog: Catalog, stream: str) -> bool:
 
 def _request(repository: dg.RepositoryDefinition, stream: str, operation: str) -> dg.RunRequest | None:
     """Request a run of one stream; None if a project left out what it would make or check."""
-    graph, tags = repository.asset_graph, run_tags(stream, operation)
+    graph, tags, keys = repository.asset_graph, run_tags(stream, operation), keys_in(repository)
     if operation in _MADE:
         asset, config = _MADE[operation]
-        key = asset_key(stream, asset)
-        if not graph.has(key):
+        name = asset_key(stream, asset)
+        if name not in keys:
             return None
-        run_config = {"ops": {key.to_python_identifier(): {"config": config}}}
+        run_config = {"ops": {name.to_python_identifier(): {"config": config}}}
         checks = None if operation == MATERIALIZE else []
-        return dg.RunRequest(run_config=run_config, asset_selection=[key], asset_check_keys=checks, tags=tags)
+        return dg.RunRequest(run_config=run_config, asset_selection=[keys[name]], asset_check_keys=checks, tags=tags)
     if operation in _CHECKED:
-        keys = {asset_key(stream, asset) for asset in _CHECKED[operation]}
-        found = sorted(check for check in graph.asset_check_keys if check.asset_key in keys)
+        about = {keys[asset_key(stream, asset)] for asset in _CHECKED[operation]}
+        found = sorted(check for check in graph.asset_check_keys if check.asset_key in about)
         return dg.RunRequest(asset_check_keys=found, tags=tags) if found else None
     return dg.RunRequest(
         run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}, tags=tags

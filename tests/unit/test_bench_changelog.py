@@ -125,7 +125,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in bench.PARTS})
     out = ["--json", str(tmp_path / "bench.json")]
     assert bench.main(out) == 0
-    every = ["step", "stores", "changelog", "hedging", "lifecycle", "startup", "outputs", "checksums"]
+    every = ["step", "stores", "changelog", "hedging", "lifecycle", "sensors", "startup", "outputs", "checksums"]
     every += [
         "input",
         "operators",

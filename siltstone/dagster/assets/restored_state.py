@@ -61,8 +61,10 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         # One event per partition, with its own digest and as soon as it is complete. The event that Dagster makes of an
         # output would have one data version for all partitions, and come after the last.
         def tell(label: RestoredLabel, is_new: bool = True) -> None:
-            context.log_event(_event(stream, label, root / label.label, is_new))
+            context.log_event(_event(asset, label, root / label.label, is_new))
 
+        checks = context.selected_asset_check_keys
+        (asset,) = {*context.selected_asset_keys, *(check.asset_key for check in checks)}
         with report_errors():
             settings = siltstone_warehouse.settings(siltstone_spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
@@ -72,19 +74,19 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
                     labels, gone = _labels(place.catalog, stream, keys)
                 for key, error in gone.items() if len(keys) > 1 else ():
                     context.log.error(str(error))
-                    context.log_event(_observation(stream, key, error))
+                    context.log_event(_observation(asset, key, error))
                 if labels:
                     result = Client(settings).stream(stream.name).restore_series(labels, tell)
                     for label in result.kept:
                         tell(label, is_new=False)
                     context.log.info(_summary(result))
                     _check_proven(result)
-            if context.selected_asset_check_keys:
+            if checks:
                 with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                     for key in keys:
-                        context.log_event(_evaluation(place, stream, key))  # pyright: ignore[reportArgumentType]
+                        context.log_event(_evaluation(place, stream, asset, key))  # pyright: ignore[reportArgumentType]
             if gone:  # last, because Dagster looks the run's partitions up while it is at work
-                restored = context.instance.get_materialized_partitions(asset_key(stream.name, RESTORED_STATE))
+                restored = context.instance.get_materialized_partitions(asset)
                 forget_hours(context.instance, stream, gone.keys() - restored)
             if len(keys) == 1 and gone:
                 raise gone[keys[0]]
@@ -127,7 +129,7 @@ def _summary(result: "SeriesResult") -> str:
     )
 
 
-def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.AssetCheckEvaluation:
+def _evaluation(place: OpenWarehouse, stream: Stream, asset: dg.AssetKey, partition: str) -> dg.AssetCheckEvaluation:
     """Evaluate whether the files of one partition are the state of its checkpoint."""
     root = place.warehouse.local.restored_series(stream.name)
     label = read_label(root, partition)
@@ -143,7 +145,7 @@ def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.Asse
             reason = f"checkpoint {label.checkpoint} was deleted: the files can no longer be compared with it"
             severity = dg.AssetCheckSeverity.WARN
     return dg.AssetCheckEvaluation(
-        asset_key=asset_key(stream.name, RESTORED_STATE),
+        asset_key=asset,
         check_name=RESTORED_EQUALS_CHECKPOINT,
         passed=reason is None,
         severity=severity,
@@ -171,15 +173,13 @@ def _check_proven(result: "SeriesResult") -> None:
         raise ProofFailed(f"{len(result.failed)} checkpoints could not be restored, {good} labels were: {first.reason}")
 
 
-def _observation(stream: Stream, partition: str, gone: CheckpointGone) -> dg.AssetObservation:
-    return dg.AssetObservation(
-        asset_key(stream.name, RESTORED_STATE), partition=partition, metadata={"cannot be restored": str(gone)}
-    )
+def _observation(asset: dg.AssetKey, partition: str, gone: CheckpointGone) -> dg.AssetObservation:
+    return dg.AssetObservation(asset, partition=partition, metadata={"cannot be restored": str(gone)})
 
 
-def _event(stream: Stream, label: RestoredLabel, path: Path, is_new: bool) -> dg.AssetMaterialization:
+def _event(asset: dg.AssetKey, label: RestoredLabel, path: Path, is_new: bool) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        asset_key(stream.name, RESTORED_STATE),
+        asset,
         partition=label.label,
         metadata={
             "checkpoint": label.checkpoint,

@@ -17,9 +17,12 @@ from siltstone.dagster.names import (
     DELTA_CHAIN,
     EVENTS,
     SINK,
+    STREAM_TAG,
+    Keys,
     asset_key,
     dagster_name,
     pool,
+    run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import UnknownStream
@@ -81,6 +84,8 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
             for operator, count in checkpoint.dead_letters.items():
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
+        if STREAM_TAG not in context.run.tags:  # the page launched it
+            context.instance.add_run_tags(context.run.run_id, run_tags(stream.name, "run"))
         with report_errors():
             settings = siltstone_warehouse.settings(
                 siltstone_spark, parallelism=config.parallelism, policy=config.policy
@@ -104,9 +109,10 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 "seconds": result.seconds,
             }
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                yield from _parts(place, stream, result.checkpoints)
+                keys = Keys.of(context.assets_def.specs)
+                yield from _parts(place, stream, result.checkpoints, keys)
                 yield dg.MaterializeResult(
-                    asset_key(stream.name, CHECKPOINTS),
+                    keys[asset_key(stream.name, CHECKPOINTS)],
                     metadata=made | checkpoints_metadata(place, stream.name),
                     data_version=dg.DataVersion(result.digest) if result.digest else None,
                 )
@@ -184,7 +190,7 @@ def _definition(settings: Settings, stream: Stream) -> Stream:
         return stream
 
 
-def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
+def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int], keys: Keys) -> Iterator[dg.MaterializeResult]:
     """Make the events of a run: for each operator's newest base and newest delta, and for each sink."""
     if not checkpoints:
         return
@@ -199,8 +205,10 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
             if id := max(newest.get((operator.name, form), 0) for form in forms):
                 metadata, version = operator_metadata(place, stream.name, operator.name, id)
                 yield dg.MaterializeResult(
-                    asset_key(stream.name, operator.name, part), metadata=metadata, data_version=dg.DataVersion(version)
+                    keys[asset_key(stream.name, operator.name, part)],
+                    metadata=metadata,
+                    data_version=dg.DataVersion(version),
                 )
     for operator, sink in resolve_sinks(stream, place).items():
         metadata = sink_metadata(checkpoints, sink)
-        yield dg.MaterializeResult(asset_key(stream.name, operator, SINK), metadata=metadata)
+        yield dg.MaterializeResult(keys[asset_key(stream.name, operator, SINK)], metadata=metadata)

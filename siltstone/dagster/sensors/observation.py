@@ -15,7 +15,7 @@ from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
 from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, location_name
 from siltstone.dagster.partitions import hours_of, past_hours
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import streams_of
+from siltstone.dagster.runs import keys_in, streams_of
 from siltstone.errors import SiltstoneError
 from siltstone.model import Form
 
@@ -31,8 +31,8 @@ Partitions = Mapping[str, dg.PartitionsDefinition | None]
 class Seen:
     """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
 
-    `last` is the stream that the last tick ended with, after which the next begins; `drawn` the one whose chain was drawn
-    last.
+    `last` is the stream that the last tick ended with, after which the next begins; `drawn` is the one whose chain was
+    drawn last.
     """
 
     checkpoints: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,9 @@ def observation_sensor() -> dg.SensorDefinition:
         partitions, settings = streams_of(context.repository_def), siltstone_warehouse.settings(siltstone_spark)
         try:
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                events = list(_report_new(place, partitions, seen))
+                keys = keys_in(context.repository_def)
+                told = _report_new(place, partitions, seen)
+                events = [event._replace(asset_key=keys[event.asset_key]) for event in told]
                 requests = _add_hours(partitions, seen, place.catalog.now())
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
