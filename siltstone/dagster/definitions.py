@@ -39,6 +39,7 @@ def stream_definitions(
     fresh_within_s: float | None = None,
     settings: Settings | None = None,
     translator: StreamTranslator | None = None,
+    shared: bool = True,
 ) -> dg.Definitions:
     """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
 
@@ -58,6 +59,8 @@ def stream_definitions(
             the checkpoints as stale. None expects nothing, for a stream that runs only when there is input.
         settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`.
         translator: gives the assets other keys and attributes.
+        shared: whether what all streams share is part of the definitions. It must be there once, so where definitions
+            are copied before they are merged, only one of them may have it.
 
     Raises:
         UnknownStream: no stream of that name is defined; the message lists those found.
@@ -78,9 +81,9 @@ def stream_definitions(
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        jobs=[*map(stream_job, streams), *operation_jobs()],
-        schedules=[schedule for each in streams for schedule in stream_schedules(each, settings)],
-        sensors=stream_sensors(settings),
+        jobs=[*map(stream_job, streams), *(operation_jobs() if shared else ())],
+        schedules=[schedule for each in streams for schedule in stream_schedules(each, settings, shared=shared)],
+        sensors=stream_sensors(settings) if shared else (),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
     )
 

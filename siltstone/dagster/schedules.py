@@ -64,10 +64,10 @@ def check_schedules(settings: Settings, streams: Collection[str]) -> None:
         )
 
 
-def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """Make the schedules of one stream: of each operation that is not off, that of all streams or one of its own.
+def stream_schedules(stream: Stream, settings: Settings, *, shared: bool = True) -> list[dg.ScheduleDefinition]:
+    """Make the schedules of one stream: those of its own, and if they are `shared`, those of all streams.
 
-    Those of all streams are the same objects for each stream.
+    The latter are the same objects for each stream. A stream may have turned each off for itself.
 
     Raises:
         UsageError: the settings name an unknown operation, or a value that is not a cron expression.
@@ -78,10 +78,10 @@ def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefi
             f"[schedules.{stream.name}] in {CONFIGURATION}: {unknown[0]!r} is not an operation with a schedule: use "
             + ", ".join(sorted(DEFAULTS))
         )
+    own = [(operation, cron) for operation, cron in given.items() if cron not in (OFF, DEFAULTS[operation])]
     return [
-        _common_schedule(operation) if cron == DEFAULTS[operation] else _own_schedule(stream.name, operation, cron)
-        for operation, cron in (DEFAULTS | given).items()
-        if cron != OFF
+        *(map(_common_schedule, DEFAULTS) if shared else ()),
+        *(_own_schedule(stream.name, operation, cron) for operation, cron in own),
     ]
 
 

@@ -11,7 +11,7 @@
 `events` under another key is an asset that the project defines itself: Siltstone only depends on it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import dagster as dg
@@ -68,11 +68,12 @@ def translate(
 
     # Of a stream, only its events are a spec alone. Under another key, they are somebody else's asset.
     translated = list(dg.map_asset_specs(of, list(assets)))
+    if not renamed:
+        return translated, list(checks)
     ours = [each for each in translated if not (isinstance(each, dg.AssetSpec) and each.key in renamed)]
-    return (
-        [
-            each if isinstance(each, dg.AssetSpec) else each.with_attributes(asset_key_replacements=renamed)
-            for each in ours
-        ],
-        [check.with_attributes(asset_key_replacements=renamed) for check in checks],
-    )
+    keyed = [each if isinstance(each, dg.AssetSpec) else _rename(each, renamed) for each in ours]
+    return keyed, [_rename(check, renamed) for check in checks]
+
+
+def _rename(definition: dg.AssetsDefinition, renamed: Mapping[dg.AssetKey, dg.AssetKey]) -> dg.AssetsDefinition:
+    return definition.with_attributes(asset_key_replacements=renamed)

@@ -1,11 +1,14 @@
 """A stream in a `dg` project: five lines of YAML, and no Python."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster.components.core.component_tree import ComponentTreeException
+from dagster.components.testing.utils import create_defs_folder_sandbox
 
 from siltstone.dagster import StreamComponent, stream_definitions
 from siltstone.errors import UnknownStream, UsageError
@@ -24,16 +27,30 @@ def _small_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(STREAMS))
 
 
-def component(**attributes: str | float | Sequence[str]) -> dg.Definitions:
-    return StreamComponent(**attributes).build_defs(dg.ComponentTree.for_test().load_context)  # pyright: ignore
+def component(**attributes: str | float | Sequence[str] | Mapping[str, str]) -> dg.Definitions:
+    """The definitions of a `dg` project with one component."""
+    return project(attributes)
+
+
+def project(*components: Mapping[str, Any]) -> dg.Definitions:
+    """The definitions of a `dg` project with some components, each with these attributes."""
+    with create_defs_folder_sandbox() as sandbox:
+        for n, attributes in enumerate(components):
+            yaml = {"type": "siltstone.dagster.StreamComponent", "attributes": attributes}
+            sandbox.scaffold_component(component_cls=StreamComponent, defs_path=f"c{n}", defs_yaml_contents=yaml)
+        with sandbox.build_all_defs() as definitions:
+            dg.Definitions.validate_loadable(definitions)
+            return definitions
 
 
 def test_a_component_is_what_stream_definitions_gives() -> None:
     assert keys(component(stream="small")) == keys(stream_definitions(SMALL))
     owned = component(stream="small", owners=["team:data"]).resolve_all_asset_specs()
     assert {tuple(spec.owners) for spec in owned} == {("team:data",)}
-    with pytest.raises(UnknownStream, match=r"no stream 'smal' is defined \(defined: .*small"):
+    with pytest.raises(ComponentTreeException) as failed:
         component(stream="smal")
+    assert isinstance(failed.value.__cause__, UnknownStream)
+    assert "no stream 'smal' is defined (defined: small" in str(failed.value.__cause__)
 
 
 def test_checkpoints_are_expected_within_a_time_if_asked() -> None:
@@ -42,6 +59,26 @@ def test_checkpoints_are_expected_within_a_time_if_asked() -> None:
     assert [name for name, spec in found.items() if spec.freshness_policy] == ["checkpoints"], "nothing else"
     with pytest.raises(UsageError, match="fresh_within_s is 10: use 60 seconds or more"):
         stream_definitions(SMALL, fresh_within_s=10)
+
+
+def test_components_share_what_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster copies the definitions of each."""
+    monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps([*STREAMS, "tests.system.live_stream"]))
+    repository = project({"stream": "small"}, {"stream": "live"}).get_repository_def()
+    assert {"small", "live", "siltstone__sweep"} <= set(repository.job_names)
+    assert sorted(each.name for each in repository.sensor_defs if not each.name.startswith("default")) == [
+        f"siltstone__{name}" for name in ("alerts", "new_checkpoints", "recover_failed")
+    ]
+    assert len(repository.schedule_defs) == 7
+
+
+def test_a_component_translates_keys_and_attributes() -> None:
+    given = {"key": "lake/{{ stream }}/{{ spec.key.path[-1] }}", "group_name": "lake", "tags": {"part": "{{ part }}"}}
+    found = {s.key.to_user_string(): s for s in component(stream="small", translation=given).resolve_all_asset_specs()}
+    checkpoints = found["lake/small/checkpoints"]
+    assert checkpoints.group_name == "lake"
+    assert checkpoints.tags.items() >= {"part": "checkpoints", "siltstone/part": "checkpoints"}.items()
+    assert all(key.startswith("lake/small/") for key in found)
 
 
 def test_definitions_of_several_streams_merge() -> None:

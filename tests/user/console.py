@@ -65,6 +65,7 @@ def load_component(text: str, _: Variables) -> None:
     """Load a component's YAML, and what it defines."""
     import dagster as dg
     import yaml
+    from dagster.components.testing.utils import create_defs_folder_sandbox
 
     from siltstone import dagster
 
@@ -72,8 +73,12 @@ def load_component(text: str, _: Variables) -> None:
     given = yaml.safe_load(text)
     room, _, name = given["type"].rpartition(".")
     assert room == dagster.__name__, given["type"]
-    component = getattr(dagster, name).resolve_from_dict(given["attributes"])
-    dg.Definitions.validate_loadable(component.build_defs(dg.ComponentTree.for_test().load_context))
+    with create_defs_folder_sandbox() as sandbox:
+        sandbox.scaffold_component(
+            component_cls=getattr(dagster, name), defs_path="one", defs_yaml_contents=dict(given)
+        )
+        with sandbox.build_all_defs() as definitions:
+            dg.Definitions.validate_loadable(definitions)
 
 
 def check_names(line: str, _: Variables) -> None:
