@@ -82,7 +82,7 @@ def stream_definitions(
         assets=assets,
         asset_checks=checks,
         jobs=[*map(stream_job, streams), *(operation_jobs() if shared else ())],
-        schedules=[schedule for each in streams for schedule in stream_schedules(each, settings, shared=shared)],
+        schedules=list(dict.fromkeys(s for each in streams for s in stream_schedules(each, settings, shared=shared))),
         sensors=stream_sensors(settings) if shared else (),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
     )

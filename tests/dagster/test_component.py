@@ -64,8 +64,8 @@ def test_checkpoints_are_expected_within_a_time_if_asked() -> None:
 def test_components_share_what_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster copies the definitions of each."""
     monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps([*STREAMS, "tests.system.live_stream"]))
-    repository = project({"stream": "small"}, {"stream": "live"}).get_repository_def()
-    assert {"small", "live", "siltstone__sweep"} <= set(repository.job_names)
+    repository = project({"stream": "small", "forks": ["trial"]}, {"stream": "live"}).get_repository_def()
+    assert {"small", "trial", "live", "siltstone__sweep"} <= set(repository.job_names)
     assert sorted(each.name for each in repository.sensor_defs if not each.name.startswith("default")) == [
         f"siltstone__{name}" for name in ("alerts", "new_checkpoints", "recover_failed")
     ]
