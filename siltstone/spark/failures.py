@@ -5,6 +5,7 @@ that could not be read. The text of an error is looked into only where it has no
 file, or a user, may say anything.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ _NETWORK = tuple(
     f"java.net.{name}Exception" for name in ("Connect", "NoRouteToHost", "Socket", "SocketTimeout", "UnknownHost")
 )
 """errors of connections"""
+_CHANNEL = "sun.nio.ch.Socket"
+"""where Java reads and writes connections since it has channels, whose errors have no class of their own"""
 _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundException")
 """errors when what a machine or an executor kept is gone"""
 _SPARK = "org.apache.spark.SparkException"
@@ -72,6 +75,7 @@ class Cause:
         parameters: what Spark filled into its message.
         of_worker: whether it arose where Spark waits for a Python worker.
         thrower: the class that it began in, outside of Java's own.
+        of_connection: whether Java's own code that it began in reads or writes a connection.
     """
 
     name: str
@@ -79,6 +83,7 @@ class Cause:
     parameters: Mapping[str, str] = field(default_factory=dict)
     of_worker: bool = False
     thrower: str = ""
+    of_connection: bool = False
 
     @property
     def text(self) -> str:
@@ -109,13 +114,17 @@ def may_pass(error: BaseException) -> bool:
 
 def is_lost(causes: Sequence[Cause]) -> bool:
     """Whether a machine, a process or a connection is what failed; `causes` with the outermost first."""
-    if _has_worker_died(causes) or any(cause.name in _NETWORK or cause.name.endswith(_GONE) for cause in causes):
+    if _has_worker_died(causes) or any(cause.of_connection for cause in causes):
+        return True
+    if any(cause.name in _NETWORK or cause.name.endswith(_GONE) for cause in causes):
         return True
     return [cause.name for cause in causes] == [_SPARK] and any(sign in causes[0].message for sign in _LOST)
 
 
 def _has_worker_died(causes: Sequence[Cause]) -> bool:
-    return bool(causes) and causes[-1].name in _ENDED and any(cause.of_worker for cause in causes)
+    if not causes or not (causes[-1].name in _ENDED or causes[-1].of_connection):
+        return False
+    return causes[-1].thrower.startswith(_PYTHON) or any(cause.of_worker for cause in causes)
 
 
 def describe(error: BaseException) -> str:
@@ -178,8 +187,10 @@ def read_causes(error: BaseException) -> list[Cause]:
             stack = [frame.getClassName() for frame in origin.getStackTrace()[:_JDK_FRAMES]]
             of_worker = any(name.startswith(_PYTHON) for name in stack[:_FRAMES])
             thrower = next((name for name in stack if not name.startswith(_JDK)), "")
-            said = origin.getMessage() or ""
-            causes.append(Cause(origin.getClass().getName(), said, _parameters(origin), of_worker, thrower))
+            java = itertools.takewhile(lambda name: name.startswith(_JDK), stack)
+            of_connection = any(name.startswith(_CHANNEL) for name in java)
+            name, said = origin.getClass().getName(), origin.getMessage() or ""
+            causes.append(Cause(name, said, _parameters(origin), of_worker, thrower, of_connection))
             origin = origin.getCause()
     except (Py4JError, OSError):
         return causes

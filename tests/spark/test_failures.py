@@ -3,18 +3,21 @@
 import gzip
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.errors import StateError
 from siltstone.spark.executor import spark_map
-from siltstone.spark.failures import may_pass
+from siltstone.spark.failures import may_pass, read_causes
 from siltstone.spark.operations import RunRequest, run
 from siltstone.spark.session import needs_spark
 from siltstone.spark.versions import has_python_sources
@@ -30,6 +33,25 @@ def test_a_worker_that_is_killed_fails_an_operation_in_one_line(spark: SparkSess
     with pytest.raises(StateError, match=r"^Spark failed: a Python worker died.*run the same command again") as failed:
         operation()
     assert "\n" not in str(failed.value)
+
+
+def test_a_connection_that_breaks_below_java_s_channels_may_pass(spark: SparkSession) -> None:
+    """Java gives it no class of its own, and Spark talks to its workers in that way from 4.1 on."""
+    jvm: Any = spark._jvm
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = jvm.java.net.InetSocketAddress("127.0.0.1", server.getsockname()[1])
+        channel = jvm.java.nio.channels.SocketChannel.open(address)
+        server.accept()[0].close()
+        with pytest.raises(Py4JJavaError) as failed:
+            for _ in range(100):
+                channel.write(jvm.java.nio.ByteBuffer.allocate(1 << 20))
+    (*_, cause) = read_causes(failed.value)
+    assert cause.name == "java.io.IOException" and cause.of_connection
+    assert may_pass(failed.value)
+    with pytest.raises(Py4JJavaError) as failed:
+        jvm.java.io.FileInputStream("/proc/self/mem").read()
+    (*_, cause) = read_causes(failed.value)
+    assert cause.name == "java.io.IOException" and not cause.of_connection, "that is a disk's"
 
 
 def cut_gzip(directory: Path) -> Path:

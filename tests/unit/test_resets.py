@@ -60,6 +60,7 @@ JOB = Cause("org.apache.spark.SparkException", "Job aborted due to stage failure
 WORKER = Cause("org.apache.spark.SparkException", "Python worker exited unexpectedly (crashed)", of_worker=True)
 FILE = Cause("org.apache.spark.SparkException", "[FAILED_READ_FILE.NO_HINT] ...", {"path": "file:///in/a.gz"})
 END = Cause("java.io.EOFException")
+BROKEN = Cause("java.io.IOException", "Broken pipe", of_connection=True)
 SOURCES = "spark.sql.execution.datasources"
 
 
@@ -73,6 +74,9 @@ def thrown(name: str, by: str) -> Cause:
     [
         ([JOB, WORKER, END], True),
         ([JOB, WORKER, Cause("java.net.SocketException", "Broken pipe")], True),
+        ([JOB, replace(BROKEN, thrower="org.apache.spark.api.python.BasePythonRunner")], True),
+        ([JOB, replace(BROKEN, thrower="org.apache.hadoop.hdfs.DFSInputStream")], True),
+        ([JOB, replace(BROKEN, of_connection=False)], False),
         ([JOB, END], False),
         ([FILE, END], False),
         ([FILE, Cause("java.net.SocketTimeoutException", "Read timed out")], True),
