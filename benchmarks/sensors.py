@@ -75,7 +75,11 @@ class Daemon:
         requests: list[dg.RunRequest] = []
         for sensor in self.repository.sensor_defs:
             name = sensor.name
-            if name.startswith("default_") or self.now < self.due.get(name, 0.0):
+            if (
+                isinstance(sensor, dg.RunStatusSensorDefinition)
+                or name.startswith("default_")
+                or self.now < self.due.get(name, 0.0)
+            ):
                 continue
             began, used = time.perf_counter(), time.process_time()
             requests += self._evaluate(sensor)
@@ -139,7 +143,7 @@ def _catch_up(daemon: Daemon, catalog: "MadeCatalog") -> float:
         daemon.tick()
         daemon.now += max(TICK_S, time.perf_counter() - began)
         seen = json.loads(daemon.cursors["siltstone__new_checkpoints"] or "{}")["checkpoints"]
-        if seen == catalog.newest:
+        if {name: id for name, (id, _) in seen.items()} == catalog.newest:
             return daemon.now
 
 

@@ -15,6 +15,6 @@ def schedules_of(stream: Stream, settings: Settings) -> list[dg.ScheduleDefiniti
     return stream_schedules(stream, settings)
 
 
-def sensors_of(settings: Settings) -> list[dg.SensorDefinition]:
+def sensors_of() -> list[dg.SensorDefinition]:
     """Make the sensors that recover and sweep after failed runs, report new checkpoints, and send alerts."""
-    return stream_sensors(settings)
+    return stream_sensors()

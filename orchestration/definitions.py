@@ -30,7 +30,7 @@ def definitions() -> dg.Definitions:
         asset_checks=[check for stream in streams for check in checks_of(stream)],
         jobs=[*map(stream_job, streams), *(operation_jobs() if streams else ())],
         schedules=[schedule for stream in streams for schedule in schedules_of(stream, settings)],
-        sensors=sensors_of(settings) if streams else [],
+        sensors=sensors_of() if streams else [],
         resources=resources_of(settings),
         executor=dg.in_process_executor,  # one process, and so one Spark session, for all steps of a run
     )

@@ -22,7 +22,7 @@ from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, Wa
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
 from siltstone.dagster.sensors.observation import observation_sensor
-from siltstone.dagster.sensors.recovery import recovery_sensor
+from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
 from siltstone.dagster.translator import Asset, StreamTranslator, translate
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
@@ -57,7 +57,8 @@ def stream_definitions(
         owners: emails, or teams as `team:NAME`, shown with each asset.
         fresh_within_s: a new checkpoint is expected within this many seconds (60 or more), after which Dagster shows
             the checkpoints as stale. None expects nothing, for a stream that runs only when there is input.
-        settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`.
+        settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`, which what all streams share
+            follows in any case.
         translator: gives the assets other keys and attributes.
         shared: whether what all streams share is part of the definitions. It must be there once, so where definitions
             are copied before they are merged, only one of them may have it.
@@ -83,7 +84,7 @@ def stream_definitions(
         asset_checks=checks,
         jobs=[*map(stream_job, streams), *(operation_jobs() if shared else ())],
         schedules=list(dict.fromkeys(s for each in streams for s in stream_schedules(each, settings, shared=shared))),
-        sensors=stream_sensors(settings) if shared else (),
+        sensors=stream_sensors() if shared else (),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
     )
 
@@ -132,9 +133,9 @@ def expect_checkpoints(assets: Iterable[Asset], within_s: float) -> list[Asset]:
     return list(dg.map_asset_specs(add_policy, list(assets)))
 
 
-def stream_sensors(settings: Settings) -> list[dg.SensorDefinition]:
+def stream_sensors() -> list[dg.SensorDefinition]:
     """Make the sensors that all streams of a code location share; recovery is first, and waits for none."""
-    return [recovery_sensor(settings.ui.sensors_s), observation_sensor(), alert_sensor()]
+    return [recovery_sensor(), sweep_sensor(), observation_sensor(), alert_sensor()]
 
 
 @cache

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import dagster as dg
+from dagster import DagsterInvariantViolationError
 from pydantic import Field
 
 from siltstone.client import Client, StreamClient
@@ -23,13 +24,14 @@ from siltstone.dagster.names import (
     MATERIALIZATION,
     OPERATION_TAG,
     STREAM_TAG,
+    Keys,
     dagster_name,
     location_name,
     run_tags,
     select_part,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import AT_WORK, RUN, find_unfinished
+from siltstone.dagster.runs import AT_WORK, RUN, StreamRuns, keys_in
 from siltstone.errors import UsageError
 from siltstone.model import check_name
 from siltstone.result import Result
@@ -122,6 +124,13 @@ class RecoverConfig(OperationConfig):
     dry_run: Flag = Field(default=False, description="only report what would be given up")
 
 
+class StreamBusy(UsageError):
+    """A recovery is refused while a run of the stream is at work."""
+
+
+BUSY = StreamBusy.__name__
+
+
 def _sweep(stream: StreamClient, config: SweepConfig, context: dg.OpExecutionContext) -> Result:
     return stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
 
@@ -134,10 +143,18 @@ def _optimize(stream: StreamClient, config: OptimizeConfig, context: dg.OpExecut
     return stream.optimize_sinks(dry_run=config.dry_run)
 
 
+def _keys_of(context: dg.OpExecutionContext) -> Keys:
+    """Find the keys of the code location's assets; empty where a job is executed without one, as in tests."""
+    try:
+        return keys_in(context.repository_def)
+    except DagsterInvariantViolationError:
+        return Keys()
+
+
 def _recover(stream: StreamClient, config: RecoverConfig, context: dg.OpExecutionContext) -> Result:
-    run = None if config.dry_run else find_unfinished(context.instance, RUN, AT_WORK).get(config.stream)
-    if run:
-        raise UsageError(
+    runs = StreamRuns(context.instance, _keys_of(context))
+    if run := None if config.dry_run else runs.find_unfinished(RUN, AT_WORK).get(config.stream):
+        raise StreamBusy(
             f"run {run} of stream {config.stream} is at work by what Dagster knows, and a recovery would end it: wait "
             "until it ends, or terminate it"
         )
@@ -157,7 +174,8 @@ def _op_job(operation: str) -> dg.JobDefinition:
 
     @dg.op(
         name=location_name(operation, "op"),
-        pool=location_name(operation),
+        # Nothing of several streams waits for a recovery, nor a recovery for another's.
+        pool=None if operation == RECOVER else location_name(operation),
         tags={OPERATION_TAG: operation},
         config_schema=config_type.to_config_schema(),
     )

@@ -1,11 +1,22 @@
-"""Which stream and operation a run of Dagster is of, whoever launched it, and which runs there are."""
+"""Which streams of a code location a run of Dagster is of, whoever launched it, and which runs there are."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-from siltstone.dagster.names import CHECKPOINTS, OF_OPERATORS, OPERATION_TAG, STREAM_TAG, Keys, asset_of
+from siltstone.dagster.names import (
+    CHECKPOINTS,
+    LOCATION,
+    OF_OPERATORS,
+    OPERATION_TAG,
+    STREAM_TAG,
+    Keys,
+    asset_of,
+    dagster_name,
+    location_name,
+)
 
 RUN = "run"
 AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
@@ -33,48 +44,91 @@ def keys_in(repository: dg.RepositoryDefinition | None) -> Keys:
     return Keys.of(map(graph.get, graph.get_all_asset_keys()) if graph else ())
 
 
-def stream_of(run: dg.DagsterRun) -> str | None:
-    """Return the stream of a run: by its tag, its configuration, or the assets that it was launched to make."""
-    keys = sorted(run.asset_selection or ())
-    return run.tags.get(STREAM_TAG) or _configured_stream(run.run_config) or (keys[0].path[0] if keys else None)
+@dataclass(frozen=True)
+class StreamRuns:
+    """The runs of an instance, seen from one code location.
 
-
-def _configured_stream(config: Mapping[str, Any]) -> str | None:
-    """Return the stream in the configuration of an operation's only op."""
-    for op in (config.get("ops") or {}).values():
-        if isinstance(name := ((op or {}).get("config") or {}).get("stream"), str):
-            return name
-    return None
-
-
-def operation_of(run: dg.DagsterRun) -> str | None:
-    """Return what a run does to its stream; of a run of assets that the page launched, which assets it makes."""
-    selected = {asset_of(key)[1] for key in run.asset_selection or ()}
-    return run.tags.get(OPERATION_TAG) or (
-        RUN if selected & {CHECKPOINTS, *OF_OPERATORS} else ",".join(sorted(selected))
-    )
-
-
-def list_runs(instance: dg.DagsterInstance, *statuses: dg.DagsterRunStatus, **more: Any) -> Iterator[dg.RunRecord]:
-    """List the runs with one of these statuses, newest first, page by page.
-
-    Args:
-        more: further conditions, as `dg.RunsFilter` takes them.
+    Attributes:
+        keys: the keys of its assets.
+        location: its name; None for any. Other locations may have streams of the same names.
     """
-    cursor = None
-    while True:
-        records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **more), limit=PAGE, cursor=cursor)
-        yield from records
-        if len(records) < PAGE:
-            return
-        cursor = records[-1].dagster_run.run_id
+
+    instance: dg.DagsterInstance
+    keys: Keys
+    location: str | None = None
+
+    @classmethod
+    def of(cls, context: dg.SensorEvaluationContext) -> "StreamRuns":
+        """See the runs from the code location of a sensor."""
+        origin = context.code_location_origin
+        return cls(context.instance, keys_in(context.repository_def), origin.location_name if origin else None)
+
+    def is_here(self, run: dg.DagsterRun) -> bool:
+        """Whether a run may be one of this code location."""
+        origin = run.remote_job_origin
+        return not (self.location and origin and origin.location_name != self.location)
+
+    def streams_of(self, run: dg.DagsterRun) -> set[str]:
+        """Return the streams of a run: by its tag, its configuration, or what it was launched to make or check.
+
+        A run of a job of all streams, launched without a selection, is of all.
+        """
+        if not self.is_here(run):
+            return set()
+        if name := run.tags.get(STREAM_TAG) or _configured_stream(run):
+            return {name}
+        selected = self._selected(run)
+        if not selected and _is_of_all(run):
+            return {name.path[0] for name in self.keys}
+        return {name.path[0] for name in selected}
+
+    def operation_of(self, run: dg.DagsterRun) -> str | None:
+        """Return what a run does to its streams; of a run of assets that the page launched, which assets it makes."""
+        parts = {asset_of(name)[1] for name in self._selected(run)}
+        of_page = RUN if parts & {CHECKPOINTS, *OF_OPERATORS} else ",".join(sorted(parts))
+        return run.tags.get(OPERATION_TAG) or of_page
+
+    def _selected(self, run: dg.DagsterRun) -> set[dg.AssetKey]:
+        """Return the names of the assets that a run makes, or else of those that it checks."""
+        names = {key: name for name, key in self.keys.items()}
+        checked = {check.asset_key for check in run.asset_check_selection or ()}
+        return {names[key] for key in run.asset_selection or checked if key in names}
+
+    def list(self, *statuses: dg.DagsterRunStatus, **more: Any) -> Iterator[dg.RunRecord]:
+        """List the runs of the instance with one of these statuses, newest first, page by page.
+
+        Args:
+            more: further conditions, as `dg.RunsFilter` takes them.
+        """
+        cursor = None
+        while True:
+            records = self.instance.get_run_records(dg.RunsFilter(statuses=statuses, **more), limit=PAGE, cursor=cursor)
+            yield from records
+            if len(records) < PAGE:
+                return
+            cursor = records[-1].dagster_run.run_id
+
+    def find_unfinished(
+        self, operation: str, statuses: tuple[dg.DagsterRunStatus, ...] = UNFINISHED
+    ) -> Mapping[str, str]:
+        """Map each stream to a waiting or active run of an operation, if there is one."""
+        found = dict[str, str]()
+        tagged = self.list(*statuses, tags={OPERATION_TAG: operation})
+        of_page = self.list(*statuses, job_name=ASSET_JOB)
+        for run in (record.dagster_run for record in (*tagged, *of_page)):
+            if self.operation_of(run) == operation:
+                found |= dict.fromkeys(self.streams_of(run), run.run_id)
+        return found
 
 
-def find_unfinished(
-    instance: dg.DagsterInstance, operation: str, statuses: tuple[dg.DagsterRunStatus, ...] = UNFINISHED
-) -> dict[str, str]:
-    """Map each stream to a waiting or active run of an operation, if there is one."""
-    tagged = list_runs(instance, *statuses, tags={OPERATION_TAG: operation})
-    of_page = list_runs(instance, *statuses, job_name=ASSET_JOB)
-    runs = (record.dagster_run for record in (*tagged, *of_page))
-    return {name: run.run_id for run in runs if operation_of(run) == operation and (name := stream_of(run))}
+def _is_of_all(run: dg.DagsterRun) -> bool:
+    return run.job_name.startswith(dagster_name(LOCATION, ""))
+
+
+def _configured_stream(run: dg.DagsterRun) -> str | None:
+    """Return the stream in the configuration of one of our operations."""
+    found: Any = run.run_config if _is_of_all(run) else None
+    operation = run.job_name.removeprefix(dagster_name(LOCATION, ""))
+    for name in ("ops", location_name(operation, "op"), "config", "stream"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else None

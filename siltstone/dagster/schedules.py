@@ -27,7 +27,7 @@ from siltstone.dagster.names import (
     run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import find_unfinished, keys_in, streams_of
+from siltstone.dagster.runs import StreamRuns, keys_in, streams_of
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
@@ -123,7 +123,7 @@ def _schedule(
         settings = siltstone_warehouse.settings(siltstone_spark)
         given = streams(context, settings)
         reasons = _skip_reasons(settings, given, operation)
-        before = find_unfinished(context.instance, operation)
+        before = StreamRuns(context.instance, keys_in(context.repository_def)).find_unfinished(operation)
         reasons |= {name: f"run {before[name]} is not done yet" for name in given if name in before}
         due = [name for name in given if name not in reasons]
         requests = [request for name in due if (request := _request(context.repository_def, name, operation))]
@@ -166,7 +166,18 @@ def _skip_reasons(settings: Settings, streams: Collection[str], operation: str) 
 def _skip_reason(
     settings: Settings, place: OpenWarehouse, ran: Collection[str], stream: str, operation: str
 ) -> str | None:
-    """Say why no run is needed; None if one is."""
+    """Say why no run is needed; None if one is, or if that cannot be found out, which the run then reports."""
+    try:
+        return _find_reason(settings, place, ran, stream, operation)
+    except UsageError as error:
+        return str(error)
+    except SiltstoneError:
+        return None
+
+
+def _find_reason(
+    settings: Settings, place: OpenWarehouse, ran: Collection[str], stream: str, operation: str
+) -> str | None:
     catalog = place.catalog
     if stream not in ran:
         return "no checkpoint yet"
@@ -196,11 +207,13 @@ def _request(repository: dg.RepositoryDefinition, stream: str, operation: str) -
             return None
         run_config = {"ops": {name.to_python_identifier(): {"config": config}}}
         checks = None if operation == MATERIALIZE else []
-        return dg.RunRequest(run_config=run_config, asset_selection=[keys[name]], asset_check_keys=checks, tags=tags)
+        return dg.RunRequest(
+            stream, run_config=run_config, asset_selection=[keys[name]], asset_check_keys=checks, tags=tags
+        )
     if operation in _CHECKED:
         about = {keys[asset_key(stream, asset)] for asset in _CHECKED[operation]}
         found = sorted(check for check in graph.asset_check_keys if check.asset_key in about)
-        return dg.RunRequest(asset_check_keys=found, tags=tags) if found else None
+        return dg.RunRequest(stream, asset_check_keys=found, tags=tags) if found else None
     return dg.RunRequest(
-        run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}, tags=tags
+        stream, run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}, tags=tags
     )

@@ -67,7 +67,7 @@ def test_components_share_what_is_there_once(monkeypatch: pytest.MonkeyPatch) ->
     repository = project({"stream": "small", "forks": ["trial"]}, {"stream": "live"}).get_repository_def()
     assert {"small", "trial", "live", "siltstone__sweep"} <= set(repository.job_names)
     assert sorted(each.name for each in repository.sensor_defs if not each.name.startswith("default")) == [
-        f"siltstone__{name}" for name in ("alerts", "new_checkpoints", "recover_failed")
+        f"siltstone__{name}" for name in ("alerts", "new_checkpoints", "recover_failed", "sweep_recovered")
     ]
     assert len(repository.schedule_defs) == 7
 
@@ -89,7 +89,7 @@ def test_definitions_of_several_streams_merge() -> None:
     repository = both.get_repository_def()
     sensors = {each.name for each in repository.sensor_defs}
     assert sensors >= {f"siltstone__{name}" for name in ("recover_failed", "new_checkpoints", "alerts")}
-    assert len(repository.sensor_defs) <= 4, "one of each kind"
+    assert len(repository.sensor_defs) <= 5, "one of each kind"
     assert set(repository.job_names) >= {"small", "trial", "other", "siltstone__recover"}
 
 

@@ -126,13 +126,15 @@ def test_every_operation_has_a_job_a_pool_and_tags_that_tell_its_runs_apart(smal
         assert job.executor_def is dg.in_process_executor
     pools = {node.name: node.pool for node in small.resolve_implicit_global_asset_job_def().all_node_defs}
     assert pools["small__run"] == "small__run"
-    assert small.resolve_job_def("siltstone__recover").all_node_defs[0].pool == "siltstone__recover"
+    assert small.resolve_job_def("siltstone__recover").all_node_defs[0].pool is None, "none waits"
     assert pools["small__restored_state"] == "small__restore" != pools["small__materialization"]
     run = small.resolve_job_def("small")
     assert {key.to_user_string() for key in run.asset_layer.executable_asset_keys} == {
         f"small/{asset}" for asset in SMALL_ASSETS if asset_of(dg.AssetKey(asset))[0] or asset == "checkpoints"
     }
-    assert names(small, "sensors") == {f"siltstone__{name}" for name in ("recover_failed", "new_checkpoints", "alerts")}
+    assert names(small, "sensors") == {
+        f"siltstone__{name}" for name in ("recover_failed", "sweep_recovered", "new_checkpoints", "alerts")
+    }
 
 
 def test_restored_state_has_a_partition_a_day_or_an_hour(small: dg.Definitions) -> None:

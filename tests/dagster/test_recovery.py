@@ -1,12 +1,14 @@
 """Which recovery follows which runs, decided over an instance in memory: nothing is launched."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
@@ -15,8 +17,9 @@ from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.failures import report_errors
-from siltstone.dagster.jobs import RecoverConfig
-from siltstone.dagster.names import run_tags
+from siltstone.dagster.jobs import RecoverConfig, StreamBusy
+from siltstone.dagster.names import Keys, run_tags
+from siltstone.dagster.runs import StreamRuns
 from siltstone.dagster.sensors.recovery import (
     ATTEMPT_TAG,
     FOLLOWS_TAG,
@@ -27,6 +30,7 @@ from siltstone.dagster.sensors.recovery import (
     Look,
     Looked,
     newest_run,
+    sweep_sensor,
 )
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
 from siltstone.settings import RecoveryOptions, load_settings
@@ -65,6 +69,12 @@ def recovered(instance: dg.DagsterInstance, of: dg.DagsterRun, status: dg.Dagste
     return ran(instance, "recover", status, siltstone__recovers=of.run_id)
 
 
+def keys_of(*streams: str) -> Keys:
+    """The keys of the assets of some streams, under their own names."""
+    keys = [dg.AssetKey([name, asset]) for name in streams for asset in ("checkpoints", "restored_state")]
+    return Keys(zip(keys, keys, strict=True))
+
+
 def look(
     instance: dg.DagsterInstance,
     after_s: float,
@@ -72,12 +82,13 @@ def look(
     options: RecoveryOptions = OPTIONS,
     writer: RunRecord | None = None,
     location: str | None = None,
-    streams: Collection[str] = (SMALL.name,),
+    streams: Sequence[str] = (SMALL.name,),
+    keys: Keys | None = None,
 ) -> list[dg.RunRequest]:
     """One look so long after now, the first one unless `looked` is what the one before left."""
-    now = time.time() + after_s
-    given = Look(instance, streams, options, now, lambda _: writer, location)
-    return given.request(looked or Looked(now - LOOK_BACK_S))
+    runs = StreamRuns(instance, keys_of(*streams) if keys is None else keys, location)
+    given = Look(runs, streams, options, time.time() + after_s, lambda _: writer)
+    return given.request(Looked() if looked is None else looked)
 
 
 def due(
@@ -86,9 +97,8 @@ def due(
     options: RecoveryOptions = OPTIONS,
     writer: RunRecord | None = None,
 ) -> list[dg.RunRequest]:
-    """The recoveries that the first look requests."""
-    found = look(instance, after_s, options=options, writer=writer)
-    return [request for request in found if request.job_name == "siltstone__recover"]
+    """What the first look requests."""
+    return look(instance, after_s, options=options, writer=writer)
 
 
 def wrote(who: str, after_s: float, outcome: str | None = None) -> RunRecord:
@@ -274,9 +284,9 @@ def test_a_failure_among_thousands_of_runs_of_others_is_recovered(instance: dg.D
 
 def test_a_later_look_reads_what_ended_since_and_remembers_what_is_open(instance: dg.DagsterInstance) -> None:
     now = time.time()
-    failed, looked = ran(instance), Looked(now - LOOK_BACK_S)
+    failed, looked = ran(instance), Looked()
     assert look(instance, 1, looked) == [], "its delay is not over"
-    assert looked == Looked(pytest.approx(now + 1, abs=2), {SMALL.name: failed.run_id})
+    assert looked == Looked(pytest.approx(now + 1, abs=2), {SMALL.name: [failed.run_id]}, [SMALL.name])
     (request,) = look(instance, 200, looked)
     assert request.tags[RECOVERS_TAG] == failed.run_id, "it failed long before that look, and is not forgotten"
     recovered(instance, failed, SUCCESS)
@@ -285,7 +295,7 @@ def test_a_later_look_reads_what_ended_since_and_remembers_what_is_open(instance
 
 
 def test_a_run_that_dagster_retries_itself_is_left_to_it(instance: dg.DagsterInstance) -> None:
-    failed, looked = ran(instance), Looked(time.time() - LOOK_BACK_S)
+    failed, looked = ran(instance), Looked()
     instance.add_run_tags(failed.run_id, {WILL_RETRY_TAG: "true"})
     assert look(instance, 20, looked) == []
     retry = ran(instance, status=STARTED)
@@ -296,22 +306,33 @@ def test_a_run_that_dagster_retries_itself_is_left_to_it(instance: dg.DagsterIns
 
 
 def test_a_recovery_waits_while_a_run_of_the_stream_waits_or_is_at_work(instance: dg.DagsterInstance) -> None:
-    failed, looked = ran(instance, "verify"), Looked(time.time() - LOOK_BACK_S)
+    failed, looked = ran(instance, "verify"), Looked()
     going = ran(instance, "run", STARTED)
-    assert look(instance, 100, looked) == [] and looked.open == {SMALL.name: failed.run_id}
+    assert look(instance, 100, looked) == [] and looked.open == {SMALL.name: [failed.run_id]}
     instance.report_run_canceled(going)
     (request,) = look(instance, 200, looked)
     assert request.tags[RECOVERS_TAG] == failed.run_id
 
 
-def test_each_recovery_that_succeeded_is_followed_by_a_sweep(instance: dg.DagsterInstance) -> None:
-    failed = ran(instance)
-    recovery = recovered(instance, failed, SUCCESS)
-    (request,) = look(instance, 1)
-    assert (request.job_name, request.run_key) == ("siltstone__sweep", f"{recovery.run_id}:sweep")
-    assert request.tags[FOLLOWS_TAG] == recovery.run_id and request.tags["siltstone/operation"] == "sweep"
+def test_a_recovery_that_succeeded_is_followed_by_a_sweep(instance: dg.DagsterInstance) -> None:
+    run = recovered(instance, ran(instance), SUCCESS)
+    record = instance.get_run_by_id(run.run_id)
+    assert record is not None
+
+    def follow() -> dg.RunRequest | dg.SkipReason:
+        event = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, record.job_name)
+        context = dg.build_run_status_sensor_context("sweep", event, instance, record)
+        found = sweep_sensor()(context)
+        assert isinstance(found, dg.RunRequest | dg.SkipReason)
+        return found
+
+    request = follow()
+    assert isinstance(request, dg.RunRequest)
+    assert (request.job_name, request.run_key) == ("siltstone__sweep", run.run_id)
+    assert request.tags[FOLLOWS_TAG] == run.run_id and request.tags["siltstone/operation"] == "sweep"
+    assert request.run_config["ops"]["siltstone__sweep__op"]["config"] == {"stream": "small"}
     ran(instance, "sweep", STARTED)
-    assert look(instance, 1) == [], "one is at work"
+    assert isinstance(follow(), dg.SkipReason), "one is at work"
 
 
 def test_an_operation_that_the_page_launched_is_of_the_stream_in_its_configuration(
@@ -341,3 +362,100 @@ def test_a_stream_of_the_same_name_elsewhere_is_another_one(instance: dg.Dagster
     instance.add_run(run.with_job_origin(RemoteJobOrigin(trials, "small")))
     assert look(instance, 11, location="production") == []
     assert len(look(instance, 11, location="trials")) == 1
+
+
+def test_runs_of_others_are_not_ours_whatever_their_configuration(instance: dg.DagsterInstance) -> None:
+    for config in (5, "small", ["small"], {"stream": "small"}, {"stream": ["small"]}):
+        given = {"ops": {"load": {"config": config}, "siltstone__sweep__op": {"config": config}}}
+        for status in (FAILED, SUCCESS):
+            run = create_run_for_test(instance, job_name="kafka_loader", run_config=given, status=STARTED)
+            if status is FAILED:
+                instance.report_run_failed(run)
+    assert due(instance, 11) == []
+
+
+def test_a_run_of_the_shared_jobs_is_of_what_was_selected_or_of_all(instance: dg.DagsterInstance) -> None:
+    def fails(**given: Any) -> None:
+        tags = {"siltstone/operation": "verify"}
+        run = create_run_for_test(instance, job_name="siltstone__verify", tags=tags, status=STARTED, **given)
+        instance.report_run_failed(run)
+
+    def recovered_now() -> set[str]:
+        found = look(instance, 11, streams=("a", "small"))
+        return {request.tags["siltstone/stream"] for request in found}
+
+    fails(asset_check_selection=frozenset({dg.AssetCheckKey(dg.AssetKey(["a", "checkpoints"]), "digest")}))
+    assert recovered_now() == {"a"}
+    fails()
+    assert recovered_now() == {"a", "small"}
+
+
+def test_of_a_run_of_several_streams_those_that_failed_are_recovered(instance: dg.DagsterInstance) -> None:
+    keys = {dg.AssetKey([name, "checkpoints"]) for name in ("a", "small")}
+    run = create_run_for_test(instance, job_name="__ASSET_JOB", asset_selection=frozenset(keys), status=STARTED)
+    assert look(instance, 11, streams=("a", "small")) == []
+    runs = StreamRuns(instance, keys_of("a", "small"))
+    assert runs.find_unfinished("run") == {"a": run.run_id, "small": run.run_id}
+    data = StepFailureData(error=None, user_failure_data=None)
+    event = dg.DagsterEvent("STEP_FAILURE", "__ASSET_JOB", step_key="small__run", event_specific_data=data)
+    instance.report_dagster_event(event, run.run_id)
+    instance.report_run_failed(run)
+    (request,) = look(instance, 11, streams=("a", "small"))
+    assert request.tags["siltstone/stream"] == "small"
+
+
+def test_assets_under_other_keys_are_the_streams(instance: dg.DagsterInstance) -> None:
+    key = dg.AssetKey(["lake", "tables", "sales"])
+    run = create_run_for_test(instance, asset_selection=frozenset({key}), status=STARTED)
+    instance.report_run_failed(run)
+    keys = Keys({dg.AssetKey(["small", "restored_state"]): key})
+    (request,) = look(instance, 11, keys=keys)
+    assert request.tags[RECOVERS_TAG] == run.run_id
+
+
+def test_an_older_run_that_ends_later_does_not_hide_an_open_failure(instance: dg.DagsterInstance) -> None:
+    older, looked = ran(instance, "sweep", STARTED), Looked()
+    failed = ran(instance)
+    options = RecoveryOptions(attempts=3, delay_s=50)
+    assert look(instance, 1, looked, options) == []
+    instance.report_run_failed(older)
+    (request,) = look(instance, 55, looked, options)
+    assert request.tags[RECOVERS_TAG] == failed.run_id
+
+
+def test_a_failure_of_a_stream_that_was_away_is_found_when_it_is_back(instance: dg.DagsterInstance) -> None:
+    looked, _ = Looked(), ran(instance)
+    assert look(instance, 1, looked) == []
+    for after_s in (5, 90):
+        assert look(instance, after_s, looked, streams=("other",)) == []
+    assert len(look(instance, 200, looked, streams=("other", "small"))) == 1
+
+
+def test_a_stream_of_the_same_name_elsewhere_holds_nothing_up(instance: dg.DagsterInstance) -> None:
+    ran(instance)
+    code = LoadableTargetOrigin(module_name="orchestration.definitions")
+    trials = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(code, location_name="trials"), "__repository__")
+    run = dg.DagsterRun(job_name="small", status=STARTED, tags=run_tags(SMALL.name, "run"))
+    instance.add_run(run.with_job_origin(RemoteJobOrigin(trials, "small")))
+    assert len(look(instance, 11, location="production")) == 1
+    assert look(instance, 11) == [], "as a run of this location does"
+
+
+def test_a_recovery_that_was_refused_is_no_attempt(instance: dg.DagsterInstance) -> None:
+    failed = ran(instance)
+    refused = failing(instance, StreamBusy("a run is at work"), "recover")
+    instance.add_run_tags(refused, {RECOVERS_TAG: failed.run_id})
+    assert due(instance, 5) == []
+    (request,) = due(instance, 1000)
+    assert (request.tags[ATTEMPT_TAG], request.run_key) == ("1", f"{failed.run_id}:small:1")
+
+
+def test_a_cursor_of_another_version_is_none() -> None:
+    for cursor in (None, "", "{", "[1]", '"a"', '{"seen": 1}'):
+        assert Looked.of(cursor) == Looked()
+
+
+def test_no_two_recoveries_of_a_stream_are_at_work(instance: dg.DagsterInstance) -> None:
+    recovered(instance, ran(instance), STARTED)
+    ran(instance)
+    assert due(instance, 1000) == []

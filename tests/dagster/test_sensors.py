@@ -1,5 +1,6 @@
 """Sensors and schedules, each looked at once: no daemon, no Spark."""
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -91,13 +92,13 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
     again = look("new_checkpoints", instance, first.cursor, url)
     assert (again.asset_events, again.dynamic_partitions_requests) == ([], [])
     assert again.cursor == first.cursor
-    assert json.loads(first.cursor)["checkpoints"] == {SMALL.name: 2}
+    assert json.loads(first.cursor)["checkpoints"] == {SMALL.name: [2, 1]}
 
     run(place, "Dagster run 0815", 1)
     run(place, "somebody", 1)
     third = look("new_checkpoints", instance, again.cursor, url)
     assert {checkpoint for _, checkpoint in told(third)} == {4}, "a run of Dagster's tells of its own"
-    assert json.loads(third.cursor)["checkpoints"] == {SMALL.name: 4}
+    assert json.loads(third.cursor)["checkpoints"] == {SMALL.name: [4, 3]}
 
 
 def test_an_hour_becomes_a_partition_when_it_is_over(
@@ -124,7 +125,7 @@ def test_of_a_stream_that_is_far_behind_the_newest_are_told_and_all_hours(
     run(place, "somebody", 3)
     times = [record.committed_at for record in place.catalog.checkpoints.list(SMALL.name)]
     moved = [times[0] - timedelta(hours=5), *times[1:]]
-    monkeypatch.setattr(Checkpoints, "list_times_after", lambda self, stream, id: moved[id:])
+    monkeypatch.setattr(Checkpoints, "list_times_after", lambda self, stream, id, epoch: moved[id:])
     monkeypatch.setattr(Catalog, "now", lambda self: times[-1] + timedelta(hours=1))
     first = look("new_checkpoints", instance, None, url)
     assert {checkpoint for _, checkpoint in told(first)} == {2, 3}
@@ -190,7 +191,37 @@ def test_ids_that_come_again_after_a_rollback_are_told_again(
     second = look("new_checkpoints", instance, first.cursor, url)
     assert told(second) == []
     run(place, "somebody", 1)
-    assert {checkpoint for _, checkpoint in told(look("new_checkpoints", instance, second.cursor, url))} == {2}
+    third = look("new_checkpoints", instance, second.cursor, url)
+    assert {checkpoint for _, checkpoint in told(third)} == {2}
+    epoch = place.catalog.runs.begin(SMALL.name, "a test")
+    place.catalog.rollbacks.roll_back(SMALL.name, epoch, 1, "a test", "a test")
+    run(place, "somebody", 1)
+    again = look("new_checkpoints", instance, third.cursor, url)
+    assert {checkpoint for _, checkpoint in told(again)} == {2}, "though nobody looked in between"
+    assert told(look("new_checkpoints", instance, again.cursor, url)) == []
+
+
+def test_a_damaged_checkpoint_holds_up_no_other(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
+    run(place, "somebody", 2)
+    place.warehouse.store.delete([place.catalog.checkpoints.get(SMALL.name, 1).manifest.name])
+    tick = look("new_checkpoints", instance, None, url)
+    assert {checkpoint for _, checkpoint in told(tick)} == {2}
+    assert json.loads(tick.cursor)["checkpoints"] == {SMALL.name: [2, 1]}
+
+
+def test_every_stream_that_is_due_has_a_run(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
+    streams = [replace(SMALL, name=name) for name in ("a", "b-x", "c")]
+    for stream in streams[:2]:
+        run(place, "somebody", 1, stream)
+    repository = dg.Definitions.merge(*map(stream_definitions, streams)).get_repository_def()
+    assert isinstance(repository, dg.RepositoryDefinition)
+    for operation in ("sweep", "verify", "snapshot", "truncate"):
+        with dg.build_schedule_context(
+            instance=instance, resources=resources(url), repository_def=repository
+        ) as context:
+            tick = repository.get_schedule_def(f"siltstone__{operation}__schedule").evaluate_tick(context)
+        requests = {request.run_key: request for request in tick.run_requests or ()}
+        assert {key: request.tags["siltstone/stream"] for key, request in requests.items()} == {"a": "a", "b-x": "b-x"}
 
 
 @pytest.mark.parametrize("name", ["new_checkpoints", "alerts"])
@@ -198,7 +229,7 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     name: str, url: str, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"notifier": LogNotifier()} if name == "alerts" else {}
-    before = '{"checkpoints": {"small": 2}}' if name == "new_checkpoints" else '["a"]'
+    before = '{"checkpoints": {"small": [2, 1]}}' if name == "new_checkpoints" else '["a"]'
     tick = look(name, instance, before, url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
     assert tick.cursor in (None, before), "what was told stays told"
@@ -288,6 +319,34 @@ def test_what_could_not_be_told_is_told_again(
     (alert,) = chat.got
     assert alert["kind"] == "materialization" and "daily is failing" in alert["text"]
     assert "the disk is full" in alert["text"]
+
+
+def test_a_tick_sends_for_some_seconds_only_and_the_next_goes_on(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(place, "somebody", 2)
+    for id in (1, 2):
+        place.catalog.checkpoints.record_proof(SMALL.name, id, False, "damaged")
+    clock = itertools.count(0, 15)
+    with monkeypatch.context() as patch:
+        patch.setattr("siltstone.dagster.sensors.alerts.time.monotonic", lambda: next(clock))
+        first = look("alerts", instance, None, url, notifier=chat.notifier)
+    assert len(chat.got) == 1 and "1 sent now" in first.skip_message
+    look("alerts", instance, first.cursor, url, notifier=chat.notifier)
+    assert [alert["since"] for alert in chat.got] == ["checkpoint 1", "checkpoint 2"]
+
+
+def test_what_was_told_stays_told_while_its_stream_is_away(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, chat: Chat
+) -> None:
+    run(place, "somebody", 1)
+    place.catalog.checkpoints.record_proof(SMALL.name, 1, False, "damaged")
+    first = look("alerts", instance, None, url, notifier=chat.notifier)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("siltstone.dagster.sensors.alerts.streams_of", lambda _: {})
+        away = look("alerts", instance, first.cursor, url, notifier=chat.notifier)
+    look("alerts", instance, away.cursor, url, notifier=chat.notifier)
+    assert len(chat.got) == 1
 
 
 def test_a_stream_that_stands_still_is_told(

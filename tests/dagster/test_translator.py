@@ -9,6 +9,7 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster import SparkResource, StreamAsset, StreamTranslator, WarehouseResource, stream_definitions
 from siltstone.dagster.partitions import hours_of
+from siltstone.dagster.runs import StreamRuns, keys_in
 from tests.dagster.test_sensors import run
 from tests.fault.small_stream import SMALL
 
@@ -106,7 +107,8 @@ def test_a_run_its_checks_and_a_restore_tell_of_the_keys_given(
         assert instance.get_materialized_partitions(restored) == {hour}
         execute(page, {"small__run": {"config": {"batches": 1}}}, asset_selection=[*told_by_run(both)])
         (newest, *_) = instance.get_runs(limit=1)
-        assert newest.tags["siltstone/stream"] == "small", "so its failure would be found"
+        runs = StreamRuns(instance, keys_in(both.get_repository_def()))
+        assert (runs.streams_of(newest), runs.operation_of(newest)) == ({"small"}, "run")
 
 
 def told_by_run(definitions: dg.Definitions) -> set[dg.AssetKey]:

@@ -9,7 +9,7 @@ from sqlalchemy import URL, create_engine, text
 
 from tests.dagster.page import served
 
-SENSORS = [f"siltstone__{each}" for each in ("recover_failed", "new_checkpoints", "alerts")]
+SENSORS = [f"siltstone__{each}" for each in ("recover_failed", "sweep_recovered", "new_checkpoints", "alerts")]
 ASSETS = """{
   assetNodes { assetKey { path } groupName kinds assetChecksOrError { ... on AssetChecks { checks { name } } } }
   shouldShowNux

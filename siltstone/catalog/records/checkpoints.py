@@ -73,13 +73,15 @@ class Checkpoints(CatalogPart):
             newest = find_newest(connection, stream)
             return newest.id if newest else 0
 
-    def list_newest(self) -> dict[str, int]:
-        """Map every stream that has checkpoints to its newest one's id."""
-        c = t.checkpoint.c
-        newest = select(c.id).where(c.stream == t.stream.c.name, c.deleted_at.is_(None)).order_by(c.id.desc()).limit(1)
-        query = select(t.stream.c.name, newest.scalar_subquery())
+    def list_newest(self) -> dict[str, tuple[int, int]]:
+        """Map every stream that has checkpoints to the id and the epoch of its newest one."""
+        s, c, of = t.stream.c, t.checkpoint.c, t.checkpoint.alias().c
+        ids = select(of.id).where(of.stream == s.name, of.deleted_at.is_(None)).order_by(of.id.desc()).limit(1)
+        newest = ids.correlate(t.stream).scalar_subquery()
+        joined = t.stream.join(t.checkpoint, (c.stream == s.name) & (c.id == newest))
         with self._transactions.begin_read() as connection:
-            return {name: id for name, id in connection.execute(query) if id is not None}
+            found = connection.execute(select(s.name, c.id, c.epoch).select_from(joined))
+            return {name: (id, epoch) for name, id, epoch in found}
 
     def list_failed(self) -> list[CheckpointRecord]:
         """List the checkpoints of all streams whose newest proof failed, by stream and id; not those marked as
@@ -190,10 +192,11 @@ class Checkpoints(CatalogPart):
             at = update(t.checkpoint).where(c.stream == stream, has_id(id), c.epoch == epoch)
             connection.execute(at.values(values))
 
-    def list_times_after(self, stream: str, id: int) -> list[datetime]:
-        """List when each checkpoint after `id` was committed, oldest first."""
+    def list_times_after(self, stream: str, id: int, epoch: int) -> list[datetime]:
+        """List when each checkpoint after `id`, or of a later `epoch`, was committed, oldest first."""
         c = t.checkpoint.c
-        query = select(c.committed_at).where(c.stream == stream, c.id > id, c.deleted_at.is_(None)).order_by(c.id)
+        later = (c.id > id) | (c.epoch > epoch)
+        query = select(c.committed_at).where(c.stream == stream, later, c.deleted_at.is_(None)).order_by(c.id)
         with self._transactions.begin_read() as connection:
             return list(connection.scalars(query))
 

@@ -17,12 +17,10 @@ from siltstone.dagster.names import (
     DELTA_CHAIN,
     EVENTS,
     SINK,
-    STREAM_TAG,
     Keys,
     asset_key,
     dagster_name,
     pool,
-    run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import UnknownStream
@@ -84,8 +82,6 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
             for operator, count in checkpoint.dead_letters.items():
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
-        if STREAM_TAG not in context.run.tags:  # the page launched it
-            context.instance.add_run_tags(context.run.run_id, run_tags(stream.name, "run"))
         with report_errors():
             settings = siltstone_warehouse.settings(
                 siltstone_spark, parallelism=config.parallelism, policy=config.policy

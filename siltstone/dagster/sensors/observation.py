@@ -16,7 +16,7 @@ from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, a
 from siltstone.dagster.partitions import hours_of, past_hours
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.runs import keys_in, streams_of
-from siltstone.errors import SiltstoneError
+from siltstone.errors import SiltstoneError, Unreachable
 from siltstone.model import Form
 
 AT_ONCE = 100
@@ -29,16 +29,28 @@ Partitions = Mapping[str, dg.PartitionsDefinition | None]
 
 @dataclass
 class Seen:
-    """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
+    """What was reported: stream -> id and epoch of its newest reported checkpoint, and its hours that are not over yet.
+
+    After a rollback, ids come again, under a later epoch.
 
     `last` is the stream that the last tick ended with, after which the next begins; `drawn` is the one whose chain was
     drawn last.
     """
 
-    checkpoints: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, tuple[int, int]] = field(default_factory=dict)
     hours: dict[str, list[str]] = field(default_factory=dict)
     last: str = ""
     drawn: str = ""
+
+    @classmethod
+    def of(cls, cursor: str | None) -> "Seen":
+        """Read a cursor; one that another version has left counts as none."""
+        try:
+            seen = cls(**json.loads(cursor or "{}"))
+            seen.checkpoints = {name: (id, epoch) for name, (id, epoch) in seen.checkpoints.items()}
+            return seen
+        except (TypeError, ValueError, AttributeError):
+            return cls()
 
 
 @cache
@@ -59,12 +71,12 @@ def observation_sensor() -> dg.SensorDefinition:
     def new_checkpoints(
         context: dg.SensorEvaluationContext, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
     ) -> dg.SensorResult | dg.SkipReason:
-        seen = Seen(**json.loads(context.cursor or "{}"))
+        seen = Seen.of(context.cursor)
         partitions, settings = streams_of(context.repository_def), siltstone_warehouse.settings(siltstone_spark)
         try:
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
                 keys = keys_in(context.repository_def)
-                told = _report_new(place, partitions, seen)
+                told = _report_new(context, place, partitions, seen)
                 events = [event._replace(asset_key=keys[event.asset_key]) for event in told]
                 requests = _add_hours(partitions, seen, place.catalog.now())
         except SiltstoneError as error:
@@ -76,24 +88,29 @@ def observation_sensor() -> dg.SensorDefinition:
     return new_checkpoints
 
 
-def _report_new(place: OpenWarehouse, partitions: Partitions, seen: Seen) -> Iterator[dg.AssetMaterialization]:
+def _report_new(
+    context: dg.SensorEvaluationContext, place: OpenWarehouse, partitions: Partitions, seen: Seen
+) -> Iterator[dg.AssetMaterialization]:
     """Make the events of streams with new checkpoints, up to a number, and note what they are of."""
     catalog, left = place.catalog, AT_ONCE
-    newest = {name: id for name, id in catalog.checkpoints.list_newest().items() if name in partitions}
-    new = [name for name in newest if newest[name] > seen.checkpoints.get(name, 0)]
+    newest = {name: at for name, at in catalog.checkpoints.list_newest().items() if name in partitions}
+    new = [name for name in newest if newest[name] != seen.checkpoints.get(name)]
     draws = min(new, key=lambda name: (name <= seen.drawn, name), default=None)
-    for name in sorted(newest, key=lambda name: (name <= seen.last, name)):
-        before = seen.checkpoints.get(name, 0)
-        if name in new and left > 0:
-            records = [each for each in catalog.checkpoints.list(name, SHOWN) if each.id > before]
-            yield from _events(place, name, records, draws=name == draws)
-            seen.drawn = name if name == draws else seen.drawn
-            if isinstance(partitions[name], dg.DynamicPartitionsDefinition):
-                hours = hours_of(catalog.checkpoints.list_times_after(name, before))
-                seen.hours[name] = sorted({*seen.hours.get(name, ()), *hours})
-            left, seen.last = left - len(records), name
-            before = max((record.id for record in records), default=before)
-        seen.checkpoints[name] = min(before, newest[name])  # after a rollback, its ids come again
+    for name in sorted(new, key=lambda name: (name <= seen.last, name)):
+        if left <= 0:
+            break
+        (id, epoch), (last, _) = seen.checkpoints.get(name, (0, 0)), newest[name]
+        if newest[name][1] < epoch:  # another stream of the same name
+            id, epoch = 0, 0
+        listed = catalog.checkpoints.list(name, SHOWN)
+        records = [each for each in listed if each.id <= last and (each.id > id or each.epoch > epoch)]
+        yield from _events(context, place, name, records, draws=name == draws)
+        if not isinstance(partitions[name], dg.TimeWindowPartitionsDefinition):
+            hours = hours_of(catalog.checkpoints.list_times_after(name, id, epoch))
+            seen.hours[name] = sorted({*seen.hours.get(name, ()), *hours})
+        seen.drawn = name if name == draws else seen.drawn
+        left, seen.last = left - len(records), name
+        seen.checkpoints[name] = newest[name]
 
 
 def _add_hours(partitions: Partitions, seen: Seen, now: datetime) -> list[dg.AddDynamicPartitionsRequest]:
@@ -109,32 +126,52 @@ def _add_hours(partitions: Partitions, seen: Seen, now: datetime) -> list[dg.Add
 
 
 def _events(
-    place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord], *, draws: bool
+    context: dg.SensorEvaluationContext,
+    place: OpenWarehouse,
+    stream: str,
+    records: Sequence[CheckpointRecord],
+    *,
+    draws: bool,
 ) -> Iterator[dg.AssetMaterialization]:
     """Make the events of some checkpoints, except those of runs of Dagster, which report their own.
 
-    The newest one describes the chain, with a picture if it `draws`: that takes as long as a dozen events.
+    The newest one describes the chain, with a picture if it `draws`: that takes as long as a dozen events. A checkpoint
+    that is damaged has no events; the checks say why.
     """
     owners = place.catalog.runs.get_owners(stream, {record.epoch for record in records})
     for record in records:
         if is_dagster_run(owners.get(record.epoch, "")):
             continue
-        for operator, form in record.forms.items():
-            metadata, digest = operator_metadata(place, stream, operator, record.id)
-            yield dg.AssetMaterialization(
-                asset_key(stream, operator, DELTA_CHAIN if form is Form.DELTA else BASE_CHECKPOINT),
-                metadata=metadata,
-                tags={"dagster/data_version": digest},
-            )
+        try:
+            events = list(_events_of(place, record, draws=draws if record is records[-1] else None))
+        except Unreachable:
+            raise
+        except SiltstoneError as error:
+            context.log.warning(f"checkpoint {record.id} of stream {stream} is not reported: {error}")
+        else:
+            yield from events
+
+
+def _events_of(
+    place: OpenWarehouse, record: CheckpointRecord, *, draws: bool | None
+) -> Iterator[dg.AssetMaterialization]:
+    """Make the events of one checkpoint; `draws` is None unless it is the newest."""
+    for operator, form in record.forms.items():
+        metadata, digest = operator_metadata(place, record.stream, operator, record.id)
         yield dg.AssetMaterialization(
-            asset_key(stream, CHECKPOINTS),
-            metadata={
-                "checkpoint": record.id,
-                "digest": record.digest,
-                "state_rows": record.rows,
-                "bytes": record.bytes,
-                "committed_at": record.committed_at.isoformat(timespec="seconds"),
-                **(checkpoints_metadata(place, stream, draws=draws) if record is records[-1] else {}),
-            },
-            tags={"dagster/data_version": record.digest},
+            asset_key(record.stream, operator, DELTA_CHAIN if form is Form.DELTA else BASE_CHECKPOINT),
+            metadata=metadata,
+            tags={"dagster/data_version": digest},
         )
+    yield dg.AssetMaterialization(
+        asset_key(record.stream, CHECKPOINTS),
+        metadata={
+            "checkpoint": record.id,
+            "digest": record.digest,
+            "state_rows": record.rows,
+            "bytes": record.bytes,
+            "committed_at": record.committed_at.isoformat(timespec="seconds"),
+            **(checkpoints_metadata(place, record.stream, draws=draws) if draws is not None else {}),
+        },
+        tags={"dagster/data_version": record.digest},
+    )
