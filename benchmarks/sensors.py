@@ -143,7 +143,7 @@ def _catch_up(daemon: Daemon, catalog: "MadeCatalog") -> float:
         daemon.tick()
         daemon.now += max(TICK_S, time.perf_counter() - began)
         seen = json.loads(daemon.cursors["siltstone__new_checkpoints"] or "{}")["checkpoints"]
-        if {name: id for name, (id, _) in seen.items()} == catalog.newest:
+        if {name: id for name, (id, *_) in seen.items()} == catalog.newest:
             return daemon.now
 
 

@@ -459,3 +459,16 @@ def test_no_two_recoveries_of_a_stream_are_at_work(instance: dg.DagsterInstance)
     recovered(instance, ran(instance), STARTED)
     ran(instance)
     assert due(instance, 1000) == []
+
+
+def test_a_daemon_that_was_away_for_long_reads_a_day(instance: dg.DagsterInstance) -> None:
+    seen: list[datetime] = []
+
+    class Watched(StreamRuns):
+        def list(self, *statuses: dg.DagsterRunStatus, **more: Any) -> Iterator[dg.RunRecord]:
+            seen.append(more["updated_after"])
+            return super().list(*statuses, **more)
+
+    for looked in (Looked(), Looked(1.0, {}, [SMALL.name])):
+        Look(Watched(instance, Keys()), [SMALL.name], OPTIONS, 10 * LOOK_BACK_S, lambda _: None).request(looked)
+    assert [at.timestamp() for at in seen] == [9 * LOOK_BACK_S] * 2

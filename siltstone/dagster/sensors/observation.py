@@ -29,15 +29,16 @@ Partitions = Mapping[str, dg.PartitionsDefinition | None]
 
 @dataclass
 class Seen:
-    """What was reported: stream -> id and epoch of its newest reported checkpoint, and its hours that are not over yet.
+    """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
 
-    After a rollback, ids come again, under a later epoch.
+    A checkpoint is its id; its epoch, since after a rollback ids come again under a later one; and when its stream began,
+    since another catalog may have a stream of the same name.
 
     `last` is the stream that the last tick ended with, after which the next begins; `drawn` is the one whose chain was
     drawn last.
     """
 
-    checkpoints: dict[str, tuple[int, int]] = field(default_factory=dict)
+    checkpoints: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     hours: dict[str, list[str]] = field(default_factory=dict)
     last: str = ""
     drawn: str = ""
@@ -47,7 +48,7 @@ class Seen:
         """Read a cursor; one that another version has left counts as none."""
         try:
             seen = cls(**json.loads(cursor or "{}"))
-            seen.checkpoints = {name: (id, epoch) for name, (id, epoch) in seen.checkpoints.items()}
+            seen.checkpoints = {name: (id, epoch, began) for name, (id, epoch, began) in seen.checkpoints.items()}
             return seen
         except (TypeError, ValueError, AttributeError):
             return cls()
@@ -93,14 +94,20 @@ def _report_new(
 ) -> Iterator[dg.AssetMaterialization]:
     """Make the events of streams with new checkpoints, up to a number, and note what they are of."""
     catalog, left = place.catalog, AT_ONCE
-    newest = {name: at for name, at in catalog.checkpoints.list_newest().items() if name in partitions}
+    began = {record.name: record.created_at.isoformat() for record in catalog.streams.list()}
+    newest = {
+        name: (id, epoch, began[name])
+        for name, (id, epoch) in catalog.checkpoints.list_newest().items()
+        if name in partitions and name in began
+    }
     new = [name for name in newest if newest[name] != seen.checkpoints.get(name)]
     draws = min(new, key=lambda name: (name <= seen.drawn, name), default=None)
     for name in sorted(new, key=lambda name: (name <= seen.last, name)):
         if left <= 0:
             break
-        (id, epoch), (last, _) = seen.checkpoints.get(name, (0, 0)), newest[name]
-        if newest[name][1] < epoch:  # another stream of the same name
+        last, _, begin = newest[name]
+        id, epoch, began_then = seen.checkpoints.get(name, (0, 0, begin))
+        if began_then != begin:
             id, epoch = 0, 0
         listed = catalog.checkpoints.list(name, SHOWN)
         records = [each for each in listed if each.id <= last and (each.id > id or each.epoch > epoch)]

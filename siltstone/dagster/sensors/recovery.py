@@ -145,7 +145,8 @@ class Look:
         """Request the recoveries that are due, and note what the next look needs."""
         # One whose stream was not here, such as one whose module did not load, was not looked at.
         is_new = not set(self.streams) <= set(looked.streams)
-        since = self.now - LOOK_BACK_S if is_new else looked.at - OVERLAP_S
+        oldest = self.now - LOOK_BACK_S
+        since = oldest if is_new else max(oldest, looked.at - OVERLAP_S)
         failures = self._failures(looked, datetime.fromtimestamp(since, UTC))
         looked.at, looked.open, looked.streams = self.now, {}, sorted(self.streams)
         requests: list[dg.RunRequest] = []
