@@ -31,8 +31,8 @@ Partitions = Mapping[str, dg.PartitionsDefinition | None]
 class Seen:
     """What was reported: stream -> its newest reported checkpoint, and its hours that are not over yet.
 
-    A checkpoint is its id; its epoch, since after a rollback ids come again under a later one; and when its stream began,
-    since another catalog may have a stream of the same name.
+    A checkpoint is its id; its epoch, since after a rollback ids come again under a later one; and when its stream
+    began, since another catalog may have a stream of the same name.
 
     `last` is the stream that the last tick ended with, after which the next begins; `drawn` is the one whose chain was
     drawn last.
