@@ -9,6 +9,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.restored_state import _evaluation
+from siltstone.dagster.names import RESTORED_STATE, asset_key
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.restore.series import NOTE
@@ -88,4 +89,4 @@ def test_a_partition_leads_nowhere_else(place: OpenWarehouse, tmp_path: Path, ke
     (tmp_path / "other" / NOTE).write_text('{"checkpoint": 3, "digest": "another\'s", "rows": 1}')
     key = key.format(tmp_path)
     with pytest.raises(UsageError, match="is not a label"):
-        _evaluation(place, HOURS, key)
+        _evaluation(place, HOURS, asset_key(HOURS.name, RESTORED_STATE), key)
