@@ -25,7 +25,6 @@ UNRUN = [
     ("docs/first-hour.md", "goes on until it is stopped"),
     ("docs/first-hour-in-the-ui.md", "needs a checkout"),
     ("docs/first-hour-in-the-ui.md", "serves until it is stopped"),
-    ("docs/when-something-broke.md", "needs input that has changed"),
     ("docs/when-something-broke.md", "needs a lost catalog"),
     ("docs/forks-and-edits.md", "needs code that has lost them"),
     ("docs/dagster.md", "serves until it is stopped"),
