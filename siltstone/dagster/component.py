@@ -50,7 +50,8 @@ class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
         Raises:
             UnknownStream: no stream of that name is defined; the message lists those found.
         """
-        # Dagster copies the definitions of each component, so that what is shared is no longer the same object.
+        # Dagster merges two definitions of one name only if they are the same object, and before it merges, it copies
+        # those of each component. So only one component may have what all streams share.
         components = context.component_tree.get_all_components(of_type=StreamComponent)
         return stream_definitions(
             self.stream,

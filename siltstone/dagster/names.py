@@ -114,6 +114,11 @@ def run_tags(stream: str, operation: str) -> dict[str, str]:
     return {STREAM_TAG: stream, OPERATION_TAG: operation}
 
 
+def is_shared(name: str) -> bool:
+    """Whether a name is one of those that a code location has once, so that no stream may be called so."""
+    return name == LOCATION or name.startswith(location_name(""))
+
+
 def store_kinds(warehouse: str) -> set[str]:
     """Return the kind of store in a warehouse's URL, such as `s3`; empty for files."""
     return {urlsplit(warehouse).scheme} & {"s3", "redis", "cassandra", "rocksdb"}

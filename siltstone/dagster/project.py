@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from siltstone.dagster.names import LOCATION, dagster_name
+from siltstone.dagster.names import LOCATION, dagster_name, is_shared
 from siltstone.dagster.schedules import check_schedules
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
@@ -79,7 +79,7 @@ def _select_distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str,
     clashing: dict[str, str] = {}
     for stream in streams:
         name = dagster_name(stream.name)
-        if name == LOCATION or name.startswith(dagster_name(LOCATION, "")):
+        if is_shared(name):
             clashing[stream.name] = f"in Dagster, {LOCATION} is the name of what all streams share; rename it"
             continue
         first = by_name.setdefault(name, stream)

@@ -1,20 +1,21 @@
-"""Which streams of a code location a run of Dagster is of, whoever launched it, and which runs there are."""
+"""Find the runs of streams among all runs of a Dagster instance: of which streams a run is, and which go on."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
 
 from siltstone.dagster.names import (
     CHECKPOINTS,
-    LOCATION,
     OF_OPERATORS,
     OPERATION_TAG,
     STREAM_TAG,
     Keys,
     asset_of,
     dagster_name,
+    is_shared,
     location_name,
 )
 
@@ -63,6 +64,15 @@ class StreamRuns:
         origin = context.code_location_origin
         return cls(context.instance, keys_in(context.repository_def), origin.location_name if origin else None)
 
+    @cached_property
+    def streams(self) -> frozenset[str]:
+        """The streams of the code location."""
+        return frozenset(name.path[0] for name in self.keys)
+
+    @cached_property
+    def _names(self) -> Mapping[dg.AssetKey, dg.AssetKey]:
+        return {key: name for name, key in self.keys.items()}
+
     def is_here(self, run: dg.DagsterRun) -> bool:
         """Whether a run may be one of this code location."""
         origin = run.remote_job_origin
@@ -78,8 +88,8 @@ class StreamRuns:
         if name := run.tags.get(STREAM_TAG) or _configured_stream(run):
             return {name}
         selected = self._selected(run)
-        if not selected and _is_of_all(run):
-            return {name.path[0] for name in self.keys}
+        if not selected and is_shared(run.job_name):
+            return set(self.streams)
         return {name.path[0] for name in selected}
 
     def operation_of(self, run: dg.DagsterRun) -> str | None:
@@ -90,9 +100,8 @@ class StreamRuns:
 
     def _selected(self, run: dg.DagsterRun) -> set[dg.AssetKey]:
         """Return the names of the assets that a run makes, or else of those that it checks."""
-        names = {key: name for name, key in self.keys.items()}
         checked = {check.asset_key for check in run.asset_check_selection or ()}
-        return {names[key] for key in run.asset_selection or checked if key in names}
+        return {self._names[key] for key in run.asset_selection or checked if key in self._names}
 
     def list(self, *statuses: dg.DagsterRunStatus, **more: Any) -> Iterator[dg.RunRecord]:
         """List the runs of the instance with one of these statuses, newest first, page by page.
@@ -121,14 +130,14 @@ class StreamRuns:
         return found
 
 
-def _is_of_all(run: dg.DagsterRun) -> bool:
-    return run.job_name.startswith(dagster_name(LOCATION, ""))
+def op_config(operation: str, stream: str) -> dict[str, Any]:
+    """Make the run config of an operation of one op on a stream."""
+    return {"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}
 
 
 def _configured_stream(run: dg.DagsterRun) -> str | None:
-    """Return the stream in the configuration of one of our operations."""
-    found: Any = run.run_config if _is_of_all(run) else None
-    operation = run.job_name.removeprefix(dagster_name(LOCATION, ""))
-    for name in ("ops", location_name(operation, "op"), "config", "stream"):
+    """Return the stream in the config of a run that `op_config` is of, whoever wrote it."""
+    found: Any = run.run_config if is_shared(run.job_name) else None
+    for name in ("ops", dagster_name(run.job_name, "op"), "config", "stream"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, str) else None

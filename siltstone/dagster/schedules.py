@@ -21,13 +21,14 @@ from siltstone.dagster.names import (
     CHECKPOINTS,
     FULL_SNAPSHOT,
     MATERIALIZATION,
+    Keys,
     asset_key,
     dagster_name,
     location_name,
     run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import StreamRuns, keys_in, streams_of
+from siltstone.dagster.runs import StreamRuns, keys_in, op_config, streams_of
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
@@ -123,10 +124,12 @@ def _schedule(
         settings = siltstone_warehouse.settings(siltstone_spark)
         given = streams(context, settings)
         reasons = _skip_reasons(settings, given, operation)
-        before = StreamRuns(context.instance, keys_in(context.repository_def)).find_unfinished(operation)
+        keys = keys_in(context.repository_def)
+        before = StreamRuns(context.instance, keys).find_unfinished(operation)
         reasons |= {name: f"run {before[name]} is not done yet" for name in given if name in before}
         due = [name for name in given if name not in reasons]
-        requests = [request for name in due if (request := _request(context.repository_def, name, operation))]
+        checks = context.repository_def.asset_graph.asset_check_keys
+        requests = [request for name in due if (request := _request(keys, checks, name, operation))]
         return requests or dg.SkipReason(_summarize(reasons) or "no stream has this schedule")
 
     return dg.schedule(
@@ -197,23 +200,26 @@ def _is_due(settings: Settings, catalog: Catalog, stream: str) -> bool:
     return any(each.trigger for each in health.values())
 
 
-def _request(repository: dg.RepositoryDefinition, stream: str, operation: str) -> dg.RunRequest | None:
-    """Request a run of one stream; None if a project left out what it would make or check."""
-    graph, tags, keys = repository.asset_graph, run_tags(stream, operation), keys_in(repository)
+def _request(keys: Keys, checks: Collection[dg.AssetCheckKey], stream: str, operation: str) -> dg.RunRequest | None:
+    """Request a run of one stream; None if a project left out what it would make or check.
+
+    Args:
+        keys: those of the code location's assets.
+        checks: the code location's.
+    """
+    tags = run_tags(stream, operation)
     if operation in _MADE:
         asset, config = _MADE[operation]
         name = asset_key(stream, asset)
         if name not in keys:
             return None
         run_config = {"ops": {name.to_python_identifier(): {"config": config}}}
-        checks = None if operation == MATERIALIZE else []
+        checked = None if operation == MATERIALIZE else []
         return dg.RunRequest(
-            stream, run_config=run_config, asset_selection=[keys[name]], asset_check_keys=checks, tags=tags
+            stream, run_config=run_config, asset_selection=[keys[name]], asset_check_keys=checked, tags=tags
         )
     if operation in _CHECKED:
         about = {keys[asset_key(stream, asset)] for asset in _CHECKED[operation]}
-        found = sorted(check for check in graph.asset_check_keys if check.asset_key in about)
+        found = sorted(check for check in checks if check.asset_key in about)
         return dg.RunRequest(stream, asset_check_keys=found, tags=tags) if found else None
-    return dg.RunRequest(
-        stream, run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}}, tags=tags
-    )
+    return dg.RunRequest(stream, run_config=op_config(operation, stream), tags=tags)

@@ -87,7 +87,7 @@ def look(
 ) -> list[dg.RunRequest]:
     """One look so long after now, the first one unless `looked` is what the one before left."""
     runs = StreamRuns(instance, keys_of(*streams) if keys is None else keys, location)
-    given = Look(runs, streams, options, time.time() + after_s, lambda _: writer)
+    given = Look(runs, options, time.time() + after_s, lambda _: writer)
     return given.request(Looked() if looked is None else looked)
 
 
@@ -470,5 +470,5 @@ def test_a_daemon_that_was_away_for_long_reads_a_day(instance: dg.DagsterInstanc
             return super().list(*statuses, **more)
 
     for looked in (Looked(), Looked(1.0, {}, [SMALL.name])):
-        Look(Watched(instance, Keys()), [SMALL.name], OPTIONS, 10 * LOOK_BACK_S, lambda _: None).request(looked)
+        Look(Watched(instance, keys_of(SMALL.name)), OPTIONS, 10 * LOOK_BACK_S, lambda _: None).request(looked)
     assert [at.timestamp() for at in seen] == [9 * LOOK_BACK_S] * 2

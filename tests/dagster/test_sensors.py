@@ -137,7 +137,7 @@ def test_of_a_stream_that_is_far_behind_the_newest_are_told_and_all_hours(
 
 
 def test_streams_take_turns(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
-    """A look tells of some streams only, and the next begins behind them."""
+    """A tick reports a limited number of checkpoints; the next one begins with the streams that were left out."""
     names = ["a", "b", "c"]
     streams = [replace(SMALL, name=name) for name in names]
     for stream in streams:

@@ -218,7 +218,7 @@ def test_a_lost_letter_is_made_again_by_a_definition_without_the_option(tmp_path
 
 def test_a_file_that_spark_does_not_name_stops_the_stream(tmp_path: Path, spark: SparkSession) -> None:
     if has_python_sources(spark):
-        pytest.skip("Spark names it")
+        pytest.skip("this Spark names the file, so that the stream goes on without it, as tested above")
     settings, directory = settings_at(tmp_path / "w"), tmp_path / "in"
     for number in range(3):
         (cut if number == 2 else put)(directory, number)

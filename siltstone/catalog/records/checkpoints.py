@@ -73,15 +73,15 @@ class Checkpoints(CatalogPart):
             newest = find_newest(connection, stream)
             return newest.id if newest else 0
 
-    def list_newest(self) -> dict[str, tuple[int, int]]:
-        """Map every stream that has checkpoints to the id and the epoch of its newest one."""
+    def list_newest(self) -> dict[str, tuple[int, int, datetime]]:
+        """Map every stream that has checkpoints to the id and the epoch of its newest one, and when it was created."""
         s, c, of = t.stream.c, t.checkpoint.c, t.checkpoint.alias().c
         ids = select(of.id).where(of.stream == s.name, of.deleted_at.is_(None)).order_by(of.id.desc()).limit(1)
         newest = ids.correlate(t.stream).scalar_subquery()
         joined = t.stream.join(t.checkpoint, (c.stream == s.name) & (c.id == newest))
         with self._transactions.begin_read() as connection:
-            found = connection.execute(select(s.name, c.id, c.epoch).select_from(joined))
-            return {name: (id, epoch) for name, id, epoch in found}
+            found = connection.execute(select(s.name, c.id, c.epoch, s.created_at).select_from(joined))
+            return {name: (id, epoch, created_at) for name, id, epoch, created_at in found}
 
     def list_failed(self) -> list[CheckpointRecord]:
         """List the checkpoints of all streams whose newest proof failed, by stream and id; not those marked as

@@ -10,7 +10,7 @@ from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Flag
 from siltstone.dagster.metadata import Metadata
-from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
+from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import NoLiveState
 from siltstone.settings import Settings
@@ -33,7 +33,7 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         kinds={"spark", "parquet"},
         output_required=False,
         pool=pool(stream.name, "snapshot"),
-        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "snapshot"},
+        op_tags=run_tags(stream.name, "snapshot"),
         description=(
             f"The live state of `{stream.name}` at its newest checkpoint, copied from the stream's working state and "
             "not from the changelog, to compare restores with. It can only be taken on the machine that ran the stream."

@@ -8,7 +8,7 @@ from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Flag, Number, Text
 from siltstone.dagster.metadata import table
-from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
+from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
@@ -33,7 +33,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
         pool=pool(stream.name, "materialize"),
-        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "materialize"},
+        op_tags=run_tags(stream.name, "materialize"),
         description=(
             f"The chains of `{stream.name}` up to a checkpoint, consolidated into new bases that are proven before "
             "they are used. Restores of that checkpoint and of later ones begin with them."

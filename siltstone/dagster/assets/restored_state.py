@@ -12,7 +12,15 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Number
-from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
+from siltstone.dagster.names import (
+    CHECKPOINTS,
+    MATERIALIZATION,
+    RESTORED_STATE,
+    asset_key,
+    dagster_name,
+    pool,
+    run_tags,
+)
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, forget_hours, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -50,7 +58,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         backfill_policy=dg.BackfillPolicy.single_run(),
         can_subset=True,
         pool=pool(stream.name, "restore"),
-        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "restore"},
+        op_tags=run_tags(stream.name, "restore"),
     )
     def restored_state(
         context: dg.AssetExecutionContext,

@@ -21,6 +21,7 @@ from siltstone.dagster.names import (
     asset_key,
     dagster_name,
     pool,
+    run_tags,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import UnknownStream
@@ -68,7 +69,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
         name=dagster_name(stream.name, "run"),
         specs=run_specs(stream),
         pool=pool(stream.name, "run"),
-        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "run"},
+        op_tags=run_tags(stream.name, "run"),
     )
     def run_stream(
         context: dg.AssetExecutionContext,

@@ -7,7 +7,7 @@ from siltstone.dagster.checks.suites import NOT_STALLED, RESTORE_EQUALS_SNAPSHOT
 from siltstone.dagster.checks.validation import Outcome, check
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.metadata import Metadata, table
-from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
@@ -28,7 +28,7 @@ def asset_check(stream: Stream, suite: Suite) -> dg.AssetChecksDefinition:
         name=suite.name,
         blocking=suite.blocking,
         description=suite.description,
-        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "check"},
+        op_tags=run_tags(stream.name, "check"),
         pool=dagster_name(stream.name, "check"),
     )
     def run_check(siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource) -> dg.AssetCheckResult:

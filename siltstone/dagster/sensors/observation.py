@@ -94,11 +94,10 @@ def _report_new(
 ) -> Iterator[dg.AssetMaterialization]:
     """Make the events of streams with new checkpoints, up to a number, and note what they are of."""
     catalog, left = place.catalog, AT_ONCE
-    began = {record.name: record.created_at.isoformat() for record in catalog.streams.list()}
     newest = {
-        name: (id, epoch, began[name])
-        for name, (id, epoch) in catalog.checkpoints.list_newest().items()
-        if name in partitions and name in began
+        name: (id, epoch, began.isoformat())
+        for name, (id, epoch, began) in catalog.checkpoints.list_newest().items()
+        if name in partitions
     }
     new = [name for name in newest if newest[name] != seen.checkpoints.get(name)]
     draws = min(new, key=lambda name: (name <= seen.drawn, name), default=None)

@@ -8,7 +8,7 @@ catalog has a later run that is in progress or done, no recovery is needed. A re
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -22,7 +22,7 @@ from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.jobs import BUSY, RECOVER, SWEEP, operation_jobs
 from siltstone.dagster.names import Keys, dagster_name, location_name, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.dagster.runs import RUN, StreamRuns, streams_of
+from siltstone.dagster.runs import RUN, StreamRuns, op_config
 from siltstone.errors import SiltstoneError
 from siltstone.settings import RecoveryOptions, Settings, load_settings
 
@@ -79,9 +79,9 @@ def recovery_sensor() -> dg.SensorDefinition:
     def recover_failed(
         context: dg.SensorEvaluationContext, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
     ) -> dg.SensorResult:
-        settings, streams = siltstone_warehouse.settings(siltstone_spark), streams_of(context.repository_def)
+        settings = siltstone_warehouse.settings(siltstone_spark)
         looked, writer = Looked.of(context.cursor), partial(newest_run, settings)
-        look = Look(StreamRuns.of(context), streams, settings.recovery, time.time(), writer)
+        look = Look(StreamRuns.of(context), settings.recovery, time.time(), writer)
         requests = look.request(looked)
         return dg.SensorResult(run_requests=requests, cursor=json.dumps(asdict(looked)))
 
@@ -130,13 +130,12 @@ class Look:
     """One look at the runs of an instance.
 
     Attributes:
-        streams: those of this code location.
+        runs: those of the instance, seen from this code location.
         now: seconds since 1970.
         writer: returns a stream's newest run in the catalog (`newest_run`).
     """
 
     runs: StreamRuns
-    streams: Collection[str]
     options: RecoveryOptions
     now: float
     writer: Writer
@@ -144,11 +143,11 @@ class Look:
     def request(self, looked: Looked) -> list[dg.RunRequest]:
         """Request the recoveries that are due, and note what the next look needs."""
         # One whose stream was not here, such as one whose module did not load, was not looked at.
-        is_new = not set(self.streams) <= set(looked.streams)
+        is_new = not self.runs.streams <= set(looked.streams)
         oldest = self.now - LOOK_BACK_S
         since = oldest if is_new else max(oldest, looked.at - OVERLAP_S)
         failures = self._failures(looked, datetime.fromtimestamp(since, UTC))
-        looked.at, looked.open, looked.streams = self.now, {}, sorted(self.streams)
+        looked.at, looked.open, looked.streams = self.now, {}, sorted(self.runs.streams)
         requests: list[dg.RunRequest] = []
         for name, records in failures.items():
             decisions = {record.dagster_run.run_id: self._decide(name, record) for record in records}
@@ -161,14 +160,14 @@ class Look:
 
     def _failures(self, looked: Looked, since: datetime) -> Mapping[str, list[dg.RunRecord]]:
         """Map each stream to its failed runs that are open or ended since then, the one that began last first."""
-        known = [id for name, ids in looked.open.items() if name in self.streams for id in ids]
+        known = [id for name, ids in looked.open.items() if name in self.runs.streams for id in ids]
         records = list(self.runs.list(FAILURE, run_ids=known)) if known else []
         records += self.runs.list(FAILURE, updated_after=since)
         found: dict[str, dict[str, dg.RunRecord]] = {}
         for record in sorted(records, key=lambda record: -record.storage_id):
             run = record.dagster_run
             if self.runs.operation_of(run) != RECOVER and FOLLOWS_TAG not in run.tags:
-                for name in self._failed_streams(run) & set(self.streams):
+                for name in self._failed_streams(run) & self.runs.streams:
                     found.setdefault(name, {})[run.run_id] = record
         return {name: list(of_stream.values()) for name, of_stream in found.items()}
 
@@ -249,7 +248,7 @@ def _request(operation: str, stream: str, key: str, tags: dict[str, str]) -> dg.
     return dg.RunRequest(
         run_key=key,
         job_name=location_name(operation),
-        run_config={"ops": {location_name(operation, "op"): {"config": {"stream": stream}}}},
+        run_config=op_config(operation, stream),
         tags={**run_tags(stream, operation), **tags, RETRIES_TAG: "0"},
     )
 
