@@ -1,8 +1,9 @@
 """Every option, its default, its unit. From the command line, `SILTSTONE_*` in the environment, then `siltstone.toml`.
 
 The first of these that names an option wins. Options that may be secret (`SECRETS`) can also come from a file, whose
-path is in the variable with `_FILE` appended: `SILTSTONE_CATALOG_FILE`. `siltstone.toml` uses the names of the fields
-below:
+path is in the variable with `_FILE` appended: `SILTSTONE_CATALOG_FILE`. `siltstone.toml` is the file in the working
+directory, or the one that `SILTSTONE_CONFIG` names; relative paths in the latter begin at its own directory. It uses
+the names of the fields below:
 
     streams = ["./streams"]
     warehouse = "./warehouse"
@@ -21,18 +22,20 @@ below:
     sensors_s = 30
 """
 
+import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from siltstone.chains.materialization_rules import MaterializationOptions
@@ -46,6 +49,9 @@ from siltstone.secret import FILE, read_variable
 
 CONFIGURATION = Path("siltstone.toml")
 PREFIX = "SILTSTONE_"
+SQLITE = "sqlite:///"
+CONFIG = f"{PREFIX}CONFIG"
+"""the variable that names another file than the `siltstone.toml` of the working directory"""
 SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
 """options that a file can hold, too: variables without their prefix"""
 _LOG = get_logger(__name__)
@@ -135,7 +141,6 @@ class Settings(BaseSettings):
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter="__",
-        toml_file=CONFIGURATION,
         extra="forbid",
         frozen=True,
     )
@@ -218,14 +223,15 @@ class Settings(BaseSettings):
         """Return the sources in order of precedence: arguments, environment, file."""
         if isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = _with_files(env_settings.env_vars)
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _read_configuration())
 
 
 def load_settings(**given: object) -> Settings:
     """Load the settings; `given` holds the command line's options, None for those not given.
 
     Raises:
-        UsageError: an unknown option, a value out of range, or a siltstone.toml that is not TOML.
+        UsageError: an unknown option, a value out of range, or a siltstone.toml that is not TOML, or is not where
+            `SILTSTONE_CONFIG` says.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})  # pyright: ignore[reportArgumentType]
@@ -237,6 +243,37 @@ def load_settings(**given: object) -> Settings:
         raise UsageError(f"SILTSTONE_* in the environment: {error}; write lists and tables as JSON") from None
     except ValueError as error:
         raise UsageError(f"{CONFIGURATION} cannot be read: {error}; write it as TOML") from None
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}; see {CONFIG}") from None
+
+
+def _read_configuration() -> dict[str, Any]:
+    """Read the configuration file; empty if there is none in the working directory."""
+    named = os.environ.get(CONFIG)
+    if not named and not CONFIGURATION.is_file():
+        return {}
+    path = Path(named or CONFIGURATION)
+    with path.open("rb") as file:
+        found = tomllib.load(file)
+    return _beside(path.absolute().parent, found) if named else found
+
+
+def _beside(directory: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Let the relative paths among some options begin at a directory."""
+
+    def absolute(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # not valid, which Settings says
+        if value.startswith(SQLITE):
+            return f"{SQLITE}{directory / value.removeprefix(SQLITE)}"
+        return value if "://" in value else str(directory / value)
+
+    paths = {name: absolute(given[name]) for name in ("warehouse", "catalog", "openmetrics") if name in given}
+    streams = given.get("streams")
+    if isinstance(streams, list):
+        is_module = [isinstance(each, str) and "/" not in each and not each.endswith(".py") for each in streams]
+        paths["streams"] = [n if here else absolute(n) for n, here in zip(streams, is_module, strict=True)]
+    return given | paths
 
 
 def given_settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:

@@ -16,6 +16,7 @@ from siltstone.cli.logs import apply_log_option, apply_log_settings, command_log
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError, summarize
 from siltstone.log import Format, Level, configuration, escape_unprintable, get_logger, redact
+from siltstone.pipes.session import pipes_session
 from siltstone.settings import load_settings
 from siltstone.store.private import own_umask
 
@@ -94,7 +95,8 @@ def main(command: Callable[[], object] = _run_app) -> NoReturn:
     with command_logs():
         try:
             os.umask(own_umask())
-            code = command()
+            with pipes_session():
+                code = command()
         except SiltstoneError as error:
             _fail(error.full_text, error.exit_code, error)
         except (KeyboardInterrupt, typer.Abort):

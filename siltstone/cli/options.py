@@ -7,6 +7,7 @@ import typer
 
 from siltstone.client import Client, StreamClient
 from siltstone.errors import UsageError
+from siltstone.pipes.session import current_session
 from siltstone.settings import given_settings
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
@@ -27,7 +28,10 @@ def client_of(warehouse: str | None, catalog: str | None, **options: object) -> 
     Args:
         options: further settings from the command line; None means not given.
     """
-    return Client(given_settings(warehouse, catalog, **options))
+    client = Client(given_settings(warehouse, catalog, **options))
+    if (session := current_session()) is not None:
+        session.settings = client.settings
+    return client
 
 
 def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> StreamClient:

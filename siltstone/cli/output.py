@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siltstone.log import configuration, escape_unprintable
+from siltstone.pipes.session import current_session
 from siltstone.result import Result
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ ROW_WIDTH = 10_000
 
 
 def print_result(result: Result, as_json: bool, *lines: str) -> None:
-    """Print a result as JSON, or its lines of text."""
+    """Print a result as JSON, or its lines of text, after Dagster was told if it launched this process."""
+    if (session := current_session()) is not None:
+        session.report(result)
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
@@ -78,9 +81,14 @@ def print_table(rows: Table) -> None:
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner, and lines above it, on a terminal; show nothing in a pipe or if log events are JSON.
 
+    Dagster gets the lines as log messages if it launched this process.
+
     Yields:
         A function that prints a line.
     """
+    if (session := current_session()) is not None:
+        yield session.log
+        return
     if not err.is_terminal or (configuration() or ("", "text"))[1] == "json":
         yield lambda line: None
         return

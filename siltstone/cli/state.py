@@ -67,6 +67,7 @@ def verify(
     stream: StreamName,
     at: At = LATEST,
     every: Annotated[bool, typer.Option("--all")] = False,
+    sample: Annotated[int | None, typer.Option(min=0, metavar="N")] = None,
     deep: Annotated[bool, typer.Option("--deep")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
@@ -76,7 +77,7 @@ def verify(
     longer and longer.
     """
     with progress(f"verifying {stream}"):
-        result = stream_client(stream, warehouse, catalog).verify(at=at, every=every, deep=deep)
+        result = stream_client(stream, warehouse, catalog).verify(at=at, every=every, deep=deep, sample=sample)
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
     stalled = (f"  materialization: {ill.reason}" for ill in result.stalled)
     print_result(result, as_json, line, *map(failure_line, result.failed), *stalled)

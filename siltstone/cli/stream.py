@@ -21,6 +21,8 @@ from siltstone.cli.output import (
 )
 from siltstone.client import StreamClient
 from siltstone.model import check_name
+from siltstone.pipes.parts import CHECKPOINTS
+from siltstone.pipes.session import current_session
 
 if TYPE_CHECKING:
     from siltstone.spark.stream_run import RunResult
@@ -66,8 +68,10 @@ def run(
         metrics_port=metrics_port,
         materialization=None if materialize_every is None else _parse_every(materialize_every),
     )
+    session = current_session()
     with progress(f"running {stream}") as tell:
         result = client.run(
+            who=session.owner_of(stream, CHECKPOINTS) if session else None,
             batches=batches,
             follow=follow,
             options=parse_pairs(options),

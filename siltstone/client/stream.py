@@ -180,7 +180,9 @@ class StreamClient(StreamView):
 
         return operations.restore_series(self.settings, self.name, labels, on_label)
 
-    def verify(self, *, at: str = LATEST, every: bool = False, deep: bool = False) -> "VerifyResult":
+    def verify(
+        self, *, at: str = LATEST, every: bool = False, deep: bool = False, sample: int | None = None
+    ) -> "VerifyResult":
         """Prove that checkpoints restore to exactly the state that the stream had.
 
         The outcome is recorded in the catalog.
@@ -188,15 +190,18 @@ class StreamClient(StreamView):
         Args:
             every: prove every retained checkpoint, instead of `at`.
             deep: also compare row by row with the full snapshots that were taken.
+            sample: prove the newest checkpoint, those not proven yet, and this many of the others, proven longest ago.
 
         Raises:
             UsageError: `deep`, and none of the checkpoints has a snapshot.
         """
-        if every and at != LATEST:
-            raise UsageError("at and every exclude each other: leave one out")
+        if (at != LATEST) + every + (sample is not None) > 1:
+            raise UsageError("at, every and sample exclude each other: keep one")
+        if sample is not None and sample < 0:
+            raise UsageError(f"sample is {sample}: use 0 or more")
         from siltstone.spark import operations
 
-        return operations.verify(self.settings, self.name, at=at, every=every, deep=deep)
+        return operations.verify(self.settings, self.name, at=at, every=every, deep=deep, sample=sample)
 
     def snapshot(self) -> "SnapshotResult":
         """Copy the newest state in full, for `siltstone verify --deep` to compare with.

@@ -25,6 +25,8 @@ from siltstone.dagster.definitions import (
     stream_sensors,
 )
 from siltstone.dagster.jobs import operation_jobs, stream_job
+from siltstone.dagster.launch import Launch, in_subprocess
+from siltstone.dagster.names import OpOptions
 from siltstone.dagster.project import Project, load_project, project_of
 from siltstone.dagster.resources import (
     LogNotifier,
@@ -38,8 +40,10 @@ from siltstone.dagster.translator import StreamAsset, StreamTranslator
 
 __all__ = [
     "SUITES",
+    "Launch",
     "LogNotifier",
     "Notifier",
+    "OpOptions",
     "Project",
     "SparkResource",
     "StreamAsset",
@@ -53,6 +57,7 @@ __all__ = [
     "events_asset",
     "expect_checkpoints",
     "full_snapshot_asset",
+    "in_subprocess",
     "load_project",
     "materialization_asset",
     "operation_jobs",

@@ -2,7 +2,8 @@
 
 import dagster as dg
 
-from siltstone.dagster.names import MATERIALIZATION, select_part
+from siltstone.dagster.names import select_part
+from siltstone.pipes.parts import MATERIALIZATION
 from siltstone.stream import Stream
 
 CHANGED = dg.AutomationCondition.eager().with_label("when checkpoints changed")

@@ -17,7 +17,8 @@ from siltstone.dagster.automation import restore_condition
 from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import operation_jobs, stream_job
-from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, mark, store_kinds
+from siltstone.dagster.launch import Launch
+from siltstone.dagster.names import OpOptions, asset_of, mark, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
@@ -25,6 +26,7 @@ from siltstone.dagster.sensors.observation import observation_sensor
 from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
 from siltstone.dagster.translator import Asset, StreamTranslator, translate
 from siltstone.errors import UsageError
+from siltstone.pipes.parts import CHECKPOINTS, STORED
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_stream
 
@@ -39,6 +41,9 @@ def stream_definitions(
     fresh_within_s: float | None = None,
     settings: Settings | None = None,
     translator: StreamTranslator | None = None,
+    launch: Launch | None = None,
+    select: str | None = None,
+    op: OpOptions | None = None,
     shared: bool = True,
 ) -> dg.Definitions:
     """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
@@ -60,6 +65,11 @@ def stream_definitions(
         settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`, which what all streams share
             follows in any case.
         translator: gives the assets other keys and attributes.
+        launch: runs the streams in processes of their own, by a client of Dagster Pipes (`siltstone.dagster.launch`);
+            by default a run is in the process of its step.
+        select: which assets to define, in Dagster's syntax, such as `not tag:siltstone/part=full_snapshot`; those that
+            a run makes come together.
+        op: tags, pool and backfill policy of the steps.
         shared: whether what all streams share is part of the definitions. It must be there once, so where definitions
             are copied before they are merged, only one of them may have it.
 
@@ -70,15 +80,17 @@ def stream_definitions(
     settings = settings or load_settings()
     first = find_stream(stream, settings.streams) if isinstance(stream, str) else stream
     streams = [first, *(first.as_fork(name, first.origin or first.name) for name in forks)]
-    assets = [asset for each in streams for asset in stream_assets(each)]
+    assets = [asset for each in streams for asset in stream_assets(each, launch, op)]
     if fresh_within_s is not None:
         assets = expect_checkpoints(assets, fresh_within_s)
     assets, checks = translate(
         annotate(assets, streams, settings, owners),
-        [check for each in streams for check in stream_checks(each)],
+        [check for each in streams for check in stream_checks(each, op)],
         streams,
         translator or StreamTranslator(),
     )
+    if select is not None:
+        assets, checks = _select(assets, checks, select)
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
@@ -89,15 +101,38 @@ def stream_definitions(
     )
 
 
-def stream_assets(stream: Stream) -> list[Asset]:
+def stream_assets(stream: Stream, launch: Launch | None = None, op: OpOptions | None = None) -> list[Asset]:
     """Make the assets of one stream, upstream first."""
     return [
         events_asset(stream),
-        run_asset(stream),
-        materialization_asset(stream),
-        full_snapshot_asset(stream),
-        restored_state_asset(stream, restore_condition(stream)),
+        run_asset(stream, launch, op),
+        materialization_asset(stream, op),
+        full_snapshot_asset(stream, op),
+        restored_state_asset(stream, restore_condition(stream), op),
     ]
+
+
+def _select(
+    assets: Sequence[Asset], checks: Sequence[dg.AssetsDefinition], select: str
+) -> tuple[list[Asset], list[dg.AssetsDefinition]]:
+    """Select assets by Dagster's syntax, and the checks of these.
+
+    Raises:
+        UsageError: it is not a selection, or selects nothing.
+    """
+    try:
+        chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(list(assets))
+    except dg.DagsterError as error:
+        raise UsageError(f"select is {select!r}, which is not an asset selection: {error}") from None
+    if not chosen:
+        raise UsageError(f"select is {select!r}, which is none of the stream's assets")
+    made = [asset for asset in assets if not chosen.isdisjoint(_keys(asset))]
+    there = {key for asset in made for key in _keys(asset)}
+    return made, [check for check in checks if {key.asset_key for key in check.check_keys} <= there]
+
+
+def _keys(asset: Asset) -> set[dg.AssetKey]:
+    return {asset.key} if isinstance(asset, dg.AssetSpec) else set(asset.keys)
 
 
 def annotate(

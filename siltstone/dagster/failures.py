@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from siltstone.errors import Fenced, SiltstoneError, Stopped, UsageError
+from siltstone.errors import SiltstoneError, Stopped, Unreachable
+
+RETRIES = dg.RetryPolicy(max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL)
+"""of steps that may be repeated, as when a store is away for a moment. A run resets itself, and then is recovered"""
 
 
 @contextmanager
@@ -24,6 +27,6 @@ def report_errors() -> Iterator[None]:
         raise dg.Failure(
             description=error.full_text,
             metadata={"error": type(error).__name__, "exit_code": error.exit_code},
-            # Bad input stays bad, and a fenced run must not take the stream back from the newer one.
-            allow_retries=not isinstance(error, UsageError | Fenced),
+            # Bad input and damage stay, and a fenced run must not take the stream back from the newer one.
+            allow_retries=error.exit_code == Unreachable.exit_code,
         ) from None

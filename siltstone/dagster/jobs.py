@@ -16,24 +16,14 @@ from dagster._check import CheckError
 from pydantic import Field
 
 from siltstone.client import Client, StreamClient
-from siltstone.dagster.failures import report_errors
+from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Flag, Number, Text
-from siltstone.dagster.names import (
-    CHECKPOINTS,
-    FULL_SNAPSHOT,
-    MATERIALIZATION,
-    OPERATION_TAG,
-    STREAM_TAG,
-    Keys,
-    dagster_name,
-    location_name,
-    run_tags,
-    select_part,
-)
+from siltstone.dagster.names import OPERATION_TAG, STREAM_TAG, Keys, dagster_name, location_name, run_tags, select_part
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.runs import AT_WORK, RUN, StreamRuns, keys_in
 from siltstone.errors import UsageError
 from siltstone.model import check_name
+from siltstone.pipes.parts import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION
 from siltstone.result import Result
 from siltstone.stream import Stream
 
@@ -177,6 +167,7 @@ def _op_job(operation: str) -> dg.JobDefinition:
         # Nothing of several streams waits for a recovery, nor a recovery for another's.
         pool=None if operation == RECOVER else location_name(operation),
         tags={OPERATION_TAG: operation},
+        retry_policy=None if operation == RECOVER else RETRIES,  # the sensor repeats recoveries
         config_schema=config_type.to_config_schema(),
     )
     def op(

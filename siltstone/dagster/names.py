@@ -1,34 +1,20 @@
-"""Name a stream's assets, groups, jobs and pools, and the tags by which its assets and runs are found.
+"""Name a stream's groups, jobs and pools, and the tags by which its assets and runs are found.
 
-<stream>/events                     the input of its source
-<stream>/<operator>_base_checkpoint  <stream>/<operator>_delta_chain     the operator's part of checkpoints
-<stream>/<operator>_sink            the output of the operator's sink
-<stream>/checkpoints                all operators at one point, which is proven, materialized and restored
-<stream>/materialization  <stream>/full_snapshot  <stream>/restored_state
-
-The last part has the operator's name, because the page's graph shows only that part of a key.
-
-What a code location has once for all streams begins with `siltstone__`.
+`siltstone.pipes.parts` names the assets. What a code location has once for all streams begins with `siltstone__`.
 """
 
 import functools
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import dagster as dg
 
-EVENTS = "events"
-BASE_CHECKPOINT = "base_checkpoint"
-DELTA_CHAIN = "delta_chain"
-SINK = "sink"
-CHECKPOINTS = "checkpoints"
-MATERIALIZATION = "materialization"
-FULL_SNAPSHOT = "full_snapshot"
-RESTORED_STATE = "restored_state"
-OF_OPERATORS = (BASE_CHECKPOINT, DELTA_CHAIN, SINK)
+from siltstone.pipes.parts import OF_OPERATORS, asset_name
+
 LOCATION = "siltstone"
 STREAM_TAG, OPERATION_TAG, PART_TAG = "siltstone/stream", "siltstone/operation", "siltstone/part"
 """tags: of runs and assets the stream, of runs what they do, of assets what they are"""
@@ -36,13 +22,11 @@ ASSET = "siltstone/asset"
 """metadata of an asset: the name that Siltstone gives it, `STREAM/ASSET`"""
 TAG_LENGTH = 63
 """longest value of an asset's tag in Dagster"""
-STORED = (BASE_CHECKPOINT, DELTA_CHAIN, CHECKPOINTS, MATERIALIZATION, FULL_SNAPSHOT)
-"""assets in the warehouse's store; sinks and restored state are files"""
 
 
 def asset_key(stream: str, *asset: str) -> dg.AssetKey:
-    """Make the key `<stream>/<asset>` or `<stream>/<operator>_<asset>`."""
-    return dg.AssetKey([stream, "_".join(asset)])
+    """Make the key that an asset has unless it is given another (`parts.asset_name`)."""
+    return dg.AssetKey.from_user_string(asset_name(stream, *asset))
 
 
 def asset_of(key: dg.AssetKey) -> tuple[str | None, str]:
@@ -112,6 +96,26 @@ def _tag_value(stream: str) -> str:
 def run_tags(stream: str, operation: str) -> dict[str, str]:
     """Make the tags that identify runs of one operation on one stream."""
     return {STREAM_TAG: stream, OPERATION_TAG: operation}
+
+
+@dataclass(frozen=True)
+class OpOptions:
+    """What a deployment gives the steps that make a stream's assets.
+
+    Attributes:
+        tags: further tags of the steps, such as `dagster-k8s/config`.
+        pool: the pool of all of them; None for one of each operation.
+        backfill_policy: of restored state; None to restore a range of partitions in one run.
+    """
+
+    tags: Mapping[str, str] = field(default_factory=dict)
+    pool: str | None = None
+    backfill_policy: dg.BackfillPolicy | None = None
+
+    def of(self, stream: str, operation: str) -> dict[str, Any]:
+        """Return the arguments of the step that does an operation on a stream."""
+        tags = {**self.tags, **run_tags(stream, operation)}
+        return {"op_tags": tags, "pool": self.pool or pool(stream, operation)}
 
 
 def is_shared(name: str) -> bool:

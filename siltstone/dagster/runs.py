@@ -7,17 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from siltstone.dagster.names import (
-    CHECKPOINTS,
-    OF_OPERATORS,
-    OPERATION_TAG,
-    STREAM_TAG,
-    Keys,
-    asset_of,
-    dagster_name,
-    is_shared,
-    location_name,
-)
+from siltstone.dagster.names import OPERATION_TAG, STREAM_TAG, Keys, asset_of, dagster_name, is_shared, location_name
+from siltstone.pipes.parts import CHECKPOINTS, OF_OPERATORS
 
 RUN = "run"
 AT_WORK = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)

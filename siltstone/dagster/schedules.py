@@ -17,19 +17,11 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.dagster.jobs import MATERIALIZE, OPTIMIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP
-from siltstone.dagster.names import (
-    CHECKPOINTS,
-    FULL_SNAPSHOT,
-    MATERIALIZATION,
-    Keys,
-    asset_key,
-    dagster_name,
-    location_name,
-    run_tags,
-)
+from siltstone.dagster.names import Keys, asset_key, dagster_name, location_name, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.runs import StreamRuns, keys_in, op_config, streams_of
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.pipes.parts import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.store.paths import sink_tables

@@ -9,7 +9,8 @@ import pytest
 
 from siltstone.dagster import stream_definitions
 from siltstone.dagster.checks.suites import SUITES
-from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key
+from siltstone.dagster.names import asset_key
+from siltstone.pipes.parts import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL
 

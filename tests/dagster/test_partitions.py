@@ -9,9 +9,10 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.restored_state import _evaluation
-from siltstone.dagster.names import RESTORED_STATE, asset_key
+from siltstone.dagster.names import asset_key
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of
 from siltstone.errors import UnknownCheckpoint, UsageError
+from siltstone.pipes.parts import RESTORED_STATE
 from siltstone.restore.series import NOTE
 from siltstone.stream import Stream
 from tests.catalog_cases import commit_of

@@ -15,7 +15,6 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.jobs import RecoverConfig, StreamBusy
 from siltstone.dagster.names import Keys, run_tags
@@ -33,6 +32,7 @@ from siltstone.dagster.sensors.recovery import (
     sweep_sensor,
 )
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
+from siltstone.pipes.parts import BY_DAGSTER
 from siltstone.settings import RecoveryOptions, load_settings
 from tests.fault.small_stream import SMALL
 

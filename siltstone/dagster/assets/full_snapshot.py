@@ -7,12 +7,14 @@ from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import report_errors
+from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Flag
-from siltstone.dagster.metadata import Metadata
-from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool, run_tags
+from siltstone.dagster.metadata import materialize_result
+from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import NoLiveState
+from siltstone.pipes.outcomes import newest_snapshot
+from siltstone.pipes.parts import CHECKPOINTS, FULL_SNAPSHOT
 from siltstone.settings import Settings
 from siltstone.stream import Stream
 
@@ -23,7 +25,7 @@ class FullSnapshotConfig(dg.Config):
     if_possible: Flag = Field(default=False, description="if the live state is not available, log that and succeed")
 
 
-def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
+def full_snapshot_asset(stream: Stream, op: OpOptions | None = None) -> dg.AssetsDefinition:
     """Make the asset of a full snapshot of a stream's newest checkpoint."""
 
     @dg.asset(
@@ -32,8 +34,8 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
         output_required=False,
-        pool=pool(stream.name, "snapshot"),
-        op_tags=run_tags(stream.name, "snapshot"),
+        retry_policy=RETRIES,
+        **(op or OpOptions()).of(stream.name, "snapshot"),
         description=(
             f"The live state of `{stream.name}` at its newest checkpoint, copied from the stream's working state and "
             "not from the changelog, to compare restores with. It can only be taken on the machine that ran the stream."
@@ -56,9 +58,10 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
                         raise
                     context.log.warning(f"no snapshot was taken: {error}")
                     return
-            metadata, digest = _describe_newest(settings, stream.name)
-        metadata |= {"taken": "now" if taken else "before", **taken}
-        yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(digest))
+            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
+                outcome = newest_snapshot(place, stream.name)
+        outcome.metadata.update(taken="now" if taken else "before", **taken)
+        yield materialize_result(outcome, Keys.of(context.assets_def.specs))
 
     return full_snapshot
 
@@ -68,16 +71,3 @@ def _has_snapshot(settings: Settings, stream: str) -> bool:
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         newest = place.catalog.checkpoints.get_latest(stream).id
         return any(snapshot.checkpoint == newest for snapshot in place.catalog.reference_copies.list(stream))
-
-
-def _describe_newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
-    """Describe the newest full snapshot; return its metadata and the digest of its checkpoint."""
-    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-        snapshot = place.catalog.reference_copies.list(stream)[-1]
-        digest = place.catalog.checkpoints.get(stream, snapshot.checkpoint).digest
-    return {
-        "checkpoint": snapshot.checkpoint,
-        "digest": digest,
-        "dagster/row_count": snapshot.rows,
-        "bytes": snapshot.bytes,
-    }, digest

@@ -5,14 +5,14 @@ from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import report_errors
+from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Flag, Number, Text
-from siltstone.dagster.metadata import table
-from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool, run_tags
+from siltstone.dagster.metadata import materialize_result
+from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.pipes.outcomes import outcome_of_materialization
+from siltstone.pipes.parts import CHECKPOINTS, MATERIALIZATION
 from siltstone.stream import Stream
-
-COLUMNS = {"operator": "string", "checkpoint": "int", "rows": "int", "bytes": "int", "seconds": "float"}
 
 
 class MaterializationConfig(dg.Config):
@@ -24,7 +24,7 @@ class MaterializationConfig(dg.Config):
     parallelism: Number | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
-def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
+def materialization_asset(stream: Stream, op: OpOptions | None = None) -> dg.AssetsDefinition:
     """Make the materialization asset of a stream. The stream may run meanwhile."""
 
     @dg.asset(
@@ -32,15 +32,18 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         deps=[asset_key(stream.name, CHECKPOINTS)],
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
-        pool=pool(stream.name, "materialize"),
-        op_tags=run_tags(stream.name, "materialize"),
+        retry_policy=RETRIES,
+        **(op or OpOptions()).of(stream.name, "materialize"),
         description=(
             f"The chains of `{stream.name}` up to a checkpoint, consolidated into new bases that are proven before "
             "they are used. Restores of that checkpoint and of later ones begin with them."
         ),
     )
     def materialization(
-        config: MaterializationConfig, siltstone_warehouse: WarehouseResource, siltstone_spark: SparkResource
+        context: dg.AssetExecutionContext,
+        config: MaterializationConfig,
+        siltstone_warehouse: WarehouseResource,
+        siltstone_spark: SparkResource,
     ) -> dg.MaterializeResult:
         with report_errors():
             settings = siltstone_warehouse.settings(siltstone_spark, parallelism=config.parallelism)
@@ -50,22 +53,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
                 .materialize(at=config.at, operators=config.operators, due=config.due)
             )
             with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                digest = place.catalog.checkpoints.get(stream.name, done.checkpoint).digest
-        rows = [
-            {"operator": m.operator, "checkpoint": m.checkpoint, "rows": m.rows, "bytes": m.bytes, "seconds": m.seconds}
-            for m in done.operators
-        ]
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(digest),
-            metadata={
-                "checkpoint": done.checkpoint,
-                "digest": digest,
-                "dagster/row_count": done.rows,
-                "bytes": done.bytes,
-                "seconds": done.seconds,
-                "operators": table(COLUMNS, rows),
-                "had_a_base_already": ", ".join(done.kept) or "none",
-            },
-        )
+                outcome = outcome_of_materialization(place, done)
+            return materialize_result(outcome, Keys.of(context.assets_def.specs))
 
     return materialization

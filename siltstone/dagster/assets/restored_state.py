@@ -10,22 +10,15 @@ from pydantic import Field
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import report_errors
+from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Number
-from siltstone.dagster.names import (
-    CHECKPOINTS,
-    MATERIALIZATION,
-    RESTORED_STATE,
-    asset_key,
-    dagster_name,
-    pool,
-    run_tags,
-)
+from siltstone.dagster.names import OpOptions, asset_key, dagster_name
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, forget_hours, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import ProofFailed, UnknownCheckpoint
 from siltstone.format.manifests import read_manifest
+from siltstone.pipes.parts import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE
 from siltstone.restore.series import RestoredLabel, prove_label, read_label
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
@@ -44,21 +37,24 @@ class RestoredStateConfig(dg.Config):
 
 
 @without_beta_warnings()
-def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | None = None) -> dg.AssetsDefinition:
+def restored_state_asset(
+    stream: Stream, automation: dg.AutomationCondition | None = None, op: OpOptions | None = None
+) -> dg.AssetsDefinition:
     """Make the asset of a stream's restored state, with a check for each partition.
 
     One run restores any range of partitions, and each appears as soon as it is complete. The check reads the files of a
     partition again and compares them with its checkpoint; it can run alone, without a restore.
     """
+    op = op or OpOptions()
 
     @dg.multi_asset(
         name=dagster_name(stream.name, RESTORED_STATE),
         specs=[_asset_spec(stream, automation)],
         check_specs=[_check_spec(stream)],
-        backfill_policy=dg.BackfillPolicy.single_run(),
+        backfill_policy=op.backfill_policy or dg.BackfillPolicy.single_run(),
         can_subset=True,
-        pool=pool(stream.name, "restore"),
-        op_tags=run_tags(stream.name, "restore"),
+        retry_policy=RETRIES,
+        **op.of(stream.name, "restore"),
     )
     def restored_state(
         context: dg.AssetExecutionContext,

@@ -8,33 +8,23 @@ from pydantic import Field
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.client import Client
+from siltstone.dagster.code import code_version
 from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Number, Text
-from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
-from siltstone.dagster.names import (
-    BASE_CHECKPOINT,
-    CHECKPOINTS,
-    DELTA_CHAIN,
-    EVENTS,
-    SINK,
-    Keys,
-    asset_key,
-    dagster_name,
-    pool,
-    run_tags,
-)
+from siltstone.dagster.launch import Launch, launch_run
+from siltstone.dagster.metadata import COLUMN_SCHEMA, column_schema, materialize_result
+from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.errors import UnknownStream
-from siltstone.model import Form
+from siltstone.errors import UnknownStream, UsageError
 from siltstone.operator import SOURCE
+from siltstone.pipes.outcomes import outcomes_of_run
+from siltstone.pipes.parts import BASE_CHECKPOINT, BY_DAGSTER, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK
+from siltstone.run.dead_letters import LETTERS
+from siltstone.run.processing import output_schema
 from siltstone.run.region import Completed
-from siltstone.settings import Settings
+from siltstone.settings import CONFIGURATION, Settings
 from siltstone.sinks.delta import DeltaSink
-from siltstone.sinks.resolve import resolve_sinks
 from siltstone.stream import DEAD_LETTERS, Stream
-
-BY_DAGSTER = "Dagster run "
-"""prefix of the owner that the catalog records for a run of Dagster"""
 
 
 class RunConfig(dg.Config):
@@ -45,10 +35,12 @@ class RunConfig(dg.Config):
     policy: Text | None = Field(default=None, description="when to take a base: marginal-cost, adjust-d or files")
     options: dict[str, Text] = Field(default={}, description="source options of the stream")
 
-
-def is_dagster_run(who: str) -> bool:
-    """Whether the owner of a writer epoch is a run of Dagster, which reports its checkpoints itself."""
-    return who.startswith(BY_DAGSTER)
+    def command(self, stream: str) -> list[str]:
+        """Return the arguments of `siltstone` that run a stream with these options."""
+        given = {"--batches": self.batches, "--parallelism": self.parallelism, "--policy": self.policy}
+        named = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+        pairs = [text for name, value in self.options.items() for text in ("--set", f"{name}={value}")]
+        return ["run", stream, "--json", *named, *pairs]
 
 
 def events_asset(stream: Stream) -> dg.AssetSpec:
@@ -62,14 +54,17 @@ def events_asset(stream: Stream) -> dg.AssetSpec:
     )
 
 
-def run_asset(stream: Stream) -> dg.AssetsDefinition:
-    """Make the asset of a stream's run. A base gets an event only if one was taken."""
+def run_asset(stream: Stream, launch: Launch | None = None, op: OpOptions | None = None) -> dg.AssetsDefinition:
+    """Make the asset of a stream's run. A base gets an event only if one was taken.
+
+    Args:
+        launch: launches the run by a client of Dagster Pipes; None runs it in the step's own process.
+    """
 
     @dg.multi_asset(
         name=dagster_name(stream.name, "run"),
         specs=run_specs(stream),
-        pool=pool(stream.name, "run"),
-        op_tags=run_tags(stream.name, "run"),
+        **(op or OpOptions()).of(stream.name, "run"),
     )
     def run_stream(
         context: dg.AssetExecutionContext,
@@ -77,42 +72,15 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
         siltstone_warehouse: WarehouseResource,
         siltstone_spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
-        def tell(checkpoint: Completed) -> None:
-            forms = ", ".join(f"{name} {form.value}" for name, form in checkpoint.forms.items())
-            context.log.info(f"checkpoint {checkpoint.id}: {forms}; {checkpoint.rows_in:,} rows in")
-            for operator, count in checkpoint.dead_letters.items():
-                context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
-
         with report_errors():
             settings = siltstone_warehouse.settings(
                 siltstone_spark, parallelism=config.parallelism, policy=config.policy
             )
-            result = (
-                Client(settings)
-                .stream(_definition(settings, stream))
-                .run(
-                    batches=config.batches,
-                    options=config.options,
-                    who=f"{BY_DAGSTER}{context.run.run_id}",
-                    on_checkpoint=tell,
-                )
-            )
-            made = {
-                "checkpoints_made": len(result.checkpoints),
-                "rows": result.rows,
-                "bytes": result.bytes,
-                "dead_letters": sum(result.dead_letters.values()),
-                "resets": result.resets,
-                "seconds": result.seconds,
-            }
-            with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
-                keys = Keys.of(context.assets_def.specs)
-                yield from _parts(place, stream, result.checkpoints, keys)
-                yield dg.MaterializeResult(
-                    keys[asset_key(stream.name, CHECKPOINTS)],
-                    metadata=made | checkpoints_metadata(place, stream.name),
-                    data_version=dg.DataVersion(result.digest) if result.digest else None,
-                )
+            if launch is None:
+                yield from _run_here(context, settings, stream, config)
+            else:
+                _check_given_nothing(siltstone_warehouse, siltstone_spark)
+                yield from launch_run(launch, context, settings, stream.name, config.command(stream.name))
 
     return run_stream
 
@@ -128,12 +96,16 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
         if operator.reads != SOURCE:
             reads = [asset_key(name, operator.reads, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
         variables = ", ".join(f"`{variable}`" for variable in operator.definition()["variables"])
+        version = code_version(operator)
+        schema = {COLUMN_SCHEMA: column_schema({t: of.shown_rows for t, of in operator.tables().items()})}
         specs += [
             dg.AssetSpec(
                 base,
                 deps=reads,
                 skippable=True,
                 kinds={"spark", "parquet"},
+                metadata=schema,
+                code_version=version,
                 description=f"The whole state of operator `{operator.name}` ({variables}) as plain Parquet: the base "
                 "of its chain. A run adds an event only if it took a base.",
                 group_name=group,
@@ -143,12 +115,16 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 deps=[*reads, base],
                 skippable=True,
                 kinds={"spark"},
+                metadata=schema,
+                code_version=version,
                 description=f"The changes in the state of operator `{operator.name}` since its base, checkpoint by "
                 "checkpoint. A restore reads them after the base.",
                 group_name=group,
             ),
         ]
     parts = [spec.key for spec in specs]
+    by_name = {operator.name: operator for operator in stream.operators}
+    columns = {DEAD_LETTERS: LETTERS} | {op.name: output_schema(op) for op in stream.operators}
     specs += [
         dg.AssetSpec(
             asset_key(name, operator, SINK),
@@ -159,6 +135,8 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             ],
             skippable=True,
             kinds={"spark", "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"},
+            metadata={COLUMN_SCHEMA: column_schema({operator: columns[operator]})} if operator in columns else {},
+            code_version=code_version(by_name[operator]) if operator in by_name else None,
             description="The rows that operators could not process, each exactly once, with the reason."
             if operator == DEAD_LETTERS
             else f"The output rows of operator `{operator}`, each exactly once.",
@@ -179,33 +157,45 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     return specs
 
 
+def _run_here(
+    context: dg.AssetExecutionContext, settings: Settings, stream: Stream, config: RunConfig
+) -> Iterator[dg.MaterializeResult]:
+    """Run the stream in this process."""
+
+    def tell(checkpoint: Completed) -> None:
+        forms = ", ".join(f"{name} {form.value}" for name, form in checkpoint.forms.items())
+        context.log.info(f"checkpoint {checkpoint.id}: {forms}; {checkpoint.rows_in:,} rows in")
+        for operator, count in checkpoint.dead_letters.items():
+            context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
+
+    result = (
+        Client(settings)
+        .stream(_definition(settings, stream))
+        .run(
+            batches=config.batches,
+            options=config.options,
+            who=f"{BY_DAGSTER}{context.run.run_id}",
+            on_checkpoint=tell,
+        )
+    )
+    keys = Keys.of(context.assets_def.specs)
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
+        for outcome in outcomes_of_run(place, stream, result):
+            yield materialize_result(outcome, keys)
+
+
+def _check_given_nothing(warehouse: WarehouseResource, spark: SparkResource) -> None:
+    """Raise UsageError if a launch gave a warehouse or Spark settings, which do not reach another process."""
+    if warehouse.url or warehouse.catalog or spark.master or spark.conf:
+        raise UsageError(
+            f"this stream runs in a process of its own, which has its own {CONFIGURATION}: set warehouse, catalog and "
+            "Spark there, not in the launch"
+        )
+
+
 def _definition(settings: Settings, stream: Stream) -> Stream:
     """Find the current definition of the stream; the given one, if no module of the project defines it."""
     try:
         return find_definition(settings, stream.name)
     except UnknownStream:
         return stream
-
-
-def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int], keys: Keys) -> Iterator[dg.MaterializeResult]:
-    """Make the events of a run: for each operator's newest base and newest delta, and for each sink."""
-    if not checkpoints:
-        return
-    newest: dict[tuple[str, Form], int] = {}
-    for id in checkpoints:
-        for operator, form in place.catalog.checkpoints.get(stream.name, id).forms.items():
-            newest[operator, form] = id
-    # Dagster requires the events of dependencies first.
-    for operator in stream.sort_operators():
-        # Files are a checkpoint that holds everything, as a base is.
-        for forms, part in (((Form.BASE, Form.FILES), BASE_CHECKPOINT), ((Form.DELTA,), DELTA_CHAIN)):
-            if id := max(newest.get((operator.name, form), 0) for form in forms):
-                metadata, version = operator_metadata(place, stream.name, operator.name, id)
-                yield dg.MaterializeResult(
-                    keys[asset_key(stream.name, operator.name, part)],
-                    metadata=metadata,
-                    data_version=dg.DataVersion(version),
-                )
-    for operator, sink in resolve_sinks(stream, place).items():
-        metadata = sink_metadata(checkpoints, sink)
-        yield dg.MaterializeResult(keys[asset_key(stream.name, operator, SINK)], metadata=metadata)

@@ -12,6 +12,7 @@ from siltstone.dagster.checks.data_docs import build_data_docs
 from siltstone.dagster.checks.facts import Subject
 from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
 from siltstone.dagster.checks.validation import check
+from siltstone.pipes.session import current_session
 from siltstone.settings import load_settings
 
 
@@ -30,6 +31,9 @@ def check_command() -> int:
     # Full snapshots are optional: without one, the comparison with it is checked only if requested.
     suites = [s for s in SUITES if s.name in given.only] if given.only else _default_suites(subject)
     outcomes = [check(subject, suite) for suite in suites]
+    if (session := current_session()) is not None:
+        for outcome in outcomes:
+            session.tell(outcome.told(subject.name))
     result: dict[str, Any] = {
         "stream": subject.name,
         "checks": [

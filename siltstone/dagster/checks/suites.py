@@ -6,6 +6,8 @@ from typing import Any
 
 from siltstone.dagster.checks import facts
 from siltstone.dagster.checks.facts import Facts, Subject
+from siltstone.pipes.outcomes import DIGEST
+from siltstone.pipes.parts import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION
 
 Expected = dict[str, Any]
 
@@ -22,6 +24,7 @@ class Suite:
         row: the columns that identify a row.
         blocking: whether a failure must stop what follows, because it would spread damage.
         needs_rows: whether a table of facts without rows is a failure.
+        about: the asset that has the property.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Suite:
     row: tuple[str, ...]
     blocking: bool = False
     needs_rows: bool = True
+    about: str = CHECKPOINTS
 
 
 def _expect_in(column: str, *values: object) -> Expected:
@@ -57,9 +61,10 @@ def _at_most(value: str, most: str) -> Expected:
 
 
 PROVEN = Suite(
-    "digest",
+    DIGEST,
     "Every retained checkpoint restores to exactly the state that the stream had: it is rebuilt from its base and "
-    "deltas, and each digest is compared with the one recorded while the stream ran.",
+    "deltas, and each digest is compared with the one recorded while the stream ran. New checkpoints and the newest "
+    f"are proven now; of the others, {facts.SAMPLE} in turn, and for the rest the recorded proof counts.",
     facts.proofs,
     [_expect_in("proven", True)],
     ("checkpoint", "object", "reason"),
@@ -117,6 +122,7 @@ NOT_STALLED = Suite(
     facts.materializations,
     [_expect_in("state", "fine")],
     ("operator", "state", "failures", "last_success", "error"),
+    about=MATERIALIZATION,
 )
 SINK_AGREES = Suite(
     "sink_agrees",
@@ -139,6 +145,7 @@ RESTORE_EQUALS_SNAPSHOT = Suite(
     ],
     ("checkpoint", "operator", "table", "key_group", "columns", "examples"),
     blocking=True,
+    about=FULL_SNAPSHOT,
 )
 SUITES = (
     PROVEN,

@@ -11,6 +11,9 @@ import pandas as pd
 
 from siltstone.dagster.checks.facts import Facts, Subject
 from siltstone.dagster.checks.suites import Suite
+from siltstone.pipes.metadata import Metadata, table
+from siltstone.pipes.outcomes import CheckOutcome
+from siltstone.pipes.parts import asset_name
 
 if TYPE_CHECKING:
     from great_expectations import ExpectationSuite
@@ -38,6 +41,16 @@ class Outcome:
     facts: int
     failing: int
     rows: list[dict[str, Any]]
+
+    def told(self, stream: str) -> CheckOutcome:
+        """Return what Dagster is told."""
+        metadata: Metadata = {"summary": self.summary, "facts": self.facts, "failing": self.failing}
+        if self.rows:
+            names = self.rows[0].keys()
+            rows = [{name: None if row[name] is None else str(row[name]) for name in names} for row in self.rows]
+            metadata["rows"] = table(dict.fromkeys(names, "string"), rows)
+        severity = "ERROR" if self.suite.blocking else "WARN"
+        return CheckOutcome(asset_name(stream, self.suite.about), self.suite.name, self.holds, metadata, severity)
 
 
 def check(subject: Subject, suite: Suite) -> Outcome:

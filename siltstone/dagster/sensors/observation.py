@@ -10,14 +10,15 @@ import dagster as dg
 
 from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import is_dagster_run
-from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
-from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, location_name
+from siltstone.dagster.metadata import to_dagster
+from siltstone.dagster.names import asset_key, location_name
 from siltstone.dagster.partitions import hours_of, past_hours
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.runs import keys_in, streams_of
 from siltstone.errors import SiltstoneError, Unreachable
 from siltstone.model import Form
+from siltstone.pipes.metadata import ROWS, checkpoints_metadata, operator_metadata
+from siltstone.pipes.parts import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, is_dagster_run
 
 AT_ONCE = 100
 """checkpoints after which a tick leaves the other streams to the next: other sensors wait while events are written"""
@@ -166,7 +167,7 @@ def _events_of(
         metadata, digest = operator_metadata(place, record.stream, operator, record.id)
         yield dg.AssetMaterialization(
             asset_key(record.stream, operator, DELTA_CHAIN if form is Form.DELTA else BASE_CHECKPOINT),
-            metadata=metadata,
+            metadata=to_dagster(metadata),
             tags={"dagster/data_version": digest},
         )
     yield dg.AssetMaterialization(
@@ -174,10 +175,10 @@ def _events_of(
         metadata={
             "checkpoint": record.id,
             "digest": record.digest,
-            "state_rows": record.rows,
+            ROWS: record.rows,
             "bytes": record.bytes,
             "committed_at": record.committed_at.isoformat(timespec="seconds"),
-            **(checkpoints_metadata(place, record.stream, draws=draws) if draws is not None else {}),
+            **to_dagster(checkpoints_metadata(place, record.stream, draws=draws) if draws is not None else {}),
         },
         tags={"dagster/data_version": record.digest},
     )

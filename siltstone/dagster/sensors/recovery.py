@@ -18,12 +18,12 @@ import dagster as dg
 
 from siltstone.catalog.records.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.jobs import BUSY, RECOVER, SWEEP, operation_jobs
 from siltstone.dagster.names import Keys, dagster_name, location_name, run_tags
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.runs import RUN, StreamRuns, op_config
 from siltstone.errors import SiltstoneError
+from siltstone.pipes.parts import BY_DAGSTER
 from siltstone.settings import RecoveryOptions, Settings, load_settings
 
 LOOK_BACK_S = 86_400.0

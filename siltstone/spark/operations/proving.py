@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.records.reference_copies import ReferenceCopyRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -49,12 +50,19 @@ class VerifyResult(Result):
 
 @needs_spark
 def verify(
-    settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
+    settings: Settings,
+    stream: str,
+    *,
+    at: str = "latest",
+    every: bool = False,
+    deep: bool = False,
+    sample: int | None = None,
 ) -> VerifyResult:
     """Read and merge the chains in Spark tasks, under a lease (`StreamClient.verify`)."""
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         catalog = warehouse.catalog
-        wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
+        of_all = every or sample is not None
+        wanted = None if of_all else [catalog.checkpoints.resolve(stream, at)]
         # Lease the checkpoints before listing them and before starting Spark: others may be deleting.
         with hold_lease(catalog, stream, wanted, what="verifies"):
             some = (
@@ -62,6 +70,8 @@ def verify(
                 if wanted is None
                 else [catalog.checkpoints.get(stream, c) for c in wanted]
             )
+            if sample is not None:
+                some = _select_due(some, sample)
             written_by = {c.id: c.epoch for c in some}
             copies = [s for s in catalog.reference_copies.list(stream) if s.checkpoint in written_by]
             if deep and not copies:
@@ -75,7 +85,7 @@ def verify(
             if deep:
                 failures += _compare_deeply(settings, spark, warehouse, copies)
         failed = {f.checkpoint: f for f in reversed(failures)} | proof.failures
-        written_by = _leave_out_gone(catalog, stream, written_by, failed, every)
+        written_by = _leave_out_gone(catalog, stream, written_by, failed, of_all)
         failed = {c: failure for c, failure in failed.items() if c in written_by}
         _record_proofs(catalog, stream, written_by, failed, proof)
         health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
@@ -92,19 +102,27 @@ def _check_copies(store: Store, stream: str, copies: Sequence[ReferenceCopyRecor
     return [replace(f, reason=f"{f.reason}; {advice}") for f in check_objects(store, objects)]
 
 
+def _select_due(records: Sequence[CheckpointRecord], sample: int) -> list[CheckpointRecord]:
+    """Select the newest checkpoint, those that are not proven, and of the others those whose proofs are oldest."""
+    newest = max((record.id for record in records), default=0)
+    due = [record for record in records if record.proven_at is None or record.id == newest]
+    proven = [(record.proven_at, record.id, record) for record in records if record.proven_at and record.id != newest]
+    return [*due, *(record for _, _, record in sorted(proven)[:sample])]
+
+
 def _leave_out_gone(
-    catalog: Catalog, stream: str, written_by: dict[int, int], failed: Collection[int], every: bool
+    catalog: Catalog, stream: str, written_by: dict[int, int], failed: Collection[int], of_all: bool
 ) -> dict[int, int]:
     """Leave out of `written_by`, checkpoint -> writer epoch, those that failed because they are gone.
 
     A process that loses its lease, as when its machine slept, misses what was deleted meanwhile: that is no damage.
 
     Raises:
-        UnknownCheckpoint: one is gone, and not `every` one was asked for.
+        UnknownCheckpoint: one is gone, and it was asked for, not what there is `of_all`.
     """
     still = {c.id: c.epoch for c in catalog.checkpoints.list(stream)} if failed else written_by
     gone = {c for c in failed if still.get(c) != written_by[c]}
-    if gone and not every:
+    if gone and not of_all:
         raise UnknownCheckpoint(
             f"no checkpoint {min(gone)} of {stream} any more: it was deleted or given up while it was proven; "
             "verify others"
