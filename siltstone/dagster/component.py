@@ -10,7 +10,7 @@ from pydantic import Field
 
 from siltstone.dagster.definitions import stream_definitions
 from siltstone.dagster.launch import launch_by_name
-from siltstone.dagster.names import OpOptions
+from siltstone.dagster.names import NO_OPTIONS, OpOptions
 from siltstone.dagster.translator import StreamAsset, StreamTranslator
 from siltstone.errors import UsageError
 
@@ -83,7 +83,7 @@ class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
             translator=_Translator(self.translation) if self.translation else None,
             launch=launch_by_name(self.launch) if self.launch else None,
             select=self.select,
-            op=OpOptions(self.op.tags or {}, self.op.pool, self.op.backfill_policy) if self.op else None,
+            op=OpOptions(self.op.tags or {}, self.op.pool, self.op.backfill_policy) if self.op else NO_OPTIONS,
             shared=not components or components[0] is self,
         )
 

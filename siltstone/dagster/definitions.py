@@ -18,7 +18,7 @@ from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import operation_jobs, stream_job
 from siltstone.dagster.launch import Launch
-from siltstone.dagster.names import OpOptions, asset_of, mark, store_kinds
+from siltstone.dagster.names import NO_OPTIONS, OpOptions, asset_of, mark, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
@@ -43,7 +43,7 @@ def stream_definitions(
     translator: StreamTranslator | None = None,
     launch: Launch | None = None,
     select: str | None = None,
-    op: OpOptions | None = None,
+    op: OpOptions = NO_OPTIONS,
     shared: bool = True,
 ) -> dg.Definitions:
     """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
@@ -101,7 +101,7 @@ def stream_definitions(
     )
 
 
-def stream_assets(stream: Stream, launch: Launch | None = None, op: OpOptions | None = None) -> list[Asset]:
+def stream_assets(stream: Stream, launch: Launch | None = None, op: OpOptions = NO_OPTIONS) -> list[Asset]:
     """Make the assets of one stream, upstream first."""
     return [
         events_asset(stream),
@@ -120,8 +120,9 @@ def _select(
     Raises:
         UsageError: it is not a selection, or selects nothing.
     """
+    graph = dg.Definitions(assets=assets).resolve_asset_graph()
     try:
-        chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(list(assets))
+        chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(graph)
     except dg.DagsterError as error:
         raise UsageError(f"select is {select!r}, which is not an asset selection: {error}") from None
     if not chosen:

@@ -112,10 +112,16 @@ class OpOptions:
     pool: str | None = None
     backfill_policy: dg.BackfillPolicy | None = None
 
-    def of(self, stream: str, operation: str) -> dict[str, Any]:
-        """Return the arguments of the step that does an operation on a stream."""
-        tags = {**self.tags, **run_tags(stream, operation)}
-        return {"op_tags": tags, "pool": self.pool or pool(stream, operation)}
+    def tags_of(self, stream: str, operation: str) -> dict[str, str]:
+        """Return the tags of the step that does an operation on a stream."""
+        return {**self.tags, **run_tags(stream, operation)}
+
+    def pool_of(self, stream: str, operation: str) -> str:
+        """Return its pool: one of its own, in which it waits for no other operation, unless all have one."""
+        return self.pool or dagster_name(stream, operation)
+
+
+NO_OPTIONS = OpOptions()
 
 
 def is_shared(name: str) -> bool:
@@ -126,8 +132,3 @@ def is_shared(name: str) -> bool:
 def store_kinds(warehouse: str) -> set[str]:
     """Return the kind of store in a warehouse's URL, such as `s3`; empty for files."""
     return {urlsplit(warehouse).scheme} & {"s3", "redis", "cassandra", "rocksdb"}
-
-
-def pool(stream: str, operation: str) -> str:
-    """Name the concurrency pool of one operation on one stream; it allows one run at a time."""
-    return dagster_name(stream, operation)

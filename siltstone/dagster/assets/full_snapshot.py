@@ -10,7 +10,7 @@ from siltstone.client import Client
 from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Flag
 from siltstone.dagster.metadata import materialize_result
-from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
+from siltstone.dagster.names import NO_OPTIONS, Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import NoLiveState
 from siltstone.pipes.outcomes import newest_snapshot
@@ -25,7 +25,7 @@ class FullSnapshotConfig(dg.Config):
     if_possible: Flag = Field(default=False, description="if the live state is not available, log that and succeed")
 
 
-def full_snapshot_asset(stream: Stream, op: OpOptions | None = None) -> dg.AssetsDefinition:
+def full_snapshot_asset(stream: Stream, op: OpOptions = NO_OPTIONS) -> dg.AssetsDefinition:
     """Make the asset of a full snapshot of a stream's newest checkpoint."""
 
     @dg.asset(
@@ -35,7 +35,8 @@ def full_snapshot_asset(stream: Stream, op: OpOptions | None = None) -> dg.Asset
         kinds={"spark", "parquet"},
         output_required=False,
         retry_policy=RETRIES,
-        **(op or OpOptions()).of(stream.name, "snapshot"),
+        op_tags=op.tags_of(stream.name, "snapshot"),
+        pool=op.pool_of(stream.name, "snapshot"),
         description=(
             f"The live state of `{stream.name}` at its newest checkpoint, copied from the stream's working state and "
             "not from the changelog, to compare restores with. It can only be taken on the machine that ran the stream."

@@ -8,7 +8,7 @@ from siltstone.client import Client
 from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Flag, Number, Text
 from siltstone.dagster.metadata import materialize_result
-from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
+from siltstone.dagster.names import NO_OPTIONS, Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.pipes.outcomes import outcome_of_materialization
 from siltstone.pipes.parts import CHECKPOINTS, MATERIALIZATION
@@ -24,7 +24,7 @@ class MaterializationConfig(dg.Config):
     parallelism: Number | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
-def materialization_asset(stream: Stream, op: OpOptions | None = None) -> dg.AssetsDefinition:
+def materialization_asset(stream: Stream, op: OpOptions = NO_OPTIONS) -> dg.AssetsDefinition:
     """Make the materialization asset of a stream. The stream may run meanwhile."""
 
     @dg.asset(
@@ -33,7 +33,8 @@ def materialization_asset(stream: Stream, op: OpOptions | None = None) -> dg.Ass
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
         retry_policy=RETRIES,
-        **(op or OpOptions()).of(stream.name, "materialize"),
+        op_tags=op.tags_of(stream.name, "materialize"),
+        pool=op.pool_of(stream.name, "materialize"),
         description=(
             f"The chains of `{stream.name}` up to a checkpoint, consolidated into new bases that are proven before "
             "they are used. Restores of that checkpoint and of later ones begin with them."

@@ -12,7 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
 from siltstone.dagster.failures import RETRIES, report_errors
 from siltstone.dagster.fields import Number
-from siltstone.dagster.names import OpOptions, asset_key, dagster_name
+from siltstone.dagster.names import NO_OPTIONS, OpOptions, asset_key, dagster_name
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, forget_hours, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -38,14 +38,13 @@ class RestoredStateConfig(dg.Config):
 
 @without_beta_warnings()
 def restored_state_asset(
-    stream: Stream, automation: dg.AutomationCondition | None = None, op: OpOptions | None = None
+    stream: Stream, automation: dg.AutomationCondition | None = None, op: OpOptions = NO_OPTIONS
 ) -> dg.AssetsDefinition:
     """Make the asset of a stream's restored state, with a check for each partition.
 
     One run restores any range of partitions, and each appears as soon as it is complete. The check reads the files of a
     partition again and compares them with its checkpoint; it can run alone, without a restore.
     """
-    op = op or OpOptions()
 
     @dg.multi_asset(
         name=dagster_name(stream.name, RESTORED_STATE),
@@ -54,7 +53,8 @@ def restored_state_asset(
         backfill_policy=op.backfill_policy or dg.BackfillPolicy.single_run(),
         can_subset=True,
         retry_policy=RETRIES,
-        **op.of(stream.name, "restore"),
+        op_tags=op.tags_of(stream.name, "restore"),
+        pool=op.pool_of(stream.name, "restore"),
     )
     def restored_state(
         context: dg.AssetExecutionContext,

@@ -13,7 +13,7 @@ from siltstone.dagster.failures import report_errors
 from siltstone.dagster.fields import Number, Text
 from siltstone.dagster.launch import Launch, launch_run
 from siltstone.dagster.metadata import COLUMN_SCHEMA, column_schema, materialize_result
-from siltstone.dagster.names import Keys, OpOptions, asset_key, dagster_name
+from siltstone.dagster.names import NO_OPTIONS, Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import UnknownStream, UsageError
 from siltstone.operator import SOURCE
@@ -54,7 +54,7 @@ def events_asset(stream: Stream) -> dg.AssetSpec:
     )
 
 
-def run_asset(stream: Stream, launch: Launch | None = None, op: OpOptions | None = None) -> dg.AssetsDefinition:
+def run_asset(stream: Stream, launch: Launch | None = None, op: OpOptions = NO_OPTIONS) -> dg.AssetsDefinition:
     """Make the asset of a stream's run. A base gets an event only if one was taken.
 
     Args:
@@ -64,7 +64,8 @@ def run_asset(stream: Stream, launch: Launch | None = None, op: OpOptions | None
     @dg.multi_asset(
         name=dagster_name(stream.name, "run"),
         specs=run_specs(stream),
-        **(op or OpOptions()).of(stream.name, "run"),
+        op_tags=op.tags_of(stream.name, "run"),
+        pool=op.pool_of(stream.name, "run"),
     )
     def run_stream(
         context: dg.AssetExecutionContext,
