@@ -22,7 +22,7 @@ from dagster._core.pipes.client import PipesClientCompletedInvocation
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.names import Keys, asset_key
-from siltstone.errors import StateError, UnknownCheckpoint, UsageError
+from siltstone.errors import StateError, UsageError
 from siltstone.pipes.parts import CHECKPOINTS
 from siltstone.pipes.session import EXTRA
 from siltstone.settings import Settings
@@ -103,7 +103,7 @@ def _check_shown(settings: Settings, stream: str, told: dg.MaterializeResult | N
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         try:
             shown = place.catalog.checkpoints.get(stream, id).digest == digest
-        except UnknownCheckpoint:
+        except UsageError:  # no such checkpoint or stream
             shown = False
     if not shown:
         raise LaunchFailed(

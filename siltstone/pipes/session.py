@@ -157,7 +157,7 @@ def _open_context() -> "PipesContext":
     try:
         at, to = loader.load_context_params(), loader.load_messages_params()
         context = pipes.PipesContext(loader, _context_loader(pipes, at), _message_writer(pipes, to))
-    except (pipes.DagsterPipesError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of Dagster, of S3, of the file system
         where = " and ".join(VARIABLES if by_environment else ARGUMENTS)
         raise UsageError(
             f"cannot report to Dagster ({type(error).__name__}: {error}): check {where}, or take them away"

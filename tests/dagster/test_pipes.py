@@ -1,0 +1,230 @@
+"""Commands that Dagster Pipes launches: real processes, which tell the step what they did."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.pipes.utils import PipesBlobStoreMessageReader, PipesFileContextInjector
+from dagster_pipes import encode_param as _encoded
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster import in_subprocess, stream_definitions
+from tests.dagster_runs import Wing, made
+from tests.fault.small_stream import SMALL
+from tests.region_run import RegionRun
+from tests.s3_place import FreshBucket
+from tests.servers import moto
+from tests.sums import NAME, POLICY, STREAM, rows
+
+COMMAND = [sys.executable, "-m", "siltstone.cli"]
+BATCHES = 2
+
+
+@pytest.fixture
+def there(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The settings of the processes, which are those of this one."""
+    monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(["tests.fault.small_stream"]))
+    monkeypatch.setenv("SILTSTONE_MASTER", "local[2]")
+    monkeypatch.setenv("SILTSTONE_PARALLELISM", "2")
+    return url
+
+
+@pytest.fixture
+def s3() -> Iterator[FreshBucket]:
+    yield FreshBucket(moto())
+
+
+def materialize(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, *assets: str, **config: Any
+) -> dg.ExecuteInProcessResult:
+    return definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=[dg.AssetKey.from_user_string(asset) for asset in assets],
+        run_config={"ops": config},
+        raise_on_error=False,
+    )
+
+
+def test_a_run_elsewhere_says_what_one_here_says(
+    there: str, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wing = Wing(SMALL, there, instance)
+    wing.definitions = stream_definitions(SMALL, launch=in_subprocess)
+    launched = wing.make("checkpoints", *_parts(), run={"batches": BATCHES})
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", str(tmp_path / "other"))
+    with dg.DagsterInstance.ephemeral() as other:
+        here = Wing(SMALL, str(tmp_path / "other"), other).make("checkpoints", *_parts(), run={"batches": BATCHES})
+    there_, here_ = made(launched), made(here)
+    assert there_.keys() == here_.keys()
+    for name, event in here_.items():
+        assert event.version == there_[name].version or name == "accounts_sink", "a sink has no digest"
+        assert there_[name].metadata.keys() == event.metadata.keys()
+        told = {n: v for n, v in event.metadata.items() if n in ("checkpoint", "digest", "dagster/row_count", "form")}
+        assert told.items() <= there_[name].metadata.items()
+    assert [row["checkpoint"] for row in there_["checkpoints"].metadata["newest_checkpoints"]] == [2, 1]
+    assert there_["checkpoints"].metadata["chain_picture"].startswith("![chain of small](data:image/svg+xml")
+    with OpenWarehouse.open_existing(there) as place:
+        assert place.catalog.runs.get_newest("small").who == f"Dagster run {launched.run_id}"
+    logged = [entry.user_message for entry in instance.all_logs(launched.run_id)]
+    assert any(line.startswith("checkpoint 2: ") for line in logged), "each checkpoint is a line of the run's log"
+
+
+@pytest.mark.parametrize(
+    ("does", "says", "code"),
+    [
+        pytest.param(["run", "nope"], "none of them is nope/checkpoints", 2, id="another stream"),
+        pytest.param(["run", "small", "--parallelism", "0"], "option parallelism", 2, id="bad input"),
+        pytest.param(["--version"], "reported nothing: let it be `siltstone run small`", 2, id="another command"),
+        pytest.param(None, "failed with code -9", 1, id="killed"),
+    ],
+)
+def test_a_run_elsewhere_that_fails_says_whether_a_recovery_may_help(
+    does: list[str] | None, says: str, code: int, there: str, instance: dg.DagsterInstance
+) -> None:
+    def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
+        ours = [*COMMAND, *does] if does else ["sh", "-c", "kill -9 $$"]
+        return dg.PipesSubprocessClient().run(context=context, command=ours, extras=dict(extras))
+
+    wing = Wing(SMALL, there, instance)
+    wing.definitions = stream_definitions(SMALL, launch=launch)
+    failed = wing.make("checkpoints", *_parts())
+    assert not failed.success
+    (event,) = failed.get_step_failure_events()
+    found = event.step_failure_data.user_failure_data
+    assert found is not None and found.metadata["exit_code"].value == code
+    logged = [entry.message for entry in instance.all_logs(failed.run_id)]
+    assert any(says in line for line in [*logged, found.description or ""]), logged
+
+
+def test_a_run_that_the_catalog_here_does_not_show_is_a_failure(
+    there: str, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
+        elsewhere = {"SILTSTONE_WAREHOUSE": str(tmp_path / "another")}
+        client = dg.PipesSubprocessClient(env=elsewhere)
+        return client.run(context=context, command=[*COMMAND, *command], extras=dict(extras))
+
+    with OpenWarehouse.open_writable(there):
+        pass
+    wing = Wing(SMALL, there, instance)
+    wing.definitions = stream_definitions(SMALL, launch=launch)
+    failed = wing.make("checkpoints", *_parts(), run={"batches": 1})
+    assert not failed.success and not made(failed)
+    (event,) = failed.get_step_failure_events()
+    assert "reported checkpoint 1 with digest" in event.step_failure_data.user_failure_data.description
+    assert "the catalog here does not show it" in event.step_failure_data.user_failure_data.description
+
+
+def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance: dg.DagsterInstance) -> None:
+    """As a project writes that has nothing else of Siltstone in its code location."""
+
+    @dg.asset(key=["lake", "flights"], check_specs=[dg.AssetCheckSpec("digest", asset=["lake", "flights"])])
+    def flights(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        client = dg.PipesSubprocessClient()
+        run = client.run(context=context, command=[*COMMAND, "run", "small", "--batches", "1"])
+        proven = client.run(context=context, command=[*COMMAND, "verify", "small", "--sample", "0"])
+        yield from run.get_results()
+        yield from proven.get_results(implicit_materializations=False)
+        assert proven.get_custom_messages()[0]["proven"] == [1]
+
+    @dg.multi_asset(specs=[dg.AssetSpec("one"), dg.AssetSpec("two")])
+    def several(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from dg.PipesSubprocessClient().run(context=context, command=[*COMMAND, "run", "small"]).get_results()
+
+    definitions = dg.Definitions(assets=[flights, several])
+    result = materialize(definitions, instance, "lake/flights")
+    assert result.success
+    (event,) = result.get_asset_materialization_events()
+    with OpenWarehouse.open_existing(there) as place:
+        record = place.catalog.checkpoints.get_latest("small")
+    assert event.step_materialization_data.materialization.tags["dagster/data_version"] == record.digest
+    (check,) = result.get_asset_check_evaluations()
+    assert (check.check_name, check.passed, check.metadata["facts"].value) == ("digest", True, 1)
+    assert not materialize(definitions, instance, "one", "two").success
+    with OpenWarehouse.open_existing(there) as place:
+        assert place.catalog.checkpoints.last_id("small") == 1, "refused before it ran"
+
+
+class FromS3(PipesBlobStoreMessageReader):
+    """Reads messages from a bucket, as that of `dagster-aws` does."""
+
+    def __init__(self, bucket: FreshBucket) -> None:
+        super().__init__(interval=0.2)
+        self.at = bucket
+
+    @contextmanager
+    def get_params(self) -> Iterator[Mapping[str, Any]]:
+        yield {"bucket": self.at.bucket, "key_prefix": "messages"}
+
+    def no_messages_debug_text(self) -> str:
+        return "none in the bucket"
+
+    def messages_are_readable(self, params: Mapping[str, Any]) -> bool:
+        return True
+
+    def download_messages_chunk(self, index: int, params: Mapping[str, Any]) -> str | None:
+        try:
+            found = self.at.client.get_object(Bucket=self.at.bucket, Key=f"messages/{index}.json")
+        except self.at.client.exceptions.NoSuchKey:
+            return None
+        return found["Body"].read().decode()
+
+
+def test_messages_may_go_to_s3_and_parameters_come_as_arguments(
+    there: str, instance: dg.DagsterInstance, s3: FreshBucket
+) -> None:
+    """As on EMR, and on Glue."""
+    with OpenWarehouse.open_writable(there) as place:
+        RegionRun(place, STREAM, POLICY).step(rows(1))
+
+    @dg.op
+    def sweep(context: dg.OpExecutionContext) -> None:
+        injector = PipesFileContextInjector(str(Path(there).parent / "context.json"))
+        with dg.open_pipes_session(context, injector, FromS3(s3)) as session:
+            parameters = [text for pair in session.get_bootstrap_cli_arguments().items() for text in pair]
+            here = {"AWS_ENDPOINT_URL": s3.server.endpoint, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+            command = [*COMMAND, "sweep", NAME, "--dry-run", *parameters]
+            subprocess.run(command, env={**os.environ, **here, "AWS_DEFAULT_REGION": "us-east-1"}, check=True)
+        (told,) = session.get_custom_messages()
+        context.add_output_metadata({"result": told["result"], "deleted": told["deleted"]})
+
+    @dg.job
+    def swept() -> None:
+        sweep()
+
+    result = swept.execute_in_process(instance=instance)
+    (output,) = (e for e in result.all_events if e.is_successful_output)
+    said = output.step_output_data.metadata
+    assert (said["result"].value, said["deleted"].value) == ("SweepResult", 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"DAGSTER_PIPES_CONTEXT": "nonsense"}, "cannot report to Dagster"),
+        ({"DAGSTER_PIPES_CONTEXT": _encoded({"path": "/nowhere"}), "DAGSTER_PIPES_MESSAGES": _encoded({})}, "/nowhere"),
+    ],
+    ids=["nonsense", "no file"],
+)
+def test_a_process_that_cannot_report_does_nothing(
+    variables: dict[str, str], says: str, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ended = subprocess.run([*COMMAND, "run", "small"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert says in ended.stderr and "check DAGSTER_PIPES_CONTEXT and DAGSTER_PIPES_MESSAGES" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not Path(there).exists()
+
+
+def _parts() -> list[str]:
+    names = [f"{op.name}_{part}" for op in SMALL.operators for part in ("base_checkpoint", "delta_chain")]
+    return [*names, "accounts_sink"]
