@@ -72,6 +72,8 @@ def test_a_run_elsewhere_says_what_one_here_says(
     assert there_["checkpoints"].metadata["chain_picture"].startswith("![chain of small](data:image/svg+xml")
     with OpenWarehouse.open_existing(there) as place:
         assert place.catalog.runs.get_newest("small").who == f"Dagster run {launched.run_id}"
+    again = made(wing.make("checkpoints", *_parts(), run={"batches": 1}))
+    assert {"checkpoints", "accounts_delta_chain"} <= again.keys() < there_.keys(), "no base was due"
     logged = [entry.user_message for entry in instance.all_logs(launched.run_id)]
     assert any(line.startswith("checkpoint 2: ") for line in logged), "each checkpoint is a line of the run's log"
 
