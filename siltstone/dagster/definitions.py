@@ -120,16 +120,16 @@ def _select(
     Raises:
         UsageError: it is not a selection, or selects nothing.
     """
-    graph = dg.Definitions(assets=assets).resolve_asset_graph()
+    there = [dg.AssetsDefinition(specs=[each]) if isinstance(each, dg.AssetSpec) else each for each in assets]
     try:
-        chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(graph)
+        chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(there)
     except dg.DagsterError as error:
         raise UsageError(f"select is {select!r}, which is not an asset selection: {error}") from None
     if not chosen:
         raise UsageError(f"select is {select!r}, which is none of the stream's assets")
     made = [asset for asset in assets if not chosen.isdisjoint(_keys(asset))]
-    there = {key for asset in made for key in _keys(asset)}
-    return made, [check for check in checks if {key.asset_key for key in check.check_keys} <= there]
+    about = {key for asset in made for key in _keys(asset)}
+    return made, [check for check in checks if {key.asset_key for key in check.check_keys} <= about]
 
 
 def _keys(asset: Asset) -> set[dg.AssetKey]:

@@ -4,13 +4,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import dagster as dg
 
 from siltstone.dagster.names import LOCATION, dagster_name, is_shared
 from siltstone.dagster.schedules import check_schedules
 from siltstone.errors import UsageError
-from siltstone.settings import Settings, load_settings
+from siltstone.settings import CONFIG, CONFIGURATION, Settings, load_settings
 from siltstone.stream import Stream, find_streams
 
 BROKEN = "broken_stream_modules"
@@ -48,7 +49,12 @@ def load_project() -> Project:
             check defs`, a module that fails to import.
     """
     settings = load_settings()
-    return project_of(*find_streams(settings.streams), settings)
+    streams, broken = find_streams(settings.streams)
+    if not streams and not broken:
+        dg.get_dagster_logger().warning(
+            f"no streams: {CONFIGURATION} in {Path.cwd()} names none; {CONFIG} can name a configuration elsewhere"
+        )
+    return project_of(streams, broken, settings)
 
 
 def project_of(streams: Mapping[str, Stream], broken: Mapping[str, str], settings: Settings | None = None) -> Project:

@@ -1,7 +1,8 @@
 """A stream in a `dg` project: five lines of YAML, and no Python."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ def _small_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(STREAMS))
 
 
-def component(**attributes: str | float | Sequence[str] | Mapping[str, str]) -> dg.Definitions:
+def component(**attributes: Any) -> dg.Definitions:
     """The definitions of a `dg` project with one component."""
     return project(attributes)
 
@@ -79,6 +80,34 @@ def test_a_component_translates_keys_and_attributes() -> None:
     assert checkpoints.group_name == "lake"
     assert checkpoints.tags.items() >= {"part": "checkpoints", "siltstone/part": "checkpoints"}.items()
     assert all(key.startswith("lake/small/") for key in found)
+
+
+def test_a_component_gives_its_steps_tags_and_pools_and_leaves_assets_out() -> None:
+    given = {"op": {"tags": {"team": "data"}, "pool": "streams", "backfill_policy": {"type": "multi_run"}}}
+    found = component(stream="small", select="not tag:siltstone/part=full_snapshot", **given)
+    assert not any(key.endswith("full_snapshot") for key in keys(found)) and "small/restored_state" in keys(found)
+    graph = found.resolve_asset_graph()
+    assert {key.name for key in graph.asset_check_keys} >= {"digest", "no_gap"}
+    assert "restore_equals_snapshot" not in {key.name for key in graph.asset_check_keys}
+    steps = {each.node_def.name: each for each in found.assets or () if isinstance(each, dg.AssetsDefinition)}
+    ops = [each.node_def for each in steps.values() if isinstance(each.node_def, dg.OpDefinition)]
+    assert {op.pool for op in ops} == {"streams"}
+    assert all(op.tags.items() >= {"team": "data", "siltstone/stream": "small"}.items() for op in ops)
+    assert steps["small__restored_state"].backfill_policy == dg.BackfillPolicy.multi_run()
+    for attributes, says in (
+        ({"select": "key:nothing"}, "select is 'key:nothing', which is none of the stream's assets"),
+        ({"select": "(("}, r"select is '\(\(', which is not an asset selection"),
+        ({"launch": "nobody.nothing"}, "launch is 'nobody.nothing': use subprocess, or MODULE.FUNCTION of yours"),
+        ({"launch": "nothing"}, "launch is 'nothing': use subprocess"),
+        ({"op": {"name": "mine"}}, "op has a name or (a )?description"),
+    ):
+        with pytest.raises(ComponentTreeException) as failed:
+            component(stream="small", **attributes)
+        assert re.search(says, str(failed.value.__cause__)), failed.value.__cause__
+
+
+def test_a_component_runs_its_stream_in_a_process_of_its_own() -> None:
+    assert keys(component(stream="small", launch="subprocess")) == keys(stream_definitions(SMALL))
 
 
 def test_definitions_of_several_streams_merge() -> None:

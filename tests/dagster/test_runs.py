@@ -17,10 +17,15 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import Client
 from siltstone.dagster.assets.restored_state import RESTORED_EQUALS_CHECKPOINT
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.suites import PROVEN
+from siltstone.dagster.checks.validation import check
 from siltstone.dagster.names import asset_of
 from siltstone.dagster.partitions import hours_of
 from siltstone.retention.deletion import delete_checkpoints
+from siltstone.settings import load_settings
 from tests.dagster_runs import Wing, checked, failure, made, plain
 from tests.fault.small_stream import SMALL
 
@@ -107,7 +112,7 @@ def test_every_part_of_a_run_is_an_event_with_what_it_took(ran: Ran) -> None:
 
     sink = events["accounts_sink"].metadata
     assert (sink["first_checkpoint"], sink["last_checkpoint"], sink["dagster/row_count"]) == (1, 3, BATCHES * 300)
-    assert pq.read_table(sink["path"]).num_rows == BATCHES * 300
+    assert pq.read_table(sink["dagster/uri"]).num_rows == BATCHES * 300
 
 
 def test_the_checks_of_the_run_pass_and_say_what_they_looked_at(ran: Ran) -> None:
@@ -138,6 +143,34 @@ def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
     with OpenWarehouse.open_existing(wing.warehouse) as place:
         assert place.catalog.runs.list(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
     assert spark.range(3).count() == 3, "a session that ran before the run must outlive it"
+
+
+def test_a_sample_is_what_is_new_and_what_was_proven_longest_ago(wing: Wing) -> None:
+    stream = Client(load_settings(warehouse=wing.warehouse)).stream(SMALL.name)
+    first, second = (set(stream.verify(sample=1).proven) for _ in range(2))
+    assert first & second == {3} and first | second == {1, 2, 3}, "the newest, and the others in turn"
+    one = records(wing)[0]
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
+        place.catalog.checkpoints.record_proof(SMALL.name, 1, False, "an object was away", epoch=one.epoch)
+    assert set(stream.verify(sample=0).proven) == {1, 3}
+    assert all(record.proven for record in records(wing))
+
+
+def test_digest_fails_for_damage_that_was_found_before_and_is_still_there(wing: Wing) -> None:
+    stream = Client(load_settings(warehouse=wing.warehouse)).stream(SMALL.name)
+    with OpenWarehouse.open_existing(wing.warehouse) as place:
+        chain = place.catalog.objects.list(SMALL.name)
+        base = next(each.name for each in chain if each.checkpoint == 1 and each.kind is ObjectKind.BASE)
+        path = Path(wing.warehouse, "objects", base)
+        path = path if path.is_file() else next(Path(wing.warehouse).rglob(Path(base).name))
+        whole = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(whole[:-8] + b"damaged!")
+    outcome = check(Subject(stream.settings, SMALL), PROVEN)
+    assert not outcome.holds and {row["checkpoint"] for row in outcome.rows} == {1, 2, 3}
+    assert all(row["reason"] for row in outcome.rows)
+    path.write_bytes(whole)
+    assert check(Subject(stream.settings, SMALL), PROVEN).holds, "what failed is proven again each time"
 
 
 def _parts() -> list[str]:

@@ -128,7 +128,7 @@ def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, wareh
     events = materializations(page, run)
     (checkpoints,) = events[f"{NAME}/checkpoints"]
     said = metadata(checkpoints)
-    assert (said["checkpoint"], said["digest"], said["state_rows"]) == (newest.id, newest.digest, newest.rows)
+    assert (said["checkpoint"], said["digest"], said["dagster/row_count"]) == (newest.id, newest.digest, newest.rows)
     assert version(checkpoints) == newest.digest
     assert "data:image/" in said["chain_picture"]
     for operator in LIVE.operators:

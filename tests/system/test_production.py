@@ -1,4 +1,4 @@
-"""A team's Dagster as processes: two code servers, web server and daemon, runs in PostgreSQL, and no working directory.
+"""docs/dagster-in-production.md as processes: two code servers, web server and daemon, PostgreSQL, another directory.
 
 Each code location merges a stream with assets of its own. One runs its stream in the step, the other by Dagster Pipes.
 """

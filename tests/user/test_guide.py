@@ -30,8 +30,11 @@ UNRUN = [
     ("docs/dagster.md", "serves until it is stopped"),
 ]
 """the blocks that are not run: `siltstone ui` and `--follow` are elsewhere in this room and in tests/system"""
-ELSEWHERE = {"docs/backup.md": "tests/system/test_backup.py"}
-"""page -> the tests that run its blocks, and lose a catalog for it"""
+ELSEWHERE = {
+    "docs/backup.md": "tests/system/test_backup.py",
+    "docs/dagster-in-production.md": "tests/system/test_production.py",
+}
+"""page -> the tests that run its blocks: they lose a catalog for it, or start a deployment"""
 RULE = re.compile(r"\d\. .* ─+")
 
 
