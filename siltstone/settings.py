@@ -23,6 +23,7 @@ the names of the fields below:
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,8 @@ from siltstone.secret import FILE, read_variable
 
 CONFIGURATION = Path("siltstone.toml")
 PREFIX = "SILTSTONE_"
-SQLITE = "sqlite:///"
+SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!:|file:)(.+)")
+"""the URL of a catalog in a file, by its path"""
 CONFIG = f"{PREFIX}CONFIG"
 """the variable that names another file than the `siltstone.toml` of the working directory"""
 SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
@@ -238,34 +240,38 @@ def load_settings(**given: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"option {where}: {first['msg']} (see SILTSTONE_* and {CONFIGURATION})") from None
+        raise UsageError(f"option {where}: {first['msg']} (see SILTSTONE_* and {_configuration()})") from None
     except SettingsError as error:
         raise UsageError(f"SILTSTONE_* in the environment: {error}; write lists and tables as JSON") from None
     except ValueError as error:
-        raise UsageError(f"{CONFIGURATION} cannot be read: {error}; write it as TOML") from None
+        raise UsageError(f"{_configuration()} cannot be read: {error}; write it as TOML") from None
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}; see {CONFIG}") from None
+        raise UsageError(f"{_configuration()} cannot be read: {error.strerror}; see {CONFIG}") from None
 
 
 def _read_configuration() -> dict[str, Any]:
     """Read the configuration file; empty if there is none in the working directory."""
-    named = os.environ.get(CONFIG)
-    if not named and not CONFIGURATION.is_file():
+    path = _configuration()
+    if path is CONFIGURATION and not path.is_file():
         return {}
-    path = Path(named or CONFIGURATION)
     with path.open("rb") as file:
         found = tomllib.load(file)
-    return _beside(path.absolute().parent, found) if named else found
+    return found if path is CONFIGURATION else _beside(path.absolute().parent, found)
+
+
+def _configuration() -> Path:
+    named = os.environ.get(CONFIG)
+    return Path(named).expanduser() if named else CONFIGURATION
 
 
 def _beside(directory: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Let the relative paths among some options begin at a directory."""
 
     def absolute(value: Any) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value:
             return value  # not valid, which Settings says
-        if value.startswith(SQLITE):
-            return f"{SQLITE}{directory / value.removeprefix(SQLITE)}"
+        if found := SQLITE.fullmatch(value):
+            return f"{found[1]}{directory / found[2]}"
         return value if "://" in value else str(directory / value)
 
     paths = {name: absolute(given[name]) for name in ("warehouse", "catalog", "openmetrics") if name in given}

@@ -3,14 +3,18 @@
 import ast
 import hashlib
 import inspect
-import json
 import re
 import textwrap
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from datetime import date, timedelta
+from enum import Enum
+from types import CodeType, FunctionType
 from typing import Any
 
 import dagster as dg
+import numpy as np
+import pyarrow as pa
 
 from siltstone.dagster.names import asset_of
 from siltstone.dagster.quiet import without_beta_warnings
@@ -51,18 +55,54 @@ def code_version(operator: Operator) -> str:
     It changes with what the operator's class says, not with its comments and layout, with the values that the operator
     was made with, and with its state. Functions that it calls do not count, nor does Siltstone's own code.
     """
-    classes = [each for each in type(operator).__mro__ if not _is_ours(each)]
-    values = {name: _ADDRESS.sub("", repr(value)) for name, value in sorted(vars(operator).items())}
-    parts = [operator.definition(), type(operator).__qualname__, list(map(_source_of, classes)), values]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    classes = [_source_of(each) for each in type(operator).__mro__ if not _is_ours(each)]
+    parts = [operator.definition(), type(operator).__qualname__, classes, _describe(vars(operator))]
+    return hashlib.sha256(repr(parts).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
-def _source_of(what: type) -> str:
-    """Return the code of a class in a form of its own; only its name, if its source is not to be had."""
+def _source_of(what: Any) -> Any:
+    """Return the code of a class or function in a form of its own; compiled, if its source is not to be had."""
     try:
         return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(what))))
-    except (OSError, TypeError, SyntaxError):
-        return what.__qualname__
+    except (OSError, TypeError, SyntaxError, ValueError):
+        inside = vars(what).values() if isinstance(what, type) else [what]
+        return [what.__qualname__, *(_compiled(each.__code__) for each in inside if hasattr(each, "__code__"))]
+
+
+def _compiled(code: CodeType) -> list[Any]:
+    constants = [_compiled(each) if isinstance(each, CodeType) else _describe(each) for each in code.co_consts]
+    return [code.co_name, code.co_code, code.co_names, constants]
+
+
+def _describe(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """Describe a value so that equal ones are described alike in every process, and others hardly ever."""
+    if id(value) in inside:
+        return "itself"
+    inside = (*inside, id(value))
+    if isinstance(value, Mapping):
+        return sorted([repr(_describe(key, inside)), _describe(each, inside)] for key, each in value.items())
+    if isinstance(value, set | frozenset):
+        return ["set", *sorted(repr(_describe(each, inside)) for each in value)]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(_describe(each, inside) for each in value)]
+    if value is None or isinstance(value, str | bytes | int | float | complex | Enum | date | timedelta):
+        return repr(value)
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.shape, _describe(value.tolist(), inside)]
+    if isinstance(value, pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch):
+        return [repr(getattr(value, "schema", None) or value.type), repr(value.to_pylist())]
+    if isinstance(value, type | FunctionType):
+        return value.__qualname__ if _is_ours(value) else _source_of(value)
+    try:
+        return [type(value).__qualname__, _described_as(value) or _describe(vars(value), inside)]
+    except Exception:  # a repr of the user's, or an object without attributes
+        return type(value).__qualname__
+
+
+def _described_as(value: Any) -> str | None:
+    """Return what an object says of itself; None if that is its address, or made from its attributes."""
+    own = type(value).__repr__ is not object.__repr__ and not is_dataclass(value)
+    return _ADDRESS.sub("", repr(value)) if own else None
 
 
 def _is_ours(what: Any) -> bool:

@@ -18,14 +18,14 @@ from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import operation_jobs, stream_job
 from siltstone.dagster.launch import Launch
-from siltstone.dagster.names import NO_OPTIONS, OpOptions, asset_of, mark, store_kinds
+from siltstone.dagster.names import NO_OPTIONS, PART_TAG, OpOptions, asset_of, mark, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
 from siltstone.dagster.sensors.observation import observation_sensor
 from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
 from siltstone.dagster.translator import Asset, StreamTranslator, translate
-from siltstone.errors import UsageError
+from siltstone.errors import UsageError, summarize
 from siltstone.pipes.parts import CHECKPOINTS, STORED
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_stream
@@ -91,10 +91,12 @@ def stream_definitions(
     )
     if select is not None:
         assets, checks = _select(assets, checks, select)
+    specs = [spec for asset in assets if isinstance(asset, dg.AssetsDefinition) for spec in asset.specs]
+    runs = streams if any(spec.tags.get(PART_TAG) == CHECKPOINTS for spec in specs) else []
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        jobs=[*map(stream_job, streams), *(operation_jobs() if shared else ())],
+        jobs=[*map(stream_job, runs), *(operation_jobs() if shared else ())],
         schedules=list(dict.fromkeys(s for each in streams for s in stream_schedules(each, settings, shared=shared))),
         sensors=stream_sensors() if shared else (),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
@@ -123,8 +125,9 @@ def _select(
     there = [dg.AssetsDefinition(specs=[each]) if isinstance(each, dg.AssetSpec) else each for each in assets]
     try:
         chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(there)
-    except dg.DagsterError as error:
-        raise UsageError(f"select is {select!r}, which is not an asset selection: {error}") from None
+    except Exception as error:  # what Dagster parses it may not be able to resolve
+        text = summarize(error)
+        raise UsageError(f"select is {select!r}, which is not a selection of a stream's assets: {text}") from None
     if not chosen:
         raise UsageError(f"select is {select!r}, which is none of the stream's assets")
     made = [asset for asset in assets if not chosen.isdisjoint(_keys(asset))]

@@ -14,7 +14,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 from dagster._core.errors import DagsterPipesExecutionError
@@ -23,7 +23,7 @@ from dagster._core.pipes.client import PipesClientCompletedInvocation
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.names import Keys, asset_key
 from siltstone.errors import StateError, UsageError
-from siltstone.pipes.parts import CHECKPOINTS
+from siltstone.pipes.parts import BY_DAGSTER, CHECKPOINTS
 from siltstone.pipes.session import EXTRA
 from siltstone.settings import Settings
 
@@ -67,8 +67,11 @@ def launch_by_name(name: str) -> Launch:
         return in_subprocess
     module, _, function = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(importlib.import_module(module), function)
+        if not callable(found):
+            raise TypeError(f"a {type(found).__name__} is no function")
+        return cast(Launch, found)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(f"launch is {name!r}: use subprocess, or MODULE.FUNCTION of yours ({error})") from None
 
 
@@ -91,12 +94,13 @@ def launch_run(
     reported = done.get_results(implicit_materializations=False)
     results = [each for each in reported if isinstance(each, dg.MaterializeResult)]
     checkpoints = keys[asset_key(stream, CHECKPOINTS)]
-    _check_shown(settings, stream, next((each for each in results if each.asset_key == checkpoints), None))
+    told = next((each for each in results if each.asset_key == checkpoints), None)
+    _check_shown(settings, stream, f"{BY_DAGSTER}{context.run.run_id}", told)
     yield from results
 
 
-def _check_shown(settings: Settings, stream: str, told: dg.MaterializeResult | None) -> None:
-    """Raise LaunchFailed unless the catalog shows the checkpoint that a run reported as its newest."""
+def _check_shown(settings: Settings, stream: str, who: str, told: dg.MaterializeResult | None) -> None:
+    """Raise LaunchFailed unless the catalog shows the run, and the checkpoint that it reported as its newest."""
     if told is None:
         raise LaunchFailed(
             f"the run of stream {stream} that was launched reported nothing: let it be `siltstone run {stream}` with "
@@ -104,17 +108,17 @@ def _check_shown(settings: Settings, stream: str, told: dg.MaterializeResult | N
             UsageError.exit_code,
         )
     metadata: dict[str, Any] = {name: getattr(value, "value", value) for name, value in (told.metadata or {}).items()}
-    if "checkpoint" not in metadata:
-        return  # the stream has none yet
-    id, digest = int(metadata["checkpoint"]), metadata["digest"]
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         try:
-            shown = place.catalog.checkpoints.get(stream, id).digest == digest
+            shown = any(run.who == who for run in place.catalog.runs.list(stream))
+            if "checkpoint" in metadata:  # otherwise the stream has none yet
+                record = place.catalog.checkpoints.get(stream, int(metadata["checkpoint"]))
+                shown = shown and record.digest == metadata["digest"]
         except UsageError:  # no such checkpoint or stream
             shown = False
     if not shown:
         raise LaunchFailed(
-            f"the run of stream {stream} that was launched reported checkpoint {id} with digest {digest}, and the "
-            "catalog here does not show it: let both use the same warehouse and catalog",
+            f"the run of stream {stream} that was launched reported checkpoint {metadata.get('checkpoint', 'none')}, "
+            "and the catalog here does not show it as of that run: let both use the same warehouse and catalog",
             UsageError.exit_code,
         )

@@ -69,12 +69,12 @@ class CheckOutcome:
 
 
 def outcomes_in(
-    settings: Settings, result: Result, *, with_assets: bool
+    settings: Settings, result: Result, *, with_assets: bool, with_checks: bool
 ) -> Iterator[tuple[Outcome | CheckOutcome, bool]]:
     """Tell what a result says, dependencies first; nothing of an operation that makes and checks no asset.
 
     Args:
-        with_assets: whether to tell of assets, or only of checks.
+        with_assets, with_checks: whether to tell of assets, and of checks.
 
     Yields:
         Each outcome, and whether it is of the asset that the operation is there for.
@@ -84,12 +84,9 @@ def outcomes_in(
     """
     from siltstone.spark.operations import MaterializeResult, RestoreResult, RunResult, SnapshotResult, VerifyResult
 
-    if isinstance(result, VerifyResult):
-        yield _of_proofs(result), True
-    if not with_assets or not isinstance(result, RunResult | MaterializeResult | RestoreResult | SnapshotResult):
+    if not isinstance(result, RunResult | MaterializeResult | RestoreResult | SnapshotResult | VerifyResult):
         return
-    if isinstance(result, RestoreResult):
-        yield _of_restore(result), True
+    if not (with_checks if isinstance(result, VerifyResult) else with_assets):
         return
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
         match result:
@@ -101,6 +98,10 @@ def outcomes_in(
                 yield outcome_of_materialization(place, result), True
             case SnapshotResult():
                 yield newest_snapshot(place, result.stream), True
+            case RestoreResult():
+                yield _of_restore(result), True
+            case VerifyResult():
+                yield _of_proofs(place, result), True
 
 
 def newest_snapshot(place: OpenWarehouse, stream: str) -> Outcome:
@@ -170,9 +171,16 @@ def _of_restore(result: "RestoreResult") -> Outcome:
     )
 
 
-def _of_proofs(result: "VerifyResult") -> CheckOutcome:
-    columns = {"checkpoint": "int", "object": "string", "reason": "string"}
-    rows: list[Mapping[str, Any]] = [{name: getattr(each, name) for name in columns} for each in result.failed]
-    metadata: Metadata = {"facts": len(result.proven) + len(result.failed), "failing": len(result.failed)}
-    failed = {"rows": table(columns, rows)} if rows else {}
-    return CheckOutcome(asset_name(result.stream, CHECKPOINTS), DIGEST, not result.failed, metadata | failed)
+def _of_proofs(place: OpenWarehouse, result: "VerifyResult") -> CheckOutcome:
+    """Tell whether all checkpoints up to the newest that was verified are proven, now or before."""
+    objects = {failure.checkpoint: failure.object for failure in result.failed}
+    newest = max([*result.proven, *objects], default=0)
+    records = [record for record in place.catalog.checkpoints.list(result.stream) if record.id <= newest]
+    rows: list[Mapping[str, Any]] = [
+        {"checkpoint": each.id, "object": objects.get(each.id), "reason": each.proof or "not proven yet"}
+        for each in records
+        if not each.proven
+    ]
+    metadata: Metadata = {"facts": len(records), "failing": len(rows)}
+    failing = {"rows": table({"checkpoint": "int", "object": "string", "reason": "string"}, rows)} if rows else {}
+    return CheckOutcome(asset_name(result.stream, CHECKPOINTS), DIGEST, not rows, metadata | failing)

@@ -6,7 +6,8 @@ what the result says about assets and checks (`pipes.outcomes`) as materializati
 
 A step of Dagster can say which assets are meant in its extras: `{"siltstone": {"keys": {NAME: KEY}}}`, where NAME is
 that of `pipes.parts`, and KEY the asset's key as a text. Otherwise an asset of the step that has the name is meant, or
-the step's only asset.
+the step's only asset. Check results are sent if the extras have `{"siltstone": {"checks": true}}`, since Dagster takes
+none that the step does not declare. A command whose checks are sent succeeds if one fails: Dagster is told.
 """
 
 import os
@@ -44,6 +45,15 @@ class Session:
     def __init__(self, context: "PipesContext") -> None:
         self._context = context
         self.settings: Settings | None = None
+        # The keys of the assets that the step makes.
+        self._scope: Sequence[str] = context.asset_keys if context.is_asset_step else ()
+        given = context.extras.get(EXTRA, {})
+        self._keys: dict[str, str] = dict(given.get("keys", {}))
+        self.sends_checks: bool = given.get("checks") is True
+
+    def close(self) -> None:
+        """Send what is not sent yet, and end the connection."""
+        self._context.close()
 
     def log(self, line: str) -> None:
         """Send a line to the log of the step's run."""
@@ -76,7 +86,8 @@ class Session:
         from siltstone.pipes.outcomes import outcomes_in
 
         if self.settings is not None:
-            for outcome, is_main in outcomes_in(self.settings, result, with_assets=bool(self._scope)):
+            wanted = {"with_assets": bool(self._scope), "with_checks": self.sends_checks}
+            for outcome, is_main in outcomes_in(self.settings, result, **wanted):
                 self.tell(outcome, is_main=is_main)
 
     def tell(self, outcome: "Outcome | CheckOutcome", *, is_main: bool = True) -> None:
@@ -93,19 +104,13 @@ class Session:
         else:
             self._context.report_asset_materialization(outcome.metadata, outcome.version, key)
 
-    @property
-    def _scope(self) -> Sequence[str]:
-        """The keys of the assets that the step makes."""
-        return self._context.asset_keys if self._context.is_asset_step else ()
-
     def _key(self, name: str, *, is_main: bool) -> str | None:
         """Find the key of an asset by its name; None if the step does not make it and it is not the main one.
 
         Raises:
             UsageError: the main asset of an operation is not among those that the step makes.
         """
-        scope = self._scope
-        given: dict[str, str] = self._context.extras.get(EXTRA, {}).get("keys", {})
+        scope, given = self._scope, self._keys
         key = given.get(name, name)
         if not scope or key in scope:
             return key
@@ -137,8 +142,8 @@ def pipes_session() -> Iterator[None]:
     if _opened or not (VARIABLES[0] in os.environ or ARGUMENTS[0] in sys.argv):
         yield
         return
-    context = _open_context()
-    _opened.append(session := Session(context))
+    session = _open()
+    _opened.append(session)
     try:
         yield
     except Exception as error:
@@ -146,24 +151,24 @@ def pipes_session() -> Iterator[None]:
         raise
     finally:
         _opened.clear()
-        context.close()
+        session.close()
 
 
-def _open_context() -> "PipesContext":
+def _open() -> Session:
     with require_extra("pipes", "dagster_pipes", "a process launched by Dagster Pipes"):
         import dagster_pipes as pipes
     by_environment = VARIABLES[0] in os.environ
     loader = pipes.PipesEnvVarParamsLoader() if by_environment else pipes.PipesCliArgsParamsLoader()
     try:
         at, to = loader.load_context_params(), loader.load_messages_params()
-        context = pipes.PipesContext(loader, _context_loader(pipes, at), _message_writer(pipes, to))
+        session = Session(pipes.PipesContext(loader, _context_loader(pipes, at), _message_writer(pipes, to)))
     except Exception as error:  # of Dagster, of S3, of the file system
         where = " and ".join(VARIABLES if by_environment else ARGUMENTS)
         raise UsageError(
             f"cannot report to Dagster ({type(error).__name__}: {error}): check {where}, or take them away"
         ) from error
     sys.argv = _without_arguments(sys.argv)
-    return context
+    return session
 
 
 def _context_loader(pipes: Any, params: Mapping[str, Any]) -> Any:

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.dagster import stream_definitions
 from siltstone.dagster.code import code_version
+from siltstone.operator import Operator
 from tests.fault.small_stream import SMALL
 
 KEY = {"k": pa.int64()}
@@ -71,3 +75,62 @@ def test_assets_have_columns_and_versions() -> None:
         "place",
         "day",
     }
+
+
+def made_with(value: object) -> Operator:
+    operator = Aggregate("a", KEY, [Count("n")])
+    vars(operator)["given"] = value
+    return operator
+
+
+@dataclass
+class Given:
+    names: frozenset[str]
+
+
+class Plain:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Silent:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+OTHERS = [
+    *({"one"}, {"two"}, Given(frozenset({"a"})), Given(frozenset({"b"})), Plain(1), Plain(2)),
+    *(np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000))),
+    *(pa.table({"n": np.arange(2000)}), pa.table({"n": np.where(np.arange(2000) == 1000, 0, np.arange(2000))})),
+    *(lambda row: row + 1, Silent(), {"a": 1}, ["a", 1]),
+]
+
+
+def test_values_that_differ_are_told_apart_and_none_is_an_error() -> None:
+    versions = [code_version(made_with(value)) for value in OTHERS]
+    assert len(set(versions)) == len(OTHERS)
+    assert versions == [code_version(made_with(value)) for value in OTHERS]
+    itself: list[object] = []
+    itself.append(itself)
+    assert code_version(made_with(itself))
+
+
+def test_sets_are_alike_in_every_process() -> None:
+    says = "from tests.dagster.test_code import *; print(code_version(made_with({'x': Given(frozenset('abcdef'))})))"
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-c", says], env={"PYTHONPATH": str(Path.cwd()), "PYTHONHASHSEED": seed}
+        )
+        for seed in ("0", "1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_code_without_a_source_counts_by_what_it_is_compiled_to() -> None:
+    def compiled(more: str) -> str:
+        names: dict[str, Any] = {"Base": type(SMALL.operators[0]), "__name__": "notebook"}
+        exec(f"class Mine(Base):\n    def process(self, rows, state):\n        return rows.count({more})", names)  # noqa: S102
+        return code_version(names["Mine"]())
+
+    assert compiled("") != compiled("initial=None")
+    assert compiled("") == compiled("")

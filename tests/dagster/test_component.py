@@ -96,7 +96,7 @@ def test_a_component_gives_its_steps_tags_and_pools_and_leaves_assets_out() -> N
     assert steps["small__restored_state"].backfill_policy == dg.BackfillPolicy.multi_run()
     for attributes, says in (
         ({"select": "key:nothing"}, "select is 'key:nothing', which is none of the stream's assets"),
-        ({"select": "(("}, r"select is '\(\(', which is not an asset selection"),
+        ({"select": "(("}, r"select is '\(\(', which is not a selection of a stream's assets"),
         ({"launch": "nobody.nothing"}, "launch is 'nobody.nothing': use subprocess, or MODULE.FUNCTION of yours"),
         ({"launch": "nothing"}, "launch is 'nothing': use subprocess"),
         ({"op": {"name": "mine"}}, "op has a name or (a )?description"),

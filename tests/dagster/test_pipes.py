@@ -14,6 +14,7 @@ import pytest
 from dagster._core.pipes.utils import PipesBlobStoreMessageReader, PipesFileContextInjector
 from dagster_pipes import encode_param as _encoded
 
+from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster import in_subprocess, stream_definitions
 from tests.dagster_runs import Wing, made
@@ -120,8 +121,52 @@ def test_a_run_that_the_catalog_here_does_not_show_is_a_failure(
     failed = wing.make("checkpoints", *_parts(), run={"batches": 1})
     assert not failed.success and not made(failed)
     (event,) = failed.get_step_failure_events()
-    assert "reported checkpoint 1 with digest" in event.step_failure_data.user_failure_data.description
-    assert "the catalog here does not show it" in event.step_failure_data.user_failure_data.description
+    assert (
+        "reported checkpoint 1, and the catalog here does not show it"
+        in event.step_failure_data.user_failure_data.description
+    )
+
+
+def test_an_older_checkpoint_of_another_warehouse_is_not_taken_for_that_of_the_run(
+    there: str, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    """Both have the same input, and so the same digests."""
+    env: dict[str, str] = {}
+
+    def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
+        client = dg.PipesSubprocessClient(env=env)
+        return client.run(context=context, command=[*COMMAND, *command], extras=dict(extras))
+
+    wing = Wing(SMALL, there, instance)
+    wing.definitions = stream_definitions(SMALL, launch=launch)
+    assert wing.make("checkpoints", *_parts(), run={"batches": 1}).success
+    env["SILTSTONE_WAREHOUSE"] = str(tmp_path / "another")
+    assert not wing.make("checkpoints", *_parts(), run={"batches": 1}).success
+
+
+def test_a_check_that_fails_is_a_result_and_no_error(there: str, instance: dg.DagsterInstance) -> None:
+    with OpenWarehouse.open_writable(there) as place:
+        RegionRun(place, STREAM, POLICY).step(rows(1))
+        place.catalog.checkpoints.record_proof(NAME, 1, False, "an object is away", epoch=1)
+        stored = [each.name for each in place.catalog.objects.list(NAME) if each.kind is ObjectKind.BASE]
+        path = next(Path(there).rglob(Path(stored[0]).name))
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+
+    @dg.asset_check(asset=[NAME, "checkpoints"], name="digest")
+    def digest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        command, wants = [*COMMAND, "verify", NAME], {"siltstone": {"checks": True}}
+        done = dg.PipesSubprocessClient().run(context=context.op_execution_context, command=command, extras=wants)
+        return done.get_asset_check_result()
+
+    job = dg.define_asset_job("check", selection=dg.AssetSelection.checks(digest))
+    result = (
+        dg.Definitions(asset_checks=[digest], jobs=[job]).resolve_job_def("check").execute_in_process(instance=instance)
+    )
+    (found,) = result.get_asset_check_evaluations()
+    assert (found.passed, found.metadata["failing"].value) == (False, 1)
+    ended = subprocess.run([*COMMAND, "verify", NAME], capture_output=True, check=False)
+    assert ended.returncode == 1, "elsewhere it is an exit code"
 
 
 def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance: dg.DagsterInstance) -> None:
@@ -131,7 +176,8 @@ def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance
     def flights(context: dg.AssetExecutionContext) -> Iterator[Any]:
         client = dg.PipesSubprocessClient()
         run = client.run(context=context, command=[*COMMAND, "run", "small", "--batches", "1"])
-        proven = client.run(context=context, command=[*COMMAND, "verify", "small", "--sample", "0"])
+        wants = {"siltstone": {"checks": True}}
+        proven = client.run(context=context, command=[*COMMAND, "verify", "small", "--sample", "0"], extras=wants)
         yield from run.get_results()
         yield from proven.get_results(implicit_materializations=False)
         assert proven.get_custom_messages()[0]["proven"] == [1]
@@ -211,9 +257,16 @@ def test_messages_may_go_to_s3_and_parameters_come_as_arguments(
     ("variables", "says"),
     [
         ({"DAGSTER_PIPES_CONTEXT": "nonsense"}, "cannot report to Dagster"),
+        (
+            {
+                "DAGSTER_PIPES_CONTEXT": _encoded({"data": {"asset_keys": None, "extras": {"siltstone": None}}}),
+                "DAGSTER_PIPES_MESSAGES": _encoded({"path": "/dev/null"}),
+            },
+            "cannot report to Dagster",
+        ),
         ({"DAGSTER_PIPES_CONTEXT": _encoded({"path": "/nowhere"}), "DAGSTER_PIPES_MESSAGES": _encoded({})}, "/nowhere"),
     ],
-    ids=["nonsense", "no file"],
+    ids=["nonsense", "extras", "no file"],
 )
 def test_a_process_that_cannot_report_does_nothing(
     variables: dict[str, str], says: str, there: str, monkeypatch: pytest.MonkeyPatch

@@ -94,7 +94,9 @@ def test_checks_are_check_results(warehouse: Path) -> None:
     def checked(context: dg.AssetCheckExecutionContext) -> Any:
         only = [text for name in names for text in ("--only", name)]
         arguments = [sys.executable, "-m", "siltstone.dagster.checks", "small", *only]
-        done = dg.PipesSubprocessClient().run(context=context.op_execution_context, command=arguments)
+        wants = {"siltstone": {"checks": True}}
+        client = dg.PipesSubprocessClient()
+        done = client.run(context=context.op_execution_context, command=arguments, extras=wants)
         yield from done.get_results(implicit_materializations=False)
 
     definitions = dg.Definitions(
