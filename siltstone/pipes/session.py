@@ -13,7 +13,7 @@ none that the step does not declare. A command whose checks are sent succeeds if
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from siltstone.errors import SiltstoneError, UsageError, summarize
@@ -40,6 +40,7 @@ class Session:
 
     Attributes:
         settings: those of the command; None before it has made its client.
+        sends_checks: whether check results are sent, so that a check that fails is no failure of the command.
     """
 
     def __init__(self, context: "PipesContext") -> None:
@@ -147,7 +148,8 @@ def pipes_session() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        session.fail(error)
+        with suppress(Exception):  # the error itself matters more
+            session.fail(error)
         raise
     finally:
         _opened.clear()
