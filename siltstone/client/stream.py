@@ -195,8 +195,9 @@ class StreamClient(StreamView):
         Raises:
             UsageError: `deep`, and none of the checkpoints has a snapshot.
         """
-        if (at != LATEST) + every + (sample is not None) > 1:
-            raise UsageError("at, every and sample exclude each other: keep one")
+        given = {"at": at != LATEST, "every": every, "sample": sample is not None}
+        if len(names := [name for name, is_given in given.items() if is_given]) > 1:
+            raise UsageError(f"{' and '.join(names)} exclude each other: leave one out")
         if sample is not None and sample < 0:
             raise UsageError(f"sample is {sample}: use 0 or more")
         from siltstone.spark import operations
