@@ -65,10 +65,8 @@ def stream_definitions(
         settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`, which what all streams share
             follows in any case.
         translator: gives the assets other keys and attributes.
-        launch: runs the streams in processes of their own, by a client of Dagster Pipes (`siltstone.dagster.launch`);
-            by default a run is in the process of its step.
-        select: which assets to define, in Dagster's syntax, such as `not tag:siltstone/part=full_snapshot`; those that
-            a run makes come together.
+        launch: runs the streams in processes of their own (`siltstone.dagster.launch`); default in those of the steps.
+        select: which assets to define, in Dagster's syntax; those that a run makes come together.
         op: tags, pool and backfill policy of the steps.
         shared: whether what all streams share is part of the definitions. It must be there once, so where definitions
             are copied before they are merged, only one of them may have it.
@@ -83,20 +81,13 @@ def stream_definitions(
     assets = [asset for each in streams for asset in stream_assets(each, launch, op)]
     if fresh_within_s is not None:
         assets = expect_checkpoints(assets, fresh_within_s)
-    assets, checks = translate(
-        annotate(assets, streams, settings, owners),
-        [check for each in streams for check in stream_checks(each, op)],
-        streams,
-        translator or StreamTranslator(),
-    )
-    if select is not None:
-        assets, checks = _select(assets, checks, select)
-    specs = [spec for asset in assets if isinstance(asset, dg.AssetsDefinition) for spec in asset.specs]
-    runs = streams if any(spec.tags.get(PART_TAG) == CHECKPOINTS for spec in specs) else []
+    annotated = annotate(assets, streams, settings, owners)
+    checks = [check for each in streams for check in stream_checks(each, op)]
+    assets, checks = _select(*translate(annotated, checks, streams, translator or StreamTranslator()), select)
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        jobs=[*map(stream_job, runs), *(operation_jobs() if shared else ())],
+        jobs=[*(map(stream_job, streams) if _has_run(assets) else ()), *(operation_jobs() if shared else ())],
         schedules=list(dict.fromkeys(s for each in streams for s in stream_schedules(each, settings, shared=shared))),
         sensors=stream_sensors() if shared else (),
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
@@ -115,13 +106,15 @@ def stream_assets(stream: Stream, launch: Launch | None = None, op: OpOptions = 
 
 
 def _select(
-    assets: Sequence[Asset], checks: Sequence[dg.AssetsDefinition], select: str
+    assets: list[Asset], checks: list[dg.AssetsDefinition], select: str | None
 ) -> tuple[list[Asset], list[dg.AssetsDefinition]]:
-    """Select assets by Dagster's syntax, and the checks of these.
+    """Select assets by Dagster's syntax, such as `not tag:siltstone/part=full_snapshot`, and the checks of these.
 
     Raises:
         UsageError: it is not a selection, or selects nothing.
     """
+    if select is None:
+        return assets, checks
     there = [dg.AssetsDefinition(specs=[each]) if isinstance(each, dg.AssetSpec) else each for each in assets]
     try:
         chosen = dg.AssetSelection.from_string(select, include_sources=True).resolve(there)
@@ -133,6 +126,11 @@ def _select(
     made = [asset for asset in assets if not chosen.isdisjoint(_keys(asset))]
     about = {key for asset in made for key in _keys(asset)}
     return made, [check for check in checks if {key.asset_key for key in check.check_keys} <= about]
+
+
+def _has_run(assets: Iterable[Asset]) -> bool:
+    specs = (spec for asset in assets if isinstance(asset, dg.AssetsDefinition) for spec in asset.specs)
+    return any(spec.tags.get(PART_TAG) == CHECKPOINTS for spec in specs)
 
 
 def _keys(asset: Asset) -> set[dg.AssetKey]:

@@ -124,27 +124,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             ),
         ]
     parts = [spec.key for spec in specs]
-    by_name = {operator.name: operator for operator in stream.operators}
-    columns = {DEAD_LETTERS: LETTERS} | {op.name: output_schema(op) for op in stream.operators}
-    specs += [
-        dg.AssetSpec(
-            asset_key(name, operator, SINK),
-            deps=[
-                asset_key(name, each, part)
-                for each in ([op.name for op in stream.operators] if operator == DEAD_LETTERS else [operator])
-                for part in (DELTA_CHAIN, BASE_CHECKPOINT)
-            ],
-            skippable=True,
-            kinds={"spark", "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"},
-            metadata={COLUMN_SCHEMA: column_schema({operator: columns[operator]})} if operator in columns else {},
-            code_version=code_version(by_name[operator]) if operator in by_name else None,
-            description="The rows that operators could not process, each exactly once, with the reason."
-            if operator == DEAD_LETTERS
-            else f"The output rows of operator `{operator}`, each exactly once.",
-            group_name=group,
-        )
-        for operator, sink in stream.sinks.items()
-    ]
+    specs += [_sink_spec(stream, operator) for operator in stream.sinks]
     specs.append(
         dg.AssetSpec(
             asset_key(name, CHECKPOINTS),
@@ -156,6 +136,29 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
         )
     )
     return specs
+
+
+def _sink_spec(stream: Stream, operator: str) -> dg.AssetSpec:
+    """Make the spec of the output of an operator's sink, or of the sink of dead letters."""
+    by_name, sink = {each.name: each for each in stream.operators}, stream.sinks[operator]
+    is_letters = operator == DEAD_LETTERS
+    schema = LETTERS if is_letters else output_schema(by_name[operator])
+    return dg.AssetSpec(
+        asset_key(stream.name, operator, SINK),
+        deps=[
+            asset_key(stream.name, each, part)
+            for each in (by_name if is_letters else [operator])
+            for part in (DELTA_CHAIN, BASE_CHECKPOINT)
+        ],
+        skippable=True,
+        kinds={"spark", "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"},
+        metadata={COLUMN_SCHEMA: column_schema({operator: schema})},
+        code_version=None if is_letters else code_version(by_name[operator]),
+        description="The rows that operators could not process, each exactly once, with the reason."
+        if is_letters
+        else f"The output rows of operator `{operator}`, each exactly once.",
+        group_name=dagster_name(stream.name),
+    )
 
 
 def _run_here(
