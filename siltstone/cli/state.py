@@ -18,7 +18,7 @@ from siltstone.cli.options import (
 from siltstone.cli.output import failure_line, print_result, progress, size
 from siltstone.client import StreamClient
 from siltstone.model import LATEST
-from siltstone.pipes.session import current_session
+from siltstone.pipes.session import checks_session
 
 GROUP = "Restore and prove"
 
@@ -82,8 +82,7 @@ def verify(
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
     stalled = (f"  materialization: {ill.reason}" for ill in result.stalled)
     print_result(result, as_json, line, *map(failure_line, result.failed), *stalled)
-    session = current_session()
-    if (result.failed or result.stalled) and not (session and session.sends_checks):
+    if (result.failed or result.stalled) and checks_session() is None:
         raise typer.Exit(1)
 
 

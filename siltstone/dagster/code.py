@@ -80,7 +80,7 @@ def _describe(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return "itself"
     inside = (*inside, id(value))
     if isinstance(value, Mapping):
-        return sorted([repr(_describe(key, inside)), _describe(each, inside)] for key, each in value.items())
+        return sorted(repr([_describe(key, inside), _describe(each, inside)]) for key, each in value.items())
     if isinstance(value, set | frozenset):
         return ["set", *sorted(repr(_describe(each, inside)) for each in value)]
     if isinstance(value, list | tuple):
@@ -88,7 +88,10 @@ def _describe(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if value is None or isinstance(value, str | bytes | int | float | complex | Enum | date | timedelta):
         return repr(value)
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, value.shape, _describe(value.tolist(), inside)]
+        content = (
+            _describe(value.tolist(), inside) if value.dtype.hasobject else hashlib.sha256(value.tobytes()).digest()
+        )
+        return [value.dtype.str, value.shape, content]
     if isinstance(value, pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch):
         return [repr(getattr(value, "schema", None) or value.type), repr(value.to_pylist())]
     if isinstance(value, type | FunctionType):

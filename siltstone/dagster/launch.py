@@ -69,7 +69,7 @@ def launch_by_name(name: str) -> Launch:
     try:
         found = getattr(importlib.import_module(module), function)
         if not callable(found):
-            raise TypeError(f"a {type(found).__name__} is no function")
+            raise TypeError(f"a {type(found).__name__} is not a function")
         return cast(Launch, found)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(f"launch is {name!r}: use subprocess, or MODULE.FUNCTION of yours ({error})") from None

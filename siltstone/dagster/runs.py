@@ -127,7 +127,7 @@ def op_config(operation: str, stream: str) -> dict[str, Any]:
 
 
 def _configured_stream(run: dg.DagsterRun) -> str | None:
-    """Return the stream in the config of a run that `op_config` is of, whoever wrote it."""
+    """Return the stream that the config of a run of an op names (`op_config`); a schedule or a person wrote it."""
     found: Any = run.run_config if is_shared(run.job_name) else None
     for name in ("ops", dagster_name(run.job_name, "op"), "config", "stream"):
         found = found.get(name) if isinstance(found, Mapping) else None

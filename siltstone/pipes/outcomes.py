@@ -74,7 +74,8 @@ def outcomes_in(
     """Tell what a result says, dependencies first; nothing of an operation that makes and checks no asset.
 
     Args:
-        with_assets, with_checks: whether to tell of assets, and of checks.
+        with_assets: whether to yield outcomes of assets.
+        with_checks: whether to yield outcomes of checks.
 
     Yields:
         Each outcome, and whether it is of the asset that the operation is there for.

@@ -40,7 +40,7 @@ class Session:
 
     Attributes:
         settings: those of the command; None before it has made its client.
-        sends_checks: whether check results are sent, so that a check that fails is no failure of the command.
+        sends_checks: whether the step takes check results. Then a command whose check fails reports that, and succeeds.
     """
 
     def __init__(self, context: "PipesContext") -> None:
@@ -87,8 +87,10 @@ class Session:
         from siltstone.pipes.outcomes import outcomes_in
 
         if self.settings is not None:
-            wanted = {"with_assets": bool(self._scope), "with_checks": self.sends_checks}
-            for outcome, is_main in outcomes_in(self.settings, result, **wanted):
+            with_assets, with_checks = bool(self._scope), self.sends_checks
+            for outcome, is_main in outcomes_in(
+                self.settings, result, with_assets=with_assets, with_checks=with_checks
+            ):
                 self.tell(outcome, is_main=is_main)
 
     def tell(self, outcome: "Outcome | CheckOutcome", *, is_main: bool = True) -> None:
@@ -131,6 +133,12 @@ _opened: list[Session] = []
 def current_session() -> Session | None:
     """Return the session of this process, if there is one."""
     return _opened[-1] if _opened else None
+
+
+def checks_session() -> Session | None:
+    """Return the session of this process if its step takes check results."""
+    session = current_session()
+    return session if session is not None and session.sends_checks else None
 
 
 @contextmanager

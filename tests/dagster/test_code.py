@@ -129,7 +129,7 @@ def test_sets_are_alike_in_every_process() -> None:
 def test_code_without_a_source_counts_by_what_it_is_compiled_to() -> None:
     def compiled(more: str) -> str:
         names: dict[str, Any] = {"Base": type(SMALL.operators[0]), "__name__": "notebook"}
-        exec(f"class Mine(Base):\n    def process(self, rows, state):\n        return rows.count({more})", names)  # noqa: S102
+        exec(f"class Mine(Base):\n    def process(self, rows, state):\n        return rows.count({more})", names)  # noqa: S102 as a notebook does
         return code_version(names["Mine"]())
 
     assert compiled("") != compiled("initial=None")

@@ -15,7 +15,7 @@ from siltstone.dagster.checks.data_docs import build_data_docs
 from siltstone.dagster.checks.facts import Subject
 from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
 from siltstone.dagster.checks.validation import check
-from siltstone.pipes.session import current_session
+from siltstone.pipes.session import checks_session
 from siltstone.settings import load_settings
 
 
@@ -34,8 +34,8 @@ def check_command() -> int:
     # Full snapshots are optional: without one, the comparison with it is checked only if requested.
     suites = [s for s in SUITES if s.name in given.only] if given.only else _default_suites(subject)
     outcomes = [check(subject, suite) for suite in suites]
-    session = current_session()
-    if session is not None and session.sends_checks:
+    session = checks_session()
+    if session is not None:
         for outcome in outcomes:
             session.tell(outcome.told(subject.name))
     result: dict[str, Any] = {
@@ -48,8 +48,7 @@ def check_command() -> int:
     if given.data_docs is not None:
         result["data_docs"] = str(build_data_docs(subject, given.data_docs, suites))
     sys.stdout.write(json.dumps(result) + "\n")
-    is_told = session is not None and session.sends_checks
-    return 0 if is_told or all(outcome.holds for outcome in outcomes) else 1
+    return 0 if session is not None or all(outcome.holds for outcome in outcomes) else 1
 
 
 def _default_suites(subject: Subject) -> list[Any]:
