@@ -23,6 +23,11 @@ from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.stream import Stream
 
 
+def clock_of(step: int) -> str:
+    """The clock that is recorded with a step."""
+    return f'{{"source":{1_700_000_000_000 + 1000 * step}}}'
+
+
 class RegionSteps:
     """The steps of an open region: `step` for each micro-batch."""
 
@@ -43,10 +48,16 @@ class RegionSteps:
         If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
         """
         self.make_room()
-        step = Step(self.region.step + 1, self.batches, offsets)
+        step = Step(self.region.step + 1, self.batches, offsets, clock=self._clock())
         self.batches += 1
         self._take(step, {SOURCE: rows}, ends=last or None if ends is None else ends)
         return self.end_interval() if self.region.checkpoint_due else None
+
+    def _without_rows(self, kind: StepKind) -> Step:
+        return replace(Step.without_rows(self.region.step + 1, kind), clock=self._clock())
+
+    def _clock(self) -> str:
+        return clock_of(self.region.step + 1)
 
     def _take(self, step: Step, outputs: dict[str, pa.Table], ends: bool | None) -> None:
         """A step of every operator, after those whose output it reads."""
@@ -77,7 +88,7 @@ class RegionSteps:
     def step_without_rows(self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True) -> Completed | None:
         """A step that takes no micro-batch; a checkpoint in which it ends is only prepared if some may be pending."""
         self.make_room()
-        self._take(Step.without_rows(self.region.step + 1, kind), {}, ends=ends)
+        self._take(self._without_rows(kind), {}, ends=ends)
         return self.end_interval() if ends else None
 
     def follow(self, rows_of: Callable[[str], pa.Table]) -> None:
@@ -91,7 +102,7 @@ class RegionSteps:
 
     def edit(self, operator: str, variable: str, changes: pa.Table) -> Completed:
         """A change by hand of one variable's table, with a checkpoint of its own; no other is pending."""
-        tasks = self.region.begin_step(Step.without_rows(self.region.step + 1, StepKind.CHANGE), ends=True)
+        tasks = self.region.begin_step(self._without_rows(StepKind.CHANGE), ends=True)
         for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:

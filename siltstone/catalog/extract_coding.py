@@ -253,7 +253,7 @@ def _records_from_json(values: Mapping[str, Any]) -> tuple[StepRecord, ...]:
     steps = decode_steps(values)
     return tuple(
         StepRecord(
-            *(s.step, s.batch_id, s.offsets, s.sources, s.kind, s.digests),
+            *(s.step, s.batch_id, s.offsets, s.sources, s.kind, s.digests, s.clock),
             checkpoint=check_integer(checkpoint, 1, MAX_ID, "a checkpoint"),
         )
         for s, checkpoint in zip(steps, values["checkpoints"], strict=True)

@@ -154,7 +154,7 @@ def _find_beginning(position: InputPosition) -> Step | None:
 
 
 def _to_step(step: Step) -> Step:
-    return Step(step.step, step.batch_id, step.offsets, step.sources, step.kind, step.digests)
+    return Step(step.step, step.batch_id, step.offsets, step.sources, step.kind, step.digests, step.clock)
 
 
 def _copy(source: Store, target: Store, objects: Mapping[str, StoredObject], others: set[str]) -> int:

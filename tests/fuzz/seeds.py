@@ -208,6 +208,7 @@ def _parquet(table: pa.Table | None = None) -> bytes:
     return file.getvalue()
 
 
+_CLOCK = '{"source":1700000000000}'
 _ROWS = DigestedRows(3, 7, "0123456789abcdef")
 _DIGESTS = encode_digests({"op": OperatorDigests(_ROWS, {"op": _ROWS}), "other": OperatorDigests(None, {})})
 
@@ -215,7 +216,7 @@ _DIGESTS = encode_digests({"op": OperatorDigests(_ROWS, {"op": _ROWS}), "other":
 def _details() -> CommitDetails:
     name = "s/00000001/000000000001/manifest.arrow"
     return CommitDetails(
-        steps=[Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', "{}", digests=_DIGESTS)],
+        steps=[Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', "{}", digests=_DIGESTS, clock=_CLOCK)],
         edit=Edit("op", "totals", 1, 2, "rows.csv", None, "me"),
         parallelism=2,
         definition={"operators": {}, "options": {}},
@@ -251,7 +252,7 @@ def _extract() -> Extract:
         retained=[Retained(1, 4, "s", 1, False, at), Retained(6, 6, "s", 2, True, at)],
         copies=[ReferenceCopy(4, 9, at, 1, (STORED,))],
         oldest_step=2,
-        logged=[StepRecord(9, 8, "v1", "{}", checkpoint=7)],
+        logged=[StepRecord(9, 8, "v1", "{}", clock=_CLOCK, checkpoint=7)],
         beginning=STORED,
         parts=[StepPart(STORED, 2, ((5, 5),))],
     )

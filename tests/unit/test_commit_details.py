@@ -1,6 +1,7 @@
 """What a commit adds to the catalog besides objects is in its manifest, so that a lost catalog can be rebuilt."""
 
 import json
+from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
@@ -19,7 +20,7 @@ from siltstone.catalog.records.commit_details import (
 )
 from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.records.outbox import Output
-from siltstone.catalog.records.steps import Step
+from siltstone.catalog.records.steps import Step, StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.manifests import read_manifest
@@ -45,6 +46,14 @@ STEPS = st.builds(
     st.integers(1, MAX_ID),
     st.integers(-1, MAX_ID),
     TEXT | st.sampled_from([OFFSETS, 'x"conf":y\nz\nw', '"conf":', '"conf":a"conf":b\n\n']),
+    TEXT,
+    digests=TEXT,
+    clock=TEXT,
+) | st.builds(
+    lambda number, kind, digests, clock: replace(Step.without_rows(number, kind), digests=digests, clock=clock),
+    st.integers(1, MAX_ID),
+    st.sampled_from([StepKind.EMPTY, StepKind.CHANGE]),
+    TEXT,
     TEXT,
 )
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -129,14 +138,19 @@ def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> N
         ("previous", [["x", -1, CHECKSUM], "2020-01-01"]),
         ("previous", [["x", 1, CHECKSUM], "yesterday"]),
         ("outstanding", [[0, "o"]]),
-        ("steps", [[1, 0, "", 1, "", "{}"]]),
-        ("steps", [[1, -3, "", 0, "", "{}"]]),
-        ("steps", [[MAX_ID + 1, 1, "", 0, "", "{}"]]),
-        ("steps", [[1, 2**63 - 1, "", 0, "", "{}"]]),
-        ("steps", [[0, 1, "", 0, "", "{}"]]),
-        ("steps", [[1, 1, "\ud800", 0, "", "{}"]]),
-        ("steps", [[1, 1, "", 0, "\0", "{}"]]),
-        ("steps", [[1, 1, "", 0, "", "{}"], [1, 2, "", 0, "", "{}"]]),
+        ("steps", [[1, 0, "", 1, "", "{}", "", ""]]),
+        ("steps", [[1, -3, "", 0, "", "{}", "", ""]]),
+        ("steps", [[MAX_ID + 1, 1, "", 0, "", "{}", "", ""]]),
+        ("steps", [[1, 2**63 - 1, "", 0, "", "{}", "", ""]]),
+        ("steps", [[0, 1, "", 0, "", "{}", "", ""]]),
+        ("steps", [[1, 1, "\ud800", 0, "", "{}", "", ""]]),
+        ("steps", [[1, 1, "", 0, "\0", "{}", "", ""]]),
+        ("steps", [[1, 1, "", 0, "", "{}", "", "\0"]]),
+        ("steps", [[1, 1, "", 0, "", "{}", "", 7]]),
+        ("steps", [[1, "batch", "", 0, "", "{}", "", ""]]),
+        ("steps", [[1, "empty", "read", 0, "", "{}", "", ""]]),
+        ("steps", [[1, 1, "", 0, "", "{}", ""]]),
+        ("steps", [[1, 1, "", 0, "", "{}", "", ""], [1, 2, "", 0, "", "{}", "", ""]]),
         ("edit", {"operator": "../x"}),
     ],
 )
@@ -163,7 +177,8 @@ def test_each_manifest_names_the_one_before_and_holds_what_its_commit_recorded(
         commit = commit_of(manifest, record.manifest, found[-1])
         assert (commit.digest, commit.rows, commit.bytes) == (record.digest, record.rows, record.bytes)
     assert [step for each in found for step in each.steps] == [
-        Step(s.step, s.batch_id, s.offsets, s.sources, s.kind, s.digests) for s in place.catalog.input_log.list(NAME, 3)
+        Step(s.step, s.batch_id, s.offsets, s.sources, s.kind, s.digests, s.clock)
+        for s in place.catalog.input_log.list(NAME, 3)
     ]
     expected = [None, *(PreviousCheckpoint(each.manifest, each.committed_at) for each in records[:2])]
     assert [each.previous for each in found] == expected

@@ -14,6 +14,7 @@ from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, Unreach
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import extract_number, extract_prefix, steps_part_number
 from tests.catalog_cases import commit_of
+from tests.region_run import clock_of
 
 STREAM = "flights"
 
@@ -27,7 +28,7 @@ def flights(tmp_path: Path) -> Iterator[OpenWarehouse]:
         place.catalog.input_log.record_beginning(STREAM, 1, Step(0, BEFORE_FIRST, "v1\n{}\n7"))
         write_extract(place, STREAM)
         for id in range(1, 61):
-            commit = commit_of(id, steps=[Step(id, id - 1, f"v1\n{{}}\n{id}")])
+            commit = commit_of(id, steps=[Step(id, id - 1, f"v1\n{{}}\n{id}", clock=clock_of(id))])
             place.catalog.commits.add(STREAM, 1, commit)
         yield place
 
@@ -45,6 +46,7 @@ def _steps_in_parts(place: OpenWarehouse) -> dict[int, str]:
         steps = decode_steps_part(place.warehouse.store.read(part.stored).to_pybytes(), part.stored.name)
         assert len(steps) == part.steps
         found |= {step.checkpoint: step.offsets for step in steps}
+        assert [step.clock for step in steps] == [clock_of(step.step) for step in steps]
     return found
 
 
@@ -69,8 +71,11 @@ def test_a_rollback_writes_the_parts_anew(flights: OpenWarehouse) -> None:
     flights.catalog.rollbacks.roll_back(STREAM, epoch, 49, "a test", "a test")
     extract = write_extract(flights, STREAM)
     assert not extract.parts and [step.checkpoint for step in extract.logged] == list(range(50, 61))
-    flights.catalog.commits.add(STREAM, epoch, commit_of(50, tag="b", steps=[Step(50, 49, "v1\n{}\nother")]))
-    flights.catalog.commits.add(STREAM, epoch, commit_of(51, tag="b", steps=[Step(51, 50, "v1\n{}\n51")]))
+    found = read_newest_extract(flights.warehouse.store, STREAM)
+    assert found is not None and [step.clock for step in found.logged] == [clock_of(n) for n in range(50, 61)]
+    for id, offset in ((50, "other"), (51, "51")):
+        steps = [Step(id, id - 1, f"v1\n{{}}\n{offset}", clock=clock_of(id))]
+        flights.catalog.commits.add(STREAM, epoch, commit_of(id, tag="b", steps=steps))
     flights.catalog.deletions.mark(STREAM, epoch, [50])
     assert not write_extract(flights, STREAM).logged
     assert _steps_in_parts(flights) == {50: "v1\n{}\nother"}

@@ -27,7 +27,7 @@ Its size, in bytes with all indexes (checked by tests/contract/catalog/test_size
     900  per checkpoint that is not deleted, with one operator; about 300 more per further operator
     300  per object it refers to: its manifest, segments, bases
     250  per step of the input log that read one new file, about 60 more per further file; once pruned, 60 per file,
-         and nothing for other sources
+         and nothing for other sources; a clock takes its text in addition
     300  per deletion, for 90 days; for objects of deleted checkpoints only the newest 100 000 of a stream
     400  per pass of a deletion, for 90 days; only the newest 10 000 of a stream
 
@@ -206,6 +206,7 @@ step = Table(
     Column("offsets", Packed, nullable=False),
     Column("sources", Packed),
     Column("digests", Packed),
+    Column("clock", Text),
     Index("step_in_order", "stream", "checkpoint", "step"),
     # A run reads these when it starts; sources other than files have almost none.
     Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),

@@ -135,7 +135,7 @@ def encode_steps(steps: Sequence[Step]) -> dict[str, Any]:
         line, newline, after = rest.partition("\n")
         which = options.setdefault(conf + line, len(options))
         batch = step.kind if step.batch_id is None else step.batch_id
-        rows.append([step.step, batch, before, which, newline + after, step.sources, step.digests])
+        rows.append([step.step, batch, before, which, newline + after, step.sources, step.digests, step.clock])
     return {"options": list(options), "steps": rows}
 
 
@@ -147,17 +147,19 @@ def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
     """
     options = [check_text(each, "an option") for each in values["options"]]
     steps = []
-    for number, batch, before, which, after, entries, text in values["steps"]:
+    for number, batch, before, which, after, *texts in values["steps"]:
         check_integer(which, 0, len(options) - 1, "the number of an option")
         offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
         _check_column(offsets, "offsets")
         check_integer(number, 0, MAX_ID, "a step")
-        sources, digests = _check_column(entries, "sources"), _check_column(text, "digests")
+        named = zip(texts, ("sources", "digests", "a clock"), strict=True)
+        sources, digests, clock = (_check_column(text, what) for text, what in named)
         if not isinstance(batch, str):
-            steps.append(Step(number, check_integer(batch, -2, MAX_ID, "a batch"), offsets, sources, digests=digests))
+            batch_id = check_integer(batch, -2, MAX_ID, "a batch")
+            steps.append(Step(number, batch_id, offsets, sources, digests=digests, clock=clock))
             continue
-        step = Step(number, None, offsets, sources, StepKind(batch), digests)
-        if replace(step, digests="") != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
+        step = Step(number, None, offsets, sources, StepKind(batch), digests, clock)
+        if replace(step, digests="", clock="") != Step.without_rows(number, step.kind) or step.kind is StepKind.BATCH:
             raise ValueError(f"step {number} has no batch, and yet has read something")
         steps.append(step)
     return tuple(steps)

@@ -34,6 +34,7 @@ class Step:
         offsets: the batch's text in Spark's offset log; empty without a batch.
         sources: the batch's text in the sources' logs.
         digests: what was read and made of it, as text (`run.step_digests`); empty if that is not known.
+        clock: the step's clock, as text (`run.clock`); empty if none was recorded.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Step:
     sources: str = NO_ENTRIES
     kind: StepKind = StepKind.BATCH
     digests: str = ""
+    clock: str = ""
 
     @classmethod
     def without_rows(cls, step: int, kind: StepKind = StepKind.EMPTY) -> "Step":
@@ -95,7 +97,7 @@ def to_step(row: "Row[Any]") -> StepRecord:
     """Convert a row of table step to a record."""
     kind = StepKind(row.kind)
     return StepRecord(
-        *(row.step, row.batch_id, row.offsets, row.sources or NO_ENTRIES, kind, row.digests or ""),
+        *(row.step, row.batch_id, row.offsets, row.sources or NO_ENTRIES, kind, row.digests or "", row.clock or ""),
         checkpoint=row.checkpoint,
     )
 
@@ -104,4 +106,4 @@ def step_values(step: Step) -> dict[str, Any]:
     """Return the values of table step for what was read."""
     sources = None if step.sources == NO_ENTRIES else step.sources
     values = {"step": step.step, "kind": step.kind, "batch_id": step.batch_id, "offsets": step.offsets}
-    return values | {"sources": sources, "digests": step.digests or None}
+    return values | {"sources": sources, "digests": step.digests or None, "clock": step.clock or None}
