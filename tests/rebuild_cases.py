@@ -69,6 +69,7 @@ def _of_stream(catalog: Catalog, stream: str, stored: Collection[str] | None) ->
         "manifests": {c.id: catalog.chains.list_manifests(stream, c.id) for c in retained if c.deleted_at is None},
         "steps": catalog.input_log.list(stream, newest),
         "beginning": position.beginning,
+        "clock": catalog.input_log.get_clock(stream, newest),
         "logged": catalog.input_log.list_logged(stream),
         "outputs": [replace(output, delivered_at=None) for output in catalog.outbox.list(stream, outstanding=True)],
         "definitions": catalog.definitions.list(stream),

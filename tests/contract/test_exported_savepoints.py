@@ -15,7 +15,7 @@ from siltstone.retention.sweep import sweep
 from siltstone.store.paths import EXPORT, CheckpointPath
 from tests.orphans import PLACES, check_whole
 from tests.proofs import failures, restored_digest
-from tests.region_run import RegionRun
+from tests.region_run import RegionRun, clock_of
 from tests.savepoint_cases import AT, SAVED, write_saved
 from tests.store_cases import FACTORIES, Case
 from tests.sums import NAME, POLICY, STREAM, rows
@@ -65,6 +65,7 @@ def test_a_stream_goes_on_in_another_warehouse(journey: Journey) -> None:
     after = target.catalog.input_log.get_position(NAME, 1)
     assert [s.offsets for s in after.newest] == [s.offsets for s in before.newest]
     assert (after.next_batch, after.beginning) == (before.next_batch, before.beginning)
+    assert target.catalog.input_log.get_clock(NAME, 1) == clock_of(AT) == source.catalog.input_log.get_clock(NAME, AT)
 
     here, there = RegionRun(source, STREAM, POLICY), RegionRun(target, STREAM, POLICY, parallelism=2)
     ours, theirs = [here.step(rows(6))], [there.step(rows(n)) for n in (5, 6)]

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import settings
@@ -78,11 +79,12 @@ class Histories(RuleBasedStateMachine):
         made = []
         for number, count in enumerate(steps, len(before) + 1):
             if count is None:
-                made.append(Step.without_rows(number))
+                made.append(replace(Step.without_rows(number), clock=f"{number}"))
                 continue
             self.objects += 1
             sources = files(entry, *(f"{self.objects}-{n}.parquet" for n in range(count))) if count else "{}"
-            made.append(Step(number, batch, f'{HEADER}\n{{"logOffset":{batch}}}', sources))
+            offsets = f'{HEADER}\n{{"logOffset":{batch}}}'
+            made.append(Step(number, batch, offsets, sources, clock=f"{number}"))
             batch, entry = batch + 1, entry + bool(count)
         self.objects += 1
         epoch = self.catalog.streams.get(log.name).epoch
@@ -142,6 +144,8 @@ class Histories(RuleBasedStateMachine):
     def every_kept_checkpoint_is_gone_on_from_as_with_the_whole_log(self) -> None:
         for log in self.logs:
             for checkpoint in {0, *sorted(log.kept)[:2], *sorted(log.kept)[-1:]}:
+                clock = self.catalog.input_log.get_clock(log.name, checkpoint)
+                assert clock == next((step.clock for step in log.upto(checkpoint)[::-1]), "")
                 if checkpoint == 0 and self.catalog.input_log.replayable_from(log.name):
                     continue
                 found = self.catalog.input_log.get_position(log.name, checkpoint)

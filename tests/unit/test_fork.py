@@ -26,7 +26,7 @@ from tests.examples import long_form
 from tests.fork_cases import NEW, names_of, stored, write_parent
 from tests.orphans import filesystem, new_run
 from tests.proofs import check_restores, in_order
-from tests.region_run import RegionRun
+from tests.region_run import RegionRun, clock_of
 from tests.stops import Stop, stop
 from tests.sums import NAME, POLICY, STREAM, rows
 
@@ -68,6 +68,7 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: OpenWarehouse) 
     assert place.catalog.chains.list_checkpoints(NEW, 3) == [1, 2, 3]
     assert place.catalog.checkpoints.get(NEW, 3) == replace(at, stream=NEW)
     assert place.catalog.input_log.list(NEW, 99) == place.catalog.input_log.list(NAME, 3)
+    assert place.catalog.input_log.get_clock(NEW, 3) == clock_of(3) == place.catalog.input_log.get_clock(NAME, 3)
     record = place.catalog.streams.get(NEW)
     assert (record.epoch, record.definition, record.forked_from) == (parent.epoch, parent.definition, NAME)
     assert place.catalog.streams.get(NAME) == parent

@@ -46,6 +46,11 @@ def read_position(catalog: Catalog) -> None:
     assert len(catalog.input_log.get_position("flights", ID_END - 1).newest) == 2
 
 
+def read_clock(catalog: Catalog) -> None:
+    """What a start reads, too."""
+    assert catalog.input_log.get_clock("flights", ID_END - 1) == ""
+
+
 def prune(catalog: Catalog) -> None:
     """What each run does from time to time; checkpoint 1 is kept, so nothing goes."""
     assert catalog.input_log.prune("flights", 1, at_least=1) == 0
@@ -75,7 +80,7 @@ def instructions(catalog: Catalog, call: Callable[[Catalog], None]) -> int:
 
 
 @pytest.mark.parametrize("per_checkpoint", [1, 8, MANY])
-@pytest.mark.parametrize("call", [read_position, prune])
+@pytest.mark.parametrize("call", [read_position, read_clock, prune])
 def test_a_long_input_log_costs_a_start_no_more_than_a_short_one(
     tmp_path: Path, call: Callable[[Catalog], None], per_checkpoint: int
 ) -> None:

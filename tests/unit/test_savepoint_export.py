@@ -41,7 +41,7 @@ from tests.failover import losing_what_follows
 from tests.killed_child import killed_at
 from tests.orphans import check_whole, filesystem
 from tests.proofs import failures, in_order, restored_digest
-from tests.region_run import RegionRun
+from tests.region_run import RegionRun, clock_of
 from tests.savepoint_cases import AT, SAVED, write_saved
 from tests.sums import NAME, POLICY, STREAM, Counted, rows, stream_of
 
@@ -247,6 +247,7 @@ def test_an_imported_stream_survives_the_loss_of_its_catalog(saved: Path, tmp_pa
         assert [s.name for s in place.catalog.savepoints.list(NAME)] == [SAVED]
         run = RegionRun(place, STREAM, POLICY)
         assert run.region.input_position().next_batch == AT
+        assert place.catalog.input_log.get_clock(NAME, 1) == clock_of(AT)
         assert run.step(rows(5)) and not failures(place, NAME)
 
 

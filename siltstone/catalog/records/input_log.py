@@ -9,7 +9,8 @@ begins there until a checkpoint records how far the stream has read.
 Steps are kept as far back as a replay may begin: those after the oldest checkpoint that is not deleted, and the newest
 two with a batch up to it, which Spark needs to continue. Older ones are pruned, some hundred at a time; the files that
 they read are kept as entries of step 0. A pruning depends only on what is kept, so it may run at any time, also during
-a run.
+a run. It never removes the newest step up to a checkpoint that is not deleted: that step has the clock from which runs,
+rollbacks, forks and exports of the checkpoint go on (`InputLog.get_clock`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,19 @@ class InputLog(CatalogPart):
             entries = [to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
             # Step 0 is read last: a step pruned meanwhile was read above, or its files are in step 0, or both.
             return InputPosition(_read_beginning(connection, stream), entries, newest)
+
+    def get_clock(self, stream: str, upto: int) -> str:
+        """Return the clock of the newest step of the checkpoints up to `upto`.
+
+        It is empty if there is no step, or if the step was recorded without a clock. A fork has its parent's steps up
+        to its first checkpoint, and an imported stream has the newest steps of its savepoint: their clocks go on there.
+        """
+        s = t.step.c
+        with self._transactions.begin_read() as connection:
+            get_stream(connection, stream)
+            steps = select(s.clock).where(s.stream == stream, s.step > 0, s.checkpoint.between(1, upto))
+            # Step numbers grow with checkpoints: ordered by both, one entry of the index `step_in_order` is read.
+            return connection.scalar(steps.order_by(s.checkpoint.desc(), s.step.desc()).limit(1)) or ""
 
     def replayable_from(self, stream: str) -> int:
         """Return the first checkpoint from which the input log continues, even if it is gone; 0 is the start."""

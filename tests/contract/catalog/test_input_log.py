@@ -1,6 +1,7 @@
 """Where sources begin and what was read since, over every database a catalog can be in."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from siltstone.catalog.records.source_entries import NO_ENTRIES, count_files, merge
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import Fenced
+from siltstone.errors import Fenced, UnknownStream
 from tests.catalog_cases import Clock, commit_of
 
 HEADER = 'v1\n{"batchWatermarkMs":0}'
@@ -72,6 +73,23 @@ def test_a_position_is_the_newest_two_steps_and_the_logs_of_sources(flights: Cat
     assert [s.step for s in position.entries] == [2, 6]
 
 
+def test_the_clock_of_a_checkpoint_is_that_of_its_newest_step(flights: Catalog) -> None:
+    for id in range(1, 5):
+        # The last step of the second checkpoint has no batch, and nothing was recorded with that of the third.
+        steps = [replace(step(2 * id - 1), clock=f"{id} began"), replace(step(2 * id), clock=f"{id}")]
+        if id == 2:
+            steps[1] = replace(Step.without_rows(4), clock="2")
+        flights.commits.add("flights", 1, commit_of(id, steps=steps if id != 3 else [steps[0], step(6)]))
+    clocks = {id: flights.input_log.get_clock("flights", id) for id in range(6)}
+    assert clocks == {0: "", 1: "1", 2: "2", 3: "", 4: "4", 5: "4"}
+    flights.forks.create("flights", "again", 2)
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 1, "damaged", "host:2")
+    assert flights.input_log.get_clock("flights", 1) == "1", "the clocks of steps that are logged come later"
+    assert flights.input_log.get_clock("again", 2) == "2"
+    with pytest.raises(UnknownStream):
+        flights.input_log.get_clock("fligths", 1)
+
+
 # Pruning
 
 
@@ -117,6 +135,20 @@ def test_the_log_is_kept_as_far_back_as_a_checkpoint_is(flights: Catalog) -> Non
     assert position.beginning is not None and position.beginning.offsets == BEGINNING.offsets
     assert count_files(position.beginning.sources) == 4
     assert merge(of(position)) == merge(of(whole))
+
+
+def test_a_pruning_keeps_the_clock_of_the_oldest_checkpoint(flights: Catalog) -> None:
+    """Also if the checkpoint ended with steps without a batch."""
+    for id in range(1, 7):
+        made = [replace(planned(flights, id), step=3 * id - 2)]
+        made += [replace(Step.without_rows(3 * id - n), clock=f"{id}.{n}") for n in (1, 0)]
+        flights.commits.add("flights", 1, commit_of(id, steps=made, first={"aircraft": id}))
+    flights.deletions.mark("flights", 1, [1, 2, 3])
+    assert flights.input_log.prune("flights", 1, at_least=1) == 6
+    assert logged(flights) == list(range(7, 19)), "from the older of the two with a batch on"
+    flights.forks.create("flights", "again", 4)
+    for stream in ("flights", "again"):
+        assert flights.input_log.get_clock(stream, 4) == "4.0"
 
 
 def of(position: InputPosition) -> list[str]:
