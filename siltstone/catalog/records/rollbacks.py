@@ -220,7 +220,8 @@ def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequ
     """Remove logged steps from the input log before a checkpoint's own `steps` are recorded.
 
     If `steps` equal the steps logged for the checkpoint, they replace them. If they differ, the run does not follow the
-    log, and all logged steps are removed.
+    log, and all logged steps are removed. Clocks are compared, too; a step that was logged without one equals a step
+    with any clock.
 
     Args:
         repeats: whether they must be equal.
@@ -247,8 +248,10 @@ def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequ
 
 
 def _is_same_input(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
-    """Whether steps have read what was logged; Spark's note of when it was read may differ."""
-    return [_input(step) for step in steps] == [_input(step) for step in logged]
+    """Whether steps have read what was logged, by the same clocks; Spark's note of when it was read may differ."""
+    if [_input(step) for step in steps] != [_input(step) for step in logged]:
+        return False
+    return all(not before.clock or step.clock == before.clock for step, before in zip(steps, logged, strict=True))
 
 
 def _input(step: Step) -> tuple[object, ...]:

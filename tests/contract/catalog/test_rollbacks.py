@@ -13,7 +13,7 @@ from siltstone.catalog.records.commit_details import CommitDetails
 from siltstone.catalog.records.commits import CheckpointCommit
 from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
+from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
@@ -44,15 +44,22 @@ def name_of(id: int, file: str, epoch: int = 1) -> str:
     return f"flights/{epoch:08d}/{id:012d}/{file}"
 
 
-def commit(catalog: Catalog, id: int, first: int = 1, epoch: int = 1, steps: Sequence[Step] | None = None) -> None:
+def commit(
+    catalog: Catalog,
+    id: int,
+    first: int = 1,
+    epoch: int = 1,
+    steps: Sequence[Step] | None = None,
+    *,
+    repeats: bool = False,
+) -> None:
     def stored(file: str) -> StoredObject:
         return StoredObject(name_of(id, file, epoch), 10, "xxh3-128:" + "0" * 32)
 
     made = CheckpointCommit(id, stored("manifest.arrow"), f"{id:032x}", 0, 0, {"aircraft": Form.DELTA})
     made = replace(made, segments=[stored("a.segment")], oldest_needed=first)
-    catalog.commits.add(
-        "flights", epoch, replace(made, details=CommitDetails(steps_of(id) if steps is None else steps))
-    )
+    details = CommitDetails(steps_of(id) if steps is None else steps, repeats=repeats)
+    catalog.commits.add("flights", epoch, replace(made, details=details))
 
 
 def rewind(catalog: Catalog, checkpoint: int, reason: str = "damaged") -> int:
@@ -269,6 +276,29 @@ def test_once_others_are_committed_the_log_is_of_a_stream_that_never_will_be(
     commit(catalog, 4, epoch=epoch, steps=steps)
     assert logged(catalog) == []
     assert [s.step for s in catalog.input_log.list("flights", 10**6)] == [1, 2, 3, 4, 5, 6, *(s.step for s in steps)]
+
+
+def test_steps_that_come_again_have_the_clocks_that_were_logged(catalog: Catalog) -> None:
+    """Another clock is as another input; a step that was logged without one takes any."""
+    told = [replace(step(n), clock=f"{n} o'clock") for n in (13, 14)]
+    commit(catalog, 7, steps=told)
+    commit(catalog, 8, steps=[replace(Step.without_rows(15), clock="15 o'clock")])
+    epoch = rewind(catalog, 5)
+    commit(catalog, 6, epoch=epoch, steps=[replace(each, clock="any") for each in steps_of(6)])
+    assert catalog.input_log.get_clock("flights", 6) == "any" and logged(catalog) == [13, 14, 15]
+    late = [told[0], replace(told[1], clock="15 o'clock")]
+    for steps in (late, [told[0], replace(told[1], clock="")]):
+        before = everything(catalog)
+        with pytest.raises(StateError, match="must have the steps logged for it"):
+            commit(catalog, 7, epoch=epoch, steps=steps, repeats=True)
+        assert everything(catalog) == before
+    commit(catalog, 7, epoch=epoch, steps=told, repeats=True)
+    assert logged(catalog) == [15]
+    commit(catalog, 8, epoch=epoch, steps=[replace(Step.without_rows(15), clock="16 o'clock")])
+    epoch = rewind(catalog, 6)
+    assert [s.clock for s in catalog.input_log.list_logged("flights")] == [*(s.clock for s in told), "16 o'clock"]
+    commit(catalog, 7, epoch=epoch, steps=late)
+    assert logged(catalog) == [] and catalog.input_log.get_clock("flights", 7) == "15 o'clock"
 
 
 def test_a_checkpoint_without_input_comes_again_without(catalog: Catalog) -> None:
