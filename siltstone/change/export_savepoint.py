@@ -127,10 +127,11 @@ def _gather(
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     position = catalog.input_log.get_position(stream, checkpoint)
     definition = catalog.definitions.get(stream, checkpoint)
-    # The newest two with a batch, which Spark needs, and those after the first of them: numbers have no gaps.
+    # The newest two with a batch, which Spark needs, and those after the first of them: numbers have no gaps. Without
+    # a batch, all steps: the newest one has the stream's clock.
     first = position.newest[0] if position.newest else None
-    steps = catalog.input_log.list(stream, checkpoint, after=first.checkpoint - 1) if first else []
-    kept = [_to_step(step) for step in steps if first and step.step >= first.step]
+    steps = catalog.input_log.list(stream, checkpoint, after=first.checkpoint - 1 if first else 0)
+    kept = [_to_step(step) for step in steps if first is None or step.step >= first.step]
     details = CommitDetails(steps=kept, definition=definition)
     chain = [
         (each.name, read_manifest(store, each, stream)) for each in catalog.chains.list_manifests(stream, checkpoint)

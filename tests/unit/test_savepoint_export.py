@@ -460,6 +460,22 @@ def test_an_export_brings_no_outputs_edits_or_parallelism(saved: Path, place: Op
     assert RegionRun(place, STREAM, POLICY).step(rows(5)) and not failures(place, NAME)
 
 
+def test_a_stream_that_has_read_nothing_takes_its_clock_along(tmp_path: Path) -> None:
+    with filesystem(tmp_path) as place:
+        run = RegionRun(place, STREAM, POLICY)
+        for _ in range(2):
+            run.step_without_rows()
+        run.region.close("done")
+        materialize(place, NAME, "by_key", 2, id="all", parallelism=1, run=in_order)
+        set_savepoint(place.catalog, NAME, SAVED, at="2")
+        export_savepoint(place, NAME, SAVED, str(tmp_path / "export"))
+        import_savepoint(place, prove_export(str(tmp_path / "export")), "copy")
+        assert place.catalog.input_log.get_clock("copy", 1) == clock_of(2)
+        there = RegionRun(place, replace(STREAM, name="copy"), POLICY)
+        assert there.region.input_position().next_batch == 0
+        assert there.step(rows(1)) and not failures(place, "copy")
+
+
 def test_an_import_that_is_rolled_back_to_nothing_takes_its_steps_again(tmp_path: Path) -> None:
     """Steps without rows between the two newest batches are among them: numbers have no gaps."""
     for name in ("one", "two"):
