@@ -57,18 +57,18 @@ class Heads:
     """The first `count` entries of several runs that are due until `upto`, without repetitions, in order."""
 
     def __init__(self, runs: Sequence[Run], count: int, upto: int = NEVER_AFTER) -> None:
-        read = count + len(runs)  # a run has an entry once, so all repetitions of the first ones are among these
-        parts = [run.entries.slice(run.start, min(read, run.left)) for run in runs]
+        # A run has an entry once, so each repetition of the first ones is among the first of its run, too.
+        parts = [run.entries.slice(run.start, min(count, run.left)) for run in runs]
         dues = [read_numbers(part, DUE) for part in parts]
-        if sum(map(len, dues)) > read:
-            upto = min(upto, int(np.partition(np.concatenate(dues), read - 1)[read - 1]))
+        if sum(map(len, dues)) > count:
+            upto = min(upto, int(np.partition(np.concatenate(dues), count - 1)[count - 1]))
         ends = [int(np.searchsorted(due, upto, side="right")) for due in dues]
         parts = [_check_part(part.slice(0, end), run) for part, end, run in zip(parts, ends, runs, strict=True) if end]
         self._runs = runs
         owner = np.repeat(np.arange(len(runs)), ends)
         if len(parts) <= 1:
-            self.entries = parts[0].slice(0, count) if parts else pa.table({DUE: pa.array([], pa.int64())})
-            self._owner, self._kept = owner[: len(self.entries)], np.arange(len(self.entries))
+            self.entries = parts[0] if parts else pa.table({DUE: pa.array([], pa.int64())})
+            self._owner, self._kept = owner, np.arange(len(owner))
             return
         entries = pa.concat_tables(parts).combine_chunks()
         order, repeated = _sort(entries)

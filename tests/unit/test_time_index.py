@@ -1,6 +1,8 @@
 """The time index against a dictionary: nothing due is missed or comes twice, whatever is lost, damaged or undone."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from siltstone.errors import UsageError
+from siltstone.errors import Unreachable, UsageError
 from siltstone.state import time_index, time_runs
 from siltstone.state.backend import Keys, StateTable, SubtaskState
 from siltstone.state.backends.heap.table import HeapTable
@@ -172,8 +174,8 @@ class Checked:
         assert not self.rows or self.index.rebuilt_rows == len(self.rows)
 
 
-KEY, DUE = st.integers(0, 7), st.integers(0, 5)
-UPTO = st.sampled_from([0, 1, 2, 3, 5, NEVER_AFTER])
+KEY, DUE = st.integers(0, 4), st.integers(0, 2)
+UPTO = st.sampled_from([0, 1, 2, NEVER_AFTER])
 STEPS = st.one_of(
     st.tuples(st.just("put"), st.dictionaries(KEY, DUE | st.none(), min_size=1), st.booleans()),
     st.tuples(st.just("put"), st.dictionaries(KEY, DUE, min_size=1), st.booleans()),
@@ -203,10 +205,10 @@ def small(buckets: int = ANY) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("heap", 500), ("rocksdb", 100)])
+@pytest.mark.parametrize(("kind", "examples"), [("heap", 80), ("rocksdb", 30)])
 def test_it_is_what_a_dictionary_says(kind: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(STEPS, max_size=40), st.sampled_from([ANY, 3]), st.booleans())
+    @given(st.lists(STEPS, min_size=20, max_size=60), st.sampled_from([ANY, 3]), st.booleans())
     def check(steps: list[tuple[Any, ...]], buckets: int, shrunk: bool) -> None:
         with TemporaryDirectory() as directory, small(buckets) as patch:
             if not shrunk:
@@ -232,6 +234,43 @@ def heap(schema: TableSchema = LONG) -> HeapTable:
 
 def files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.run"))
+
+
+def test_a_row_that_is_moved_and_moved_back_waits_for_the_next_round(tmp_path: Path) -> None:
+    index = TimedTable.open(tmp_path, heap(), "v")
+    index.put(batch([1, 2]), dues([1, 1]))
+    index.begin_round()
+    index.put(batch([1]), dues([5]))
+    index.put(batch([1]), dues([1]))
+    assert taken(index) == [(1, 2)]
+    index.begin_round()
+    assert taken(index) == [(1, 1)] and taken(index) == []
+
+
+def test_a_row_is_taken_again_if_it_is_put_again_or_is_still_due_in_a_later_step(tmp_path: Path) -> None:
+    index = TimedTable.open(tmp_path, heap(), "v")
+    index.put(batch([1, 2]), dues([1, 2]))
+    index.begin_round()
+    assert len(taken(index)) == 2
+    index.begin_round()
+    assert taken(index) == [] and index.next_due() is None
+    index.put(batch([1]), dues([1]))
+    assert taken(index) == [] and index.next_due() == 1
+    index.begin_round()
+    assert taken(index) == [(1, 1)]
+    index.save(1, 1)
+    assert taken(index) == [(1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_entries_that_repeat_in_other_runs_come_once(tmp_path: Path, most: int) -> None:
+    index = TimedTable.open(tmp_path, heap(), "v")
+    for due in (1, 9, 1, 9, 1):
+        index.put(batch(list(range(10))), dues([due] * 10))
+        index.begin_round()
+    parts = [taken(index, most=most) for _ in range(11)]
+    assert [len(part) for part in parts][: 10 // most] == [most] * (10 // most)
+    assert sorted(row for part in parts for row in part) == [(1, key) for key in range(10)]
 
 
 def test_many_small_steps_leave_few_files(tmp_path: Path) -> None:
@@ -461,6 +500,21 @@ def test_a_put_after_a_get_reads_nothing_again(tmp_path: Path, monkeypatch: pyte
     due = index.take(10, 2)
     index.put(due.keys, dues([100, 100]))
     assert sum(reads) < 30 and isinstance(index, StateTable)
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = saved_index(tmp_path)
+    before = sorted(tmp_path.iterdir())
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    index.put(batch([1]), dues([7]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(Unreachable, match="No space left on device; free some space"):
+            index.save(4, 4)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_kill_leaves_the_index_as_it_was_or_as_it_is(tmp_path: Path) -> None:
