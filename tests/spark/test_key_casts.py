@@ -21,6 +21,7 @@ from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run, verify
 from siltstone.spark.step import columns_read, keyed_rows
 from siltstone.stream import Stream
+from tests.arrow_frames import to_arrow
 from tests.property.test_dead_letter_laws import task_of
 from tests.spark_runs import state
 from tests.spark_streams import write_files
@@ -101,7 +102,7 @@ def test_a_key_is_cast_if_it_stays_the_same(
         [[key, *_]] = keyed_rows(rows, aside).select("key").collect()
         assert (str(key) if isinstance(key, Decimal) else key) == expected, value
         if declared != pa.uint64():  # which refuses a negative key only later
-            assert cast_locally(rows.toArrow(), operator) == [key], "as siltstone.testing does"
+            assert cast_locally(to_arrow(rows), operator) == [key], "as siltstone.testing does"
         if expected is None:
             said = re.escape(f'OperatorFailed: operator counts: key column key cannot be cast to {declared}: {{"key":')
             with pytest.raises((PySparkException, Py4JError), match=said):
@@ -121,7 +122,7 @@ def test_a_cast_that_would_make_one_of_two_is_refused_before_anything_runs(
     operator = counts_by(declared)
     operator.combined = None
     with pytest.raises(UsageError, match=said):
-        cast_locally(rows.toArrow(), operator)
+        cast_locally(to_arrow(rows), operator)
 
 
 def test_text_that_is_compared_by_a_collation_is_refused(spark: SparkSession) -> None:
