@@ -93,7 +93,7 @@ class StreamTester:
         """all steps, those after the newest checkpoint included"""
         self._collected: dict[str, dict[int, pa.Table]] = {}
         """output -> checkpoint -> rows"""
-        self._failed = False
+        self._failed = self._closed = False
         with ExitStack() as stack:
             root = stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX))
             self._place = stack.enter_context(OpenWarehouse.open_writable(f"{root}/warehouse"))
@@ -110,7 +110,8 @@ class StreamTester:
         self.close()
 
     def close(self) -> None:
-        """Remove the warehouse."""
+        """Remove the warehouse; the tester cannot be used any more."""
+        self._closed = True
         self._stack.close()
 
     # Steps
@@ -167,14 +168,16 @@ class StreamTester:
         self._begin_again(self.parallelism, lost=lost, stops=False)
 
     def _begin_again(self, parallelism: int, *, stops: bool, lost: bool = False) -> None:
+        self._check_open()
         if stops:
             self.checkpoint()
             self._region.close("completed")
+        self._failed = True  # until the stream is open again
         if lost:
             work = self._place.warehouse.local.work(self.stream.name, self._region.epoch).parent
             shutil.rmtree(work, ignore_errors=True)  # before the first step there is none
-        self.parallelism, self._failed = parallelism, False
         self._region = self._open(parallelism)
+        self.parallelism, self._failed = parallelism, False
         for number, step in enumerate(self._steps[self._region.completed_step :], self._region.step + 1):
             self._take(step.rows, ends=step.ends)
             check_same(self._name(number), step, self._steps[number - 1])
@@ -204,7 +207,7 @@ class StreamTester:
             What `step` does, and whether an operator asked for a checkpoint.
         """
         region, number = self._region, self._region.step + 1
-        step = Step.without_rows(number) if rows is None else Step(number, self._batch, "v1\n{}\n")
+        step = Step.without_rows(number) if rows is None else Step(number, self._batch)
         self._batch += rows is not None
         batch = "null" if rows is None else str(step.batch)
         try:
@@ -226,7 +229,12 @@ class StreamTester:
         requested = any(a.wants_checkpoint for acknowledgements in received.values() for a in acknowledgements)
         return {op.name: outputs[op.name] for op in self.stream.operators if op.output is not None}, requested
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the tester of {self.stream.name} is closed: use it within its with block")
+
     def _check_running(self) -> None:
+        self._check_open()
         if self._failed:
             raise StateError(f"this run of {self.stream.name} has failed", advice="call restart() to go on")
 

@@ -67,7 +67,8 @@ def run_step(
     """
     outputs, received = dict[str, pa.Table](), dict[str, list[Acknowledgement]]()
     for operator in stream.sort_operators():
-        task, given = replace(tasks[operator.name], hands_on=True), outputs.get(operator.reads, rows)
+        task = replace(tasks[operator.name], hands_on=True)
+        given = rows if operator.reads == SOURCE else rows_as_spark(outputs[operator.reads])
         parts = {} if given is None else split_rows(given, task)
         outputs[operator.name], received[operator.name] = _run_subtasks(task, parts)
     return outputs, received
@@ -85,8 +86,7 @@ def _run_subtasks(
             else:
                 received.append(Acknowledgement.from_bytes(batch.column(ACKNOWLEDGEMENT)[0].as_py()))
                 received[-1].raise_failure()
-    rows = pa.concat_tables(output)
-    return pa.table([as_spark(column) for column in rows.columns], names=rows.column_names), received
+    return pa.concat_tables(output), received
 
 
 def _copy_operator(operator: Operator) -> Operator:
@@ -94,6 +94,11 @@ def _copy_operator(operator: Operator) -> Operator:
         return deepcopy(operator)
     except TypeError:  # it has something that is not copied by value
         return copy(operator)
+
+
+def rows_as_spark(rows: pa.Table) -> pa.Table:
+    """Return rows with the types that Spark gives their columns."""
+    return pa.table([as_spark(column) for column in rows.columns], names=rows.column_names)
 
 
 def as_spark(column: pa.Array | pa.ChunkedArray) -> pa.Array:

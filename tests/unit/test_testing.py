@@ -293,6 +293,46 @@ def test_an_error_of_the_operator_is_shown_with_its_cause() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_a_callback_that_fails_comes_again_and_no_row_twice() -> None:
+    fails = ["checkpoint", "region_checkpointed"]
+
+    class Failing(Totals):
+        def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+            if "checkpoint" in fails:
+                raise RuntimeError("before")
+
+        def region_checkpointed(self, checkpoint: int) -> None:
+            if "region_checkpointed" in fails:
+                raise RuntimeError("after")
+
+    with StreamTester(stream(Failing()), parallelism=2) as tester:
+        with pytest.raises(OperatorFailed, match="before"):
+            tester.step(clicks(("a", 1)))
+        fails.remove("checkpoint")
+        with pytest.raises(OperatorFailed, match="after"):
+            tester.restart()
+        fails.remove("region_checkpointed")
+        tester.restart()
+        tester.step(clicks(("a", 1)))
+        assert tester.delivered("totals").to_pylist() == clicks(("a", 1), ("a", 2)) and tester.replay() == 2
+
+
+def test_an_output_has_its_own_types_and_its_reader_those_of_spark() -> None:
+    class Unsigned(Totals):
+        output: ClassVar = {"user": pa.string(), "clicks": pa.uint64()}
+
+    class Reader(Totals):
+        name, reads, output = "reader", "totals", None
+
+        def process(self, rows: st.Rows, state: st.State) -> None:
+            assert rows.table["clicks"].type == pa.decimal128(20, 0)
+            state.counts.put(rows.keys, {"clicks": pa.array([1] * len(rows.keys))})
+
+    with StreamTester(stream(Reader(), Unsigned()), parallelism=2) as tester:
+        assert tester.step(clicks(("a", 1)))["totals"].schema.types == [pa.string(), pa.uint64()]
+        assert tester.state("reader", "counts").to_pylist() == clicks(("a", 1))
+
+
 HEARD: list[tuple[Any, ...]] = []
 
 
@@ -556,6 +596,9 @@ def test_nothing_is_left_of_a_tester() -> None:
         tester.step(clicks(("a", 1)))
         started = set(threading.enumerate()) - before
     assert started
+    for use in (tester.step, tester.restart, lambda: tester.state("totals", "counts")):
+        with pytest.raises(UsageError, match="the tester of tested is closed: use it within its with block"):
+            use()
     for thread in started:
         thread.join(10)
         assert not thread.is_alive()
