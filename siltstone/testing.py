@@ -126,8 +126,9 @@ class StreamTester:
             Operator -> its output, drained rows included, of each operator that has one.
 
         Raises:
-            BadRow, OperatorFailed, SiltstoneError: as the stream would stop with. The step has no effect; `restart`
-                goes on without it.
+            BadRow, OperatorFailed, SiltstoneError: as the stream would stop with. If the operator refused the rows, the
+                step has no effect, and `restart` goes on without it. If a callback at the checkpoint failed, `restart`
+                takes it again.
         """
         self._check_running()
         outputs, requested = self._take(None if rows is None else self._read(rows))
@@ -172,15 +173,16 @@ class StreamTester:
         if stops:
             self.checkpoint()
             self._region.close("completed")
-        self._failed = True  # until the stream is open again
+        self._failed = True  # until all steps were taken again
         if lost:
             work = self._place.warehouse.local.work(self.stream.name, self._region.epoch).parent
             shutil.rmtree(work, ignore_errors=True)  # before the first step there is none
         self._region = self._open(parallelism)
-        self.parallelism, self._failed = parallelism, False
+        self.parallelism = parallelism
         for number, step in enumerate(self._steps[self._region.completed_step :], self._region.step + 1):
             self._take(step.rows, ends=step.ends)
             check_same(self._name(number), step, self._steps[number - 1])
+        self._failed = False
 
     def _open(self, parallelism: int) -> ConsistentRegion:
         """Take over the stream, and do what earlier epochs left undone."""

@@ -471,6 +471,8 @@ def test_an_operator_that_is_not_deterministic_is_found(kind: str, said: str) ->
             tester.replay()
         with pytest.raises(ProofFailed, match=said):
             tester.crash()
+        with pytest.raises(StateError, match="has failed"):
+            tester.step()
 
 
 def test_what_an_operator_keeps_in_attributes_is_gone_after_the_task() -> None:
