@@ -331,6 +331,14 @@ def uploader_of(store_url: str, options: UploadOptions) -> Uploader:
         return _uploaders[key]
 
 
+def close_uploaders(store_url: str) -> None:
+    """Close this process's uploaders for a store that is about to be removed, such as a temporary one."""
+    with _uploaders_lock:
+        closed = [_uploaders.pop(key) for key in list(_uploaders) if key[0] == store_url]
+    for uploader in closed:
+        uploader.close()
+
+
 def _forget_uploaders() -> None:
     # Another thread may have held the lock when this process was forked.
     global _uploaders, _uploaders_lock

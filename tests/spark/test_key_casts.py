@@ -16,10 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.errors import UsageError
+from siltstone.run.local_step import split_rows
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run, verify
 from siltstone.spark.step import columns_read, keyed_rows
 from siltstone.stream import Stream
+from tests.arrow_frames import to_arrow
 from tests.property.test_dead_letter_laws import task_of
 from tests.spark_runs import state
 from tests.spark_streams import write_files
@@ -77,6 +79,12 @@ def counts_by(kind: pa.DataType) -> Aggregate:
     return Aggregate("counts", {"key": kind}, [Count("n")])
 
 
+def cast_locally(rows: pa.Table, operator: Aggregate) -> list[Any]:
+    """The keys of rows that are split without Spark."""
+    parts = split_rows(rows, task_of(operator))
+    return [key for batches in parts.values() for batch in batches for key in batch.column("key").to_pylist()]
+
+
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("given", "declared", "values"), CASTS)
 def test_a_key_is_cast_if_it_stays_the_same(
@@ -93,6 +101,8 @@ def test_a_key_is_cast_if_it_stays_the_same(
         rows = session.sql(f"SELECT cast({value} AS {given}) AS key")
         [[key, *_]] = keyed_rows(rows, aside).select("key").collect()
         assert (str(key) if isinstance(key, Decimal) else key) == expected, value
+        if declared != pa.uint64():  # which refuses a negative key only later
+            assert cast_locally(to_arrow(rows), operator) == [key], "as siltstone.testing does"
         if expected is None:
             said = re.escape(f'OperatorFailed: operator counts: key column key cannot be cast to {declared}: {{"key":')
             with pytest.raises((PySparkException, Py4JError), match=said):
@@ -106,8 +116,13 @@ def test_a_cast_that_would_make_one_of_two_is_refused_before_anything_runs(
     spark: SparkSession, given: str, declared: pa.DataType
 ) -> None:
     rows = spark.sql(f"SELECT cast(null AS {given}) AS key")
-    with pytest.raises(UsageError, match=r"counts: key column key is .* in source, and .* where it is declared: "):
+    said = r"counts: key column key is .* in source, and .* where it is declared: "
+    with pytest.raises(UsageError, match=said):
         columns_read(rows, counts_by(declared))
+    operator = counts_by(declared)
+    operator.combined = None
+    with pytest.raises(UsageError, match=said):
+        cast_locally(to_arrow(rows), operator)
 
 
 def test_text_that_is_compared_by_a_collation_is_refused(spark: SparkSession) -> None:

@@ -45,7 +45,7 @@ def reader(environments: Environments, tmp_path_factory: pytest.TempPathFactory)
     _, bucket = fresh_bucket(server)
     directory, home = tmp_path_factory.mktemp("guide"), tmp_path_factory.mktemp("home")
     with postgres_server() as catalog:
-        environment = environments("dagster", "demo", "postgres", further=["dagster-dg-cli"]) | {
+        environment = environments("dagster", "demo", "postgres", further=["dagster-dg-cli", "pytest"]) | {
             "HOME": str(home),
             "AWS_ENDPOINT_URL_S3": server.endpoint,
             "AWS_ACCESS_KEY_ID": servers.ACCESS_KEY,

@@ -1,0 +1,246 @@
+"""Run a step of every operator in this process, without Spark: what Spark does to the rows is done here.
+
+Keys are cast to the declared types as in `spark.key_casts`: a value that does not stay the same is refused. Rows are
+combined, hashed, sent to the subtask of their key group, and sorted there. Each task gets a copy of its operator, as a
+Spark worker does, so what the operator keeps in attributes is lost after the task.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import UsageError
+from siltstone.operator import SOURCE, Operator
+from siltstone.run.processing import (
+    ACKNOWLEDGEMENT,
+    HASH,
+    READ,
+    internal_names,
+    misfit_reason,
+    original_column,
+    output_schema,
+)
+from siltstone.run.read_rows import combine_all, combined_schema
+from siltstone.run.subtask import run_subtask
+from siltstone.run.task import StepTask
+from siltstone.run.users_code import OperatorFailed
+from siltstone.state.columns import null_mask, one_array
+from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
+from siltstone.state.json_rows import SHOWN_CHARACTERS, json_rows
+from siltstone.stream import Stream
+
+_compute: Any = pyarrow.compute
+_SPARKS = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.date64(): pa.date32(),
+}
+"""types of which Spark has no columns -> the type that it gives them"""
+_WHOLE = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
+"""greatest integer up to which a float represents each"""
+
+
+def run_step(
+    stream: Stream, tasks: Mapping[str, StepTask], rows: pa.Table | None
+) -> tuple[dict[str, pa.Table], dict[str, list[Acknowledgement]]]:
+    """Run one step of every operator, each after the one it reads, subtask after subtask.
+
+    Args:
+        tasks: operator -> its task.
+        rows: those of the source, with Spark's types (`as_spark`); None for a step without rows.
+
+    Returns:
+        Operator -> its output, and operator -> the acknowledgements of its subtasks.
+
+    Raises:
+        UsageError: rows lack a column that an operator reads, or have a key that cannot be cast.
+        SiltstoneError, OperatorFailed: the error of a subtask.
+    """
+    outputs, received = dict[str, pa.Table](), dict[str, list[Acknowledgement]]()
+    for operator in stream.sort_operators():
+        task = replace(tasks[operator.name], hands_on=True)
+        given = rows if operator.reads == SOURCE else rows_as_spark(outputs[operator.reads])
+        parts = {} if given is None else split_rows(given, task)
+        outputs[operator.name], received[operator.name] = _run_subtasks(task, parts)
+    return outputs, received
+
+
+def _run_subtasks(
+    task: StepTask, parts: Mapping[int, Sequence[pa.RecordBatch]]
+) -> tuple[pa.Table, list[Acknowledgement]]:
+    output, received = [output_schema(task.operator).empty_table()], list[Acknowledgement]()
+    for subtask in range(task.parallelism):
+        own = replace(task, operator=_copy_operator(task.operator))
+        for batch in run_subtask(own, subtask, "local", iter(parts.get(subtask, ()))):
+            if batch.column(ACKNOWLEDGEMENT).null_count:
+                output.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))
+            else:
+                received.append(Acknowledgement.from_bytes(batch.column(ACKNOWLEDGEMENT)[0].as_py()))
+                received[-1].raise_failure()
+    return pa.concat_tables(output), received
+
+
+def _copy_operator(operator: Operator) -> Operator:
+    try:
+        return deepcopy(operator)
+    except TypeError:  # it has something that is not copied by value
+        return copy(operator)
+
+
+def rows_as_spark(rows: pa.Table) -> pa.Table:
+    """Return rows with the types that Spark gives their columns."""
+    return pa.table([as_spark(column) for column in rows.columns], names=rows.column_names)
+
+
+def as_spark(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column with the type that Spark gives it."""
+    array = one_array(column)
+    if pa.types.is_timestamp(array.type):  # Spark cuts off what is below a microsecond
+        return array.cast(pa.timestamp("us", array.type.tz), safe=False)
+    return array.cast(_SPARKS.get(array.type, array.type))
+
+
+def split_rows(rows: pa.Table, task: StepTask) -> dict[int, list[pa.RecordBatch]]:
+    """Return subtask -> its rows, with the hashes of their keys, in the order that the operator wants.
+
+    Raises:
+        UsageError: a column is missing, or a key's type cannot be cast to the declared one.
+        SiltstoneError, OperatorFailed: `combine` failed, or a key cannot be cast.
+    """
+    operator = task.operator
+    if not rows.num_rows:
+        return {}
+    chosen = _select(rows, _list_columns(rows, task), task)
+    if operator.combined is not None:
+        chosen = _combine(chosen, task)
+    if not chosen.num_rows:
+        return {}
+    if operator.order_by:
+        chosen = _sort(chosen, operator.order_by)
+    hashes = _hash(chosen, operator)
+    chosen = chosen.append_column(HASH, pa.array(hashes.view(np.int64)))
+    groups, own = key_groups(hashes, task.max_parallelism), [task.groups(n) for n in range(task.parallelism)]
+    return {
+        subtask: chosen.filter(pa.array((groups >= part.start) & (groups < part.end))).to_batches()
+        for subtask, part in enumerate(own)
+    }
+
+
+def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
+    return xxhash64(normalise_keys(rows.select(operator.key.names)).columns)
+
+
+def _list_columns(rows: pa.Table, task: StepTask) -> list[str]:
+    """List the columns that a step of the operator takes."""
+    operator = task.operator
+    further = [*operator.order_by, *filter(None, [task.event_time])] if operator.combined is None else []
+    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names), *further]))
+    if taken := [name for name in wanted if name in internal_names(operator)]:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
+        )
+    if missing := [name for name in wanted if name not in rows.column_names]:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
+            f"(it has {', '.join(rows.column_names) or 'none'})"
+        )
+    return wanted
+
+
+def _select(rows: pa.Table, names: Sequence[str], task: StepTask) -> pa.Table:
+    """Select columns, with those of the key as their declared types.
+
+    With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
+    """
+    operator, columns, originals = task.operator, dict[str, pa.Array](), dict[str, pa.Array]()
+    for name in names:
+        columns[name] = column = one_array(rows.column(name))
+        declared = operator.key.field(name).type if name in operator.key.names else column.type
+        if column.type == declared:
+            continue
+        columns[name] = cast = _cast_key(column, declared, operator, name)
+        if task.sorts_out:
+            originals[original_column(name)] = column
+        elif (lost := null_mask(cast) & ~null_mask(column)).any():
+            [shown] = json_rows(pa.table({name: column.filter(pa.array(lost))[:1]}))
+            raise OperatorFailed(f"{misfit_reason(operator, name)}: {shown[:SHOWN_CHARACTERS]}")
+    return pa.table(columns | originals)
+
+
+def _cast_key(column: pa.Array, declared: pa.DataType, operator: Operator, name: str) -> pa.Array:
+    """Cast a key column; null where a value would not stay the same.
+
+    Raises:
+        UsageError: columns of its type are not cast to the declared one.
+    """
+    given = column.type
+    if pa.types.is_null(given) or (pa.types.is_timestamp(given) and pa.types.is_timestamp(declared)):
+        return column.cast(declared)
+    if not _may_cast(given, declared):
+        raise UsageError(
+            f"operator {operator.name}: key column {name} is {given} in {operator.reads}, and {declared} where it is "
+            "declared: declare it as it is, or convert it"
+        )
+    cast = _try_cast(column, declared)
+    back = _try_cast(cast, given)
+    same = _compute.equal(back, column)
+    if given in _WHOLE:
+        same = _compute.or_(same, _compute.and_(_compute.is_nan(back), _compute.is_nan(column)))
+    if (given in _WHOLE) != (declared in _WHOLE):
+        floats = column if given in _WHOLE else cast
+        same = _compute.and_(same, _compute.less_equal(_compute.abs(floats), _WHOLE[floats.type]))
+    return _compute.if_else(same, cast, pa.scalar(None, declared))
+
+
+def _may_cast(given: pa.DataType, declared: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if any(is_kind(given) for is_kind in numbers):
+        return any(is_kind(declared) for is_kind in numbers)
+    from_text = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
+    return pa.types.is_string(given) and any(is_kind(declared) for is_kind in from_text)
+
+
+def _try_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast a column; null where Arrow refuses to."""
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(column) != 1:
+            parts = [_try_cast(column.slice(place, 1), kind) for place in range(len(column))]
+            return pa.concat_arrays(parts) if parts else pa.nulls(0, kind)
+    try:  # of decimals, Arrow looks at the digits of the types, not at those of the value
+        return pa.array([Decimal(str(column[0].as_py()))]).cast(kind)
+    except (ArithmeticError, ValueError, pa.ArrowException):
+        return pa.nulls(1, kind)
+
+
+def _combine(rows: pa.Table, task: StepTask) -> pa.Table:
+    """Combine rows before they are sent, in as many parts as there are subtasks, as if so many tasks had read them."""
+    operator = task.operator
+    if operator.reads == SOURCE:
+        rows = rows.append_column(HASH, pa.array(_hash(rows, operator).view(np.int64)))
+    parts: Iterator[pa.RecordBatch] = iter(rows.combine_chunks().to_batches(-(-rows.num_rows // task.parallelism)))
+    combined = pa.Table.from_batches(combine_all(operator, parts), combined_schema(operator))
+    chosen = _select(combined, operator.combined.names, task)
+    return chosen.append_column(READ, combined.column(READ)) if operator.reads == SOURCE else chosen
+
+
+def _sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Sort rows as Spark does: nulls first, and NaN after all numbers."""
+    keys = dict[str, Any]()
+    for name in names:
+        column = one_array(rows.column(name))
+        rank = np.where(null_mask(column), 0, 1)
+        if pa.types.is_floating(column.type):
+            rank[np.asarray(_compute.fill_null(_compute.is_nan(column), False))] = 2
+        keys |= {f"{len(keys)} {name}": rank, f"{len(keys) + 1} {name}": column}
+    return rows.take(_compute.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys]))
