@@ -27,7 +27,6 @@ input_log = "30d"
 The input log is kept back to the oldest kept checkpoint, so that a replay can begin there; `input_log` keeps more.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,32 +35,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from siltstone.errors import UsageError
-from siltstone.times import as_utc
+from siltstone.times import as_utc, parse_duration
 
 if TYPE_CHECKING:
     from siltstone.catalog.records.savepoints import SavepointRecord
 
-_DURATION = re.compile(r"([0-9]+)([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _BUCKETS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
 """rule -> format of the bucket of which it keeps one; the reason shows the bucket, too"""
-
-
-def parse_duration(text: object) -> timedelta:
-    """Parse a length of time, a whole number with its unit: 90s, 15m, 12h, 7d or 4w.
-
-    Raises:
-        UsageError: it is not one, or longer than 2.7 million years.
-    """
-    if isinstance(text, timedelta) and text >= timedelta(0):
-        return text
-    understood = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
-    try:
-        if understood:
-            return timedelta(**{_UNITS[understood[2]]: int(understood[1])})
-    except (OverflowError, ValueError):
-        pass
-    raise UsageError(f"{text!r} is not a length of time: write it like 90s, 15m, 12h, 7d or 4w")
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]

@@ -6,23 +6,55 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.retention.retention_rules import parse_duration
 from siltstone.settings import load_settings
+from siltstone.times import parse_duration
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("15m", 900), ("12h", 43_200), ("7d", 604_800), ("4w", 2_419_200), (" 0s ", 0), ("007m", 420)],
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("12h", 43_200),
+        ("7d", 604_800),
+        ("4w", 2_419_200),
+        (" 0s ", 0),
+        ("007m", 420),
+        ("7 d", 604_800),
+        ("10 minutes", 600),
+        ("1 day", 86_400),
+    ],
 )
 def test_a_length_of_time(text: str, seconds: int) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "d", "7x", "-7d", "+7d", "1.5h", "7 d", "7d12h", "7D", "٣d", "P7D", "9" * 30 + "w", 7, 7.5, None]
+    "text",
+    [
+        "",
+        "7",
+        "d",
+        "7x",
+        "-7d",
+        "+7d",
+        "1.5h",
+        "7  d",
+        "7d12h",
+        "7 minuets",
+        "7D",
+        "٣d",
+        "P7D",
+        "9" * 30 + "w",
+        7,
+        7.5,
+        None,
+    ],
 )
 def test_what_is_no_length_of_time(text: object) -> None:
-    with pytest.raises(UsageError, match="is not a length of time: write it like 90s, 15m, 12h, 7d or 4w") as refused:
+    with pytest.raises(
+        UsageError, match="is not a length of time: write it like 90s, 15m, 12h, 7d, 4w or '15 minutes'"
+    ) as refused:
         parse_duration(text)
     assert "\n" not in str(refused.value)
 
