@@ -17,16 +17,20 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.state.backend import Keys, Lookup, StateTable, SubtaskState
+from siltstone.state.backend import KeyedState, Keys, Lookup, StateTable
 from siltstone.state.columns import find_broken, fixed_values, null_mask, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.state.json_rows import describe_broken
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import TableSchema
+from siltstone.state.ttl import StampedTable, read_table
 from siltstone.state.types import check_fields
 
-POSITION, HEAD, TAIL = "position", "head", "tail"
+POSITION, HEAD, TAIL, DUE = "position", "head", "tail", "due"
+_NO_POSITION = np.iinfo(np.int64).max
+_TRIM_ROWS = 1 << 20
+"""most rows that `ListAccess.trim` looks for at once, beyond one per key"""
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
 """an Arrow table or batch, or a dict of columns: Arrow or NumPy arrays or lists"""
 
@@ -82,9 +86,9 @@ class ValueAccess:
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table = name, tables[name]
 
-    def lookup(self, keys: Keys) -> Lookup:
-        """Return the results of `get` and `contains` from one search."""
-        return _to_shown(self._table.get(keys), self._table.schema)
+    def lookup(self, keys: Keys, *, renews: bool = True) -> Lookup:
+        """Return the results of `get` and `contains` from one search; `renews` is as for `ListAccess.get`."""
+        return _to_shown(read_table(self._table, keys, renews=renews), self._table.schema)
 
     def get(self, keys: Keys) -> pa.Table:
         """Return the values, one row per key, all null for a key without a row."""
@@ -107,16 +111,53 @@ class ValueAccess:
         self._table.delete(keys)
 
 
+class TimerAccess:
+    """At most one time per key."""
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
+        self._name, self._table = name, tables[name]
+
+    def get(self, keys: Keys) -> pa.Array:
+        """Return when each key's timer is due (timestamp, UTC); null for a key without one."""
+        return one_array(self._table.get(keys).values.column(DUE))
+
+    def set(self, keys: Keys, at: Any) -> None:
+        """Set the timers of these keys, in place of those they have.
+
+        Args:
+            at: one time for all (datetime or Arrow scalar), or one per key (Arrow or NumPy array, or list). Times
+                without a zone are UTC.
+
+        Raises:
+            UsageError: they are not times, some are null, or their number differs.
+        """
+        kind = self._table.schema.value.field(DUE).type
+        times = _one_per_key(at, len(keys))
+        if not pa.types.is_timestamp(times.type):
+            raise UsageError(f"{self._name}: a timer is set to a timestamp, not to {times.type}")
+        try:
+            times = times if times.type == kind else times.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"{self._name}: a time does not fit {kind}: {str(error).splitlines()[0]}") from None
+        if times.null_count:
+            raise UsageError(f"{self._name}: {times.null_count} of the times are null: clear the timers of such keys")
+        self._table.put(keys, conform({DUE: times}, self._table.schema.value, len(keys), self._name))
+
+    def clear(self, keys: Keys) -> None:
+        """Remove the timers of these keys; a key without one is no error."""
+        self._table.delete(keys)
+
+
 class MapAccess:
     """A map per operator key. Every call takes entries as one table: the operator's key columns and the map key's."""
 
-    def __init__(self, name: str, state: SubtaskState) -> None:
+    def __init__(self, name: str, state: KeyedState) -> None:
         self._name, self._state, self._table = name, state, state.tables[name]
 
-    def lookup(self, entries: Columns) -> Lookup:
-        """Return the results of `get` and `contains` from one search."""
+    def lookup(self, entries: Columns, *, renews: bool = True) -> Lookup:
+        """Return the results of `get` and `contains` from one search; `renews` is as for `ListAccess.get`."""
         batch, _, entry = self._address(_as_table(entries))
-        found = _to_shown(self._table.get(batch), self._table.schema)
+        found = _to_shown(read_table(self._table, batch, renews=renews), self._table.schema)
         if entry is None:
             return found
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
@@ -197,24 +238,56 @@ class ListAccess:
         self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
         self._write_bounds(keys, head, tail + counts)
 
-    def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
-        """Return (at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
-        at, _, rows = self._read(keys)
+    def get(self, keys: Keys, *, renews: bool = True) -> tuple[np.ndarray, pa.Table]:
+        """Return (at, rows): all rows of these keys, by ordinal of the key, in the order of the list.
+
+        Args:
+            renews: False to read without an effect on how long rows live, where a TTL is renewed by reads.
+        """
+        at, _, rows = self._read(keys, renews=renews)
         return at, nested_columns(rows, self._table.schema.nested)
 
     def delete(self, keys: Keys) -> None:
         """Delete these keys' lists."""
-        at, position, _ = self._read(keys)
+        at, position, _ = self._read(keys, renews=False)
         self._table.delete(_address(keys, at, _positions(position)))
         self._bounds.delete(keys)
 
-    def _read(self, keys: Keys) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+    def trim(self, keys: Keys) -> None:
+        """Advance the bounds of these keys to their first existing rows; delete those of keys without rows.
+
+        The engine calls it after it has deleted expired rows.
+        """
+        head, tail = self._read_bounds(keys)
+        first, left, count = head.copy(), np.flatnonzero(head < tail), 1
+        while len(left):  # a list may begin with a long gap: each turn looks twice as far
+            sizes = np.minimum(tail[left] - first[left], count)
+            starts = np.cumsum(sizes) - sizes
+            position = np.arange(sizes.sum()) - np.repeat(starts - first[left], sizes)
+            batch = _address(keys, np.repeat(left, sizes), _positions(position))
+            found = read_table(self._table, batch, renews=False).found
+            least = np.minimum.reduceat(np.where(found, position, _NO_POSITION), starts)
+            first[left] = np.where(least < _NO_POSITION, least, first[left] + sizes)
+            left = left[(least == _NO_POSITION) & (first[left] < tail[left])]
+            count = max(1, min(2 * count, _TRIM_ROWS // max(1, len(left))))
+        self._move_head(keys, head, first, tail)
+
+    def _move_head(self, keys: Keys, head: np.ndarray, first: np.ndarray, tail: np.ndarray) -> None:
+        """Write the heads that moved; where rows expire, delete the bounds of empty lists, so that nothing is left."""
+        empty = (first == tail) & isinstance(self._table, StampedTable)
+        if empty.any():
+            self._bounds.delete(keys.take(np.flatnonzero(empty)))
+        moved = np.flatnonzero((first != head) & ~empty)
+        if len(moved):
+            self._write_bounds(keys.take(moved), first[moved], tail[moved])
+
+    def _read(self, keys: Keys, *, renews: bool) -> tuple[np.ndarray, np.ndarray, pa.Table]:
         """Return (at, position, rows) of all existing rows, in the order of the positions."""
         head, tail = self._read_bounds(keys)
         sizes = tail - head
         at = np.repeat(np.arange(len(keys)), sizes)
         position = np.arange(len(at)) - np.repeat(np.cumsum(sizes) - sizes - head, sizes)
-        lookup = self._table.get(_address(keys, at, _positions(position)))
+        lookup = read_table(self._table, _address(keys, at, _positions(position)), renews=renews)
         if lookup.found.all():
             return at, position, lookup.values
         there = np.flatnonzero(lookup.found)
@@ -249,9 +322,9 @@ class WindowAccess(ListAccess):
             raise _null_error(what, table.column(self._order), keys.hashes[at], at)
         self.append(keys, at, table)
 
-    def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
+    def get(self, keys: Keys, *, renews: bool = True) -> tuple[np.ndarray, pa.Table]:
         """Return (at, rows): all rows of these keys, by ordinal of the key, then in order; equal ones as inserted."""
-        at, _, rows = self._read(keys)
+        at, _, rows = self._read(keys, renews=renews)
         moments = self._moments(rows)
         if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
             order = np.lexsort((moments, at))
@@ -265,7 +338,7 @@ class WindowAccess(ListAccess):
             UsageError: `before` does not have the type of the order column.
         """
         limits, unlimited = self._limits(before, len(keys))
-        at, position, rows = self._read(keys)
+        at, position, rows = self._read(keys, renews=False)
         gone = (self._moments(rows) < limits[at]) & ~unlimited[at]
         if not gone.any():
             return
@@ -274,9 +347,7 @@ class WindowAccess(ListAccess):
         first = tail.copy()
         kept_at, kept_position = at[~gone][::-1], position[~gone][::-1]
         first[kept_at] = kept_position  # the last assignment, which is the first position, wins
-        moved = np.flatnonzero(first != head)
-        if len(moved):
-            self._write_bounds(keys.take(moved), first[moved], tail[moved])
+        self._move_head(keys, head, first, tail)
 
     def _moments(self, rows: pa.Table) -> np.ndarray:
         return fixed_values(one_array(rows.column(self._order)))
@@ -284,12 +355,7 @@ class WindowAccess(ListAccess):
     def _limits(self, before: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
         kind = self._table.schema.value.field(self._order).type
         try:
-            if isinstance(before, pa.Array | pa.ChunkedArray | np.ndarray | list | tuple):
-                given = before if isinstance(before, pa.Array | pa.ChunkedArray) else pa.array(before)
-            else:
-                value = before.as_py() if isinstance(before, pa.Scalar) else before
-                given = pa.array([value]).take(pa.array(np.zeros(size, np.int64)))
-            array = one_array(given)
+            array = _one_per_key(before, size)
             array = array if array.type == kind else array.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             why = str(error).splitlines()[0]
@@ -297,6 +363,13 @@ class WindowAccess(ListAccess):
         if len(array) != size:
             raise UsageError(f"{self._name}: evict was given {len(array)} limits for {size} keys")
         return fixed_values(array), null_mask(array)
+
+
+def _one_per_key(given: Any, size: int) -> pa.Array:
+    """Return values that were given as one per key, or as one for all keys, as an array of one per key."""
+    if isinstance(given, pa.Array | pa.ChunkedArray | np.ndarray | list | tuple):
+        return one_array(given if isinstance(given, pa.Array | pa.ChunkedArray) else pa.array(given))
+    return pa.repeat(given, size)
 
 
 def _as_table(columns: Columns) -> pa.Table:
@@ -329,7 +402,7 @@ class OpaqueAccess:
     def __init__(
         self,
         name: str,
-        state: SubtaskState,
+        state: KeyedState,
         create: Callable[[], Any],
         serialize: Callable[[Any], bytes],
         deserialize: Callable[[bytes], Any],

@@ -213,6 +213,8 @@ class StateSnapshot(Protocol):
 class SubtaskState(KeyedState, Protocol):
     """All working state of one subtask; the module's docstring describes its steps."""
 
+    directory: Path
+
     @property
     def version(self) -> int:
         """The newest committed step."""
@@ -255,6 +257,8 @@ class SubtaskState(KeyedState, Protocol):
         ...
 
 
+TIME_INDEXES = "time"
+"""the directory of the time indexes of a subtask's tables (`state.time_index`), in that of its state"""
 LOCAL_SETS = "files"
 """the directory of the row files of a subtask's newest checkpoints, in that of its state"""
 
@@ -263,8 +267,6 @@ LOCAL_SETS = "files"
 class RowFilesState(SubtaskState, Protocol):
     """Working state whose rows lie in files that never change, so that a checkpoint may consist of them (`Form.FILES`,
     docs/adr/0058)."""
-
-    directory: Path
 
     def copy_rows(self, directory: Path) -> Mapping[str, tuple[int, int]]:
         """Copy the rows as they are now, those of an open step too, into a new directory: files by links.

@@ -13,7 +13,10 @@ from siltstone.state.types import checked_type, is_nested, is_wider, type_of, ty
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
 RESERVED_PREFIX = "__"
+WRITTEN_AT = "written_at"
+"""name of the value column that a TTL adds (`siltstone.state.ttl`)"""
 _NULLABLE = "nullable"
+_STAMP_TYPE = type_text(pa.timestamp("us", "UTC"))
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,9 @@ class TableSchema:
                 "value columns may be added, or get a wider integer, float64 for float32, a decimal of more digits and "
                 "the same scale, or more fields at the end of a struct; key columns may become nullable"
             )
-            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {rule}")
+            lost = [n for n, t in old["value"] if n == WRITTEN_AT and t == _STAMP_TYPE and n not in kept]
+            kept_by = "; the column of a TTL stays, by ttl=st.TTL(None), which keeps rows for ever" if lost else ""
+            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {rule}{kept_by}")
 
 
 def _value_follows(now: str, recorded: str) -> bool:

@@ -86,14 +86,16 @@ class TimedTable:
     Open it anew after a rollback. `rebuilt_s` and `rebuilt_rows` are the seconds and rows that rebuilding took.
     """
 
-    def __init__(self, directory: Path, table: StateTable, column: str, plus_us: int) -> None:
+    def __init__(
+        self, directory: Path, table: StateTable, column: str, plus_us: int, null_due: int | None = None
+    ) -> None:
         schema = table.schema
         kind = schema.rows.field(column).type if column in schema.rows.names else None
         if kind is None or not (is_micros(kind) or pa.types.is_int64(kind)):
             raise UsageError(f"rows cannot be due by column {column!r}: name one of type timestamp[us] or int64")
         self.schema: TableSchema = schema
         self.rebuilt_s, self.rebuilt_rows = 0.0, 0
-        self.table, self._column, self._plus = table, column, plus_us
+        self.table, self._column, self._plus, self._null_due = table, column, plus_us, null_due
         self._entry_schema = entry_schema(schema.primary_key)
         self._files = RunFiles(directory, self._entry_schema)
         self._mutation = 0
@@ -105,18 +107,21 @@ class TimedTable:
         self._records: list[dict[str, Any]] = []
 
     @classmethod
-    def open(cls, directory: Path, table: StateTable, column: str, plus_us: int = 0) -> Self:
+    def open(
+        cls, directory: Path, table: StateTable, column: str, plus_us: int = 0, null_due: int | None = None
+    ) -> Self:
         """Open the index of a table, in a directory that has nothing else: as it was saved for this table, or rebuilt.
 
         Args:
             column: the value or subkey column that has the time in microseconds: timestamp("us") or int64.
-            plus_us: added to it; the sum ends at the bounds of int64. A row where the column is null is never due.
+            plus_us: added to it; the sum ends at the bounds of int64.
+            null_due: when a row is due where the column is null; None for never.
 
         Raises:
             UsageError: there is no such column, or it has another type.
             Unreachable: the directory cannot be written.
         """
-        opened = cls(directory, table, column, plus_us)
+        opened = cls(directory, table, column, plus_us, null_due)
         with translate_full_disk(directory):
             make_private_directory(directory)
             opened._open()
@@ -204,10 +209,13 @@ class TimedTable:
         """Return when rows are due (int64[n]), and whether they ever are (bool[n])."""
         of = values if self._column in self.schema.value.names else keys
         column = one_array(of.column(self._column))
-        timed = ~null_mask(column) if column.null_count else np.ones(len(column), bool)
+        given = ~null_mask(column) if column.null_count else np.ones(len(column), bool)
         due, plus = fixed_values(column), self._plus
         # NumPy has no saturating sum: clipped first, the sum stays within int64.
-        return (due.clip(max(_INT64.min, _INT64.min - plus), min(_INT64.max, _INT64.max - plus)) + plus), timed
+        due = due.clip(max(_INT64.min, _INT64.min - plus), min(_INT64.max, _INT64.max - plus)) + plus
+        if self._null_due is None:
+            return due, given
+        return np.where(given, due, self._null_due) if column.null_count else due, np.ones(len(column), bool)
 
     def _entries(self, keys: Keys, due: np.ndarray, which: np.ndarray) -> pa.Table:
         own = [pa.array(due), pa.array(keys.hashes), pa.array(keys.key_groups)]
@@ -351,7 +359,7 @@ class TimedTable:
     def _describe(self) -> dict[str, Any]:
         """Return what a record says besides the step."""
         of = hashlib.blake2b(self.table.digests.tobytes(), digest_size=16)
-        of.update(f"{self._column}\0{self._plus}\0{self._entry_schema}".encode())
+        of.update(f"{self._column}\0{self._plus}\0{self._null_due}\0{self._entry_schema}".encode())
         runs = [[run.name, run.start, len(run.entries)] for run in self._runs]
         return {"digest": of.hexdigest(), "runs": runs}
 

@@ -1,9 +1,10 @@
-"""The five kinds of state variable, as an operator declares them. Columns are `{name: type}` or an Arrow
+"""The kinds of state variable, as an operator declares them. Columns are `{name: type}` or an Arrow
 schema."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -11,22 +12,26 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.model import Kind
 from siltstone.state.access import (
+    DUE,
     HEAD,
     POSITION,
     TAIL,
     ListAccess,
     MapAccess,
     OpaqueAccess,
+    TimerAccess,
     ValueAccess,
     WindowAccess,
 )
-from siltstone.state.backend import SubtaskState
-from siltstone.state.schema import TableSchema
+from siltstone.state.backend import KeyedState
+from siltstone.state.schema import WRITTEN_AT, TableSchema
+from siltstone.state.ttl import CLOCKS, STAMP, TTL, check_clock
 
 ColumnTypes: TypeAlias = pa.Schema | Mapping[str, pa.DataType]
 T = TypeVar("T")
 
 _NOTHING = pa.schema([])
+_DUE = pa.schema([(DUE, pa.timestamp("us", "UTC"))])
 _BOUNDS = pa.schema([(HEAD, pa.int64()), (TAIL, pa.int64())])
 
 
@@ -56,6 +61,27 @@ def schema_of(columns: ColumnTypes, what: str) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
+class Purpose(StrEnum):
+    """What happens to rows that are due."""
+
+    TIMER = "timer"
+    """`Operator.on_timer` is called for their keys"""
+    ROWS = "rows"
+    """`Operator.on_due` takes them"""
+    EXPIRY = "expiry"
+    """they are deleted, since their time to live is over"""
+
+
+@dataclass(frozen=True)
+class DueColumn:
+    """What a table's rows are due by: a column with a time, `plus_us` microseconds later, by a clock of `CLOCKS`."""
+
+    clock: str
+    column: str
+    plus_us: int = 0
+    purpose: Purpose = Purpose.TIMER
+
+
 class Variable(ABC):
     """One named piece of an operator's state."""
 
@@ -69,27 +95,67 @@ class Variable(ABC):
             UsageError: a state table cannot have these columns.
         """
 
+    def due_columns(self, name: str) -> dict[str, DueColumn]:
+        """Return, of the state tables whose rows fall due, by what."""
+        return {}
+
+    def ttls(self, name: str) -> dict[str, TTL]:
+        """Return, of the state tables whose rows are stamped, their TTL."""
+        return {}
+
     @abstractmethod
-    def bind(self, name: str, state: SubtaskState) -> Any:
+    def bind(self, name: str, state: KeyedState) -> Any:
         """Return the object that is `state.<name>` while a subtask runs."""
 
 
 @dataclass(frozen=True)
-class ValueState(Variable):
-    """At most one row of `value` columns per key."""
+class ExpiringVariable(Variable):
+    """A variable whose rows may have a time to live, each its own."""
+
+    ttl: TTL | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.ttl is not None and not isinstance(self.ttl, TTL):
+            raise UsageError(f'ttl is {self.ttl!r}: use a TTL, such as st.TTL("30 days")')
+
+    def due_columns(self, name: str) -> dict[str, DueColumn]:
+        after_us = None if self.ttl is None else self.ttl.after_us
+        if self.ttl is None or after_us is None:
+            return {}
+        return {name: DueColumn(self.ttl.clock, WRITTEN_AT, after_us, Purpose.EXPIRY)}
+
+    def ttls(self, name: str) -> dict[str, TTL]:
+        return {} if self.ttl is None else {name: self.ttl}
+
+    def _make_schema(self, name: str, key: pa.Schema, subkey: pa.Schema, value: ColumnTypes) -> TableSchema:
+        """Make the schema of the table with the rows: with a TTL, it has the stamp as its last column."""
+        columns = schema_of(value, f"the value of {name}")
+        if self.ttl is None:
+            return TableSchema(key, subkey, columns)
+        if WRITTEN_AT in (*key.names, *subkey.names, *columns.names):
+            raise UsageError(f"{name} has a TTL, which adds a column {WRITTEN_AT}: give its own column another name")
+        return TableSchema(key, subkey, pa.schema([*columns, STAMP]))
+
+
+@dataclass(frozen=True)
+class ValueState(ExpiringVariable):
+    """At most one row of `value` columns per key, each with a time to live if there is a `ttl`."""
 
     value: ColumnTypes
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
-        return {name: TableSchema(key, _NOTHING, schema_of(self.value, f"the value of {name}"))}
+        return {name: self._make_schema(name, key, _NOTHING, self.value)}
 
-    def bind(self, name: str, state: SubtaskState) -> ValueAccess:
+    def bind(self, name: str, state: KeyedState) -> ValueAccess:
         return ValueAccess(name, state.tables)
 
 
 @dataclass(frozen=True)
-class MapState(Variable):
-    """A map per key, from `key` columns, of which those in `nullable` may be null, to `value` columns."""
+class MapState(ExpiringVariable):
+    """A map per key, from `key` columns, of which those in `nullable` may be null, to `value` columns.
+
+    With a `ttl`, each entry has a time to live.
+    """
 
     key: ColumnTypes
     value: ColumnTypes
@@ -99,24 +165,27 @@ class MapState(Variable):
         subkey = key_of(self.key, self.nullable, f"the map key of {name}")
         if not subkey.names:
             raise UsageError(f"{name} needs at least one map key column; without one it is a ValueState")
-        return {name: TableSchema(key, subkey, schema_of(self.value, f"the value of {name}"))}
+        return {name: self._make_schema(name, key, subkey, self.value)}
 
-    def bind(self, name: str, state: SubtaskState) -> MapAccess:
+    def bind(self, name: str, state: KeyedState) -> MapAccess:
         return MapAccess(name, state)
 
 
 @dataclass(frozen=True)
-class ListState(Variable):
-    """A list per key of rows of `value` columns, in the order appended."""
+class ListState(ExpiringVariable):
+    """A list per key of rows of `value` columns, in the order appended.
+
+    With a `ttl`, each row has a time to live.
+    """
 
     value: ColumnTypes
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         position = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
-        rows = TableSchema(key, position, schema_of(self.value, f"the value of {name}"))
+        rows = self._make_schema(name, key, position, self.value)
         return {name: rows, f"{name}.bounds": TableSchema(key, _NOTHING, _BOUNDS)}
 
-    def bind(self, name: str, state: SubtaskState) -> ListAccess:
+    def bind(self, name: str, state: KeyedState) -> ListAccess:
         return ListAccess(name, state.tables)
 
 
@@ -124,7 +193,8 @@ class ListState(Variable):
 class WindowState(ListState):
     """The rows of a sliding window per key: inserted in any order, evicted by the `order` column.
 
-    `order` names an integer, float, date or timestamp column of `value`, such as the event time.
+    `order` names an integer, float, date or timestamp column of `value`, such as the event time. With a `ttl`, each row
+    has a time to live, whatever its place.
     """
 
     order: str
@@ -140,8 +210,31 @@ class WindowState(ListState):
             )
         return super().tables(name, key)
 
-    def bind(self, name: str, state: SubtaskState) -> WindowAccess:
+    def bind(self, name: str, state: KeyedState) -> WindowAccess:
         return WindowAccess(name, state.tables, self.order)
+
+
+@dataclass(frozen=True)
+class Timer(Variable):
+    """At most one time per key at which `Operator.on_timer` is called.
+
+    With `clock="event"` that is once the watermark has reached it (`EventTime`), with "processing" once the time of
+    day has. A timer of the past fires at the end of the step that sets it.
+    """
+
+    clock: str = CLOCKS[0]
+
+    def __post_init__(self) -> None:
+        check_clock(self.clock, "a timer")
+
+    def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
+        return {name: TableSchema(key, _NOTHING, _DUE)}
+
+    def due_columns(self, name: str) -> dict[str, DueColumn]:
+        return {name: DueColumn(self.clock, DUE)}
+
+    def bind(self, name: str, state: KeyedState) -> TimerAccess:
+        return TimerAccess(name, state.tables)
 
 
 @dataclass(frozen=True)
@@ -159,5 +252,5 @@ class OpaqueState(Variable, Generic[T]):
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         return {}
 
-    def bind(self, name: str, state: SubtaskState) -> OpaqueAccess:
+    def bind(self, name: str, state: KeyedState) -> OpaqueAccess:
         return OpaqueAccess(name, state, self.create, self.serialize, self.deserialize)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import LOCAL_SETS, StateSnapshot, StateTable, TableSnapshot
+from siltstone.state.backend import LOCAL_SETS, TIME_INDEXES, StateSnapshot, StateTable, TableSnapshot
 from siltstone.state.backends.checks import check_begin, check_commit, check_opaque
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin, remove_pin, snapshot_gone_error
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
@@ -371,7 +371,7 @@ def _make_home(directory: Path) -> Path:
     home = directory / DATABASE
     try:
         make_private_directory(home)
-        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, LOCAL_SETS})
+        others = sorted({*os.listdir(directory)} - {DATABASE, PINS, LOCK, LOCAL_SETS, TIME_INDEXES})
     except OSError as error:
         raise Unreachable(
             f"cannot use {directory}: {error.strerror}", advice="check its owner and permissions"

@@ -1,0 +1,54 @@
+"""Expiry at the end of a step: rows whose time to live is over are deleted."""
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.state.access import ListAccess
+from siltstone.state.backend import KeyedState, Keys
+from siltstone.state.columns import null_mask, one_array
+from siltstone.state.hashing import find_distinct
+from siltstone.state.protocol import key_batch
+from siltstone.state.schema import WRITTEN_AT, TableSchema
+from siltstone.state.time_index import DueRows, TimedTable
+from siltstone.state.ttl import TTL, with_stamp
+
+EXPIRED_AT_ONCE = 1 << 18
+"""most rows that are deleted at once"""
+
+
+def expire(name: str, timed: TimedTable, ttl: TTL, upto: int, state: KeyedState) -> None:
+    """Delete the rows of a table that are due, and stamp those without a stamp, whose time begins now.
+
+    Args:
+        timed: the table, with stamps.
+        upto: the step's time by the TTL's clock, in microseconds since 1970.
+        state: the operator's, for the bounds of a list or window.
+    """
+    stamp = ttl.stamp_of(upto)
+    assert stamp is not None and ttl.after_us is not None, "other tables are in no time index"
+    begins = stamp + ttl.after_us > upto  # not once a stream has ended: its watermark is after all stamps
+    timed.begin_round()
+    while len((due := timed.take(upto, EXPIRED_AT_ONCE)).at):
+        unstamped = null_mask(one_array(due.values.column(WRITTEN_AT))) & begins
+        if unstamped.all():
+            timed.put(due.keys, with_stamp(due.values, timed.schema, stamp))
+            continue
+        gone = due.keys
+        if unstamped.any():
+            fresh = _choose(due, unstamped)
+            timed.put(fresh.keys, with_stamp(fresh.values, timed.schema, stamp))
+            gone = due.keys.take(np.flatnonzero(~unstamped))
+        timed.delete(gone)
+        if (bounds := state.tables.get(f"{name}.bounds")) is not None:
+            ListAccess(name, state.tables).trim(_owners(gone, bounds.schema, state.max_parallelism))
+
+
+def _choose(due: DueRows, which: np.ndarray) -> DueRows:
+    chosen = np.flatnonzero(which)
+    return DueRows(due.keys.take(chosen), due.values.take(pa.array(chosen)), due.at[chosen])
+
+
+def _owners(keys: Keys, bounds: TableSchema, max_parallelism: int) -> Keys:
+    """Return the distinct operator keys of rows of a list or window."""
+    owners = key_batch(bounds, keys.columns.select(bounds.key.names), max_parallelism, keys.key_groups)
+    return owners.take(find_distinct(owners.hashes, owners.columns.columns)[0])
