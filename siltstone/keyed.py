@@ -12,6 +12,8 @@
             state.totals.put({"clicks": clicks})
             yield {"user": key[0], "clicks": clicks}
 
+With a `Timer`, it has a method `handle_timer`, too, which is called for each key whose timer is due.
+
 Methods of `state.<variable>`, each for the current key:
 
     ValueState     get() -> dict or None, put(values), remove()
@@ -19,6 +21,7 @@ Methods of `state.<variable>`, each for the current key:
     ListState      get() -> list of dicts, append(values), remove()
     WindowState    get() -> list of dicts in order, insert(values), evict(before), remove()
     OpaqueState    get() -> the object of the key's key group, put(object)
+    Timer          get() -> when it is due (UTC) or None, set(at), clear()
 
 A value is what Arrow makes of it in its column's type, from the call on: a date of a datetime, UTC of a naive time, the
 nearest float32 of 0.1. So equal map keys are one entry, however they are written, and `get` returns what was put as a
@@ -28,22 +31,38 @@ variable raises `UsageError`.
 
 Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
 read together if the rows have the map key's columns; other entries are read one by one. `state.request_checkpoint()`
-asks for a checkpoint after the step.
+asks for a checkpoint after the step. `state.clock` has the step's `now` and `watermark`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.operator import (
+    Due,
+    ListState,
+    MapState,
+    OpaqueState,
+    Operator,
+    Rows,
+    State,
+    Timer,
+    ValueState,
+    WindowState,
+)
+from siltstone.state.backend import Keys
 from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, to_comparable
+from siltstone.state.ttl import RENEWALS
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
+from siltstone.time.clock_rules import OperatorClock
+from siltstone.times import as_utc
 
 Record = Mapping[str, Any]
 _NO_TIME = "a time is not within the years 1 to 9999, which are those of Python"
@@ -79,16 +98,25 @@ class KeyedProcessor(Operator):
         """
         raise NotImplementedError(f"operator {self.name} does not define handle_input")
 
+    def handle_timer(self, key: tuple[Any, ...], timer: str, at: datetime, state: Any) -> Iterable[Record] | None:
+        """React to a timer of one key that is due, and no longer set; return or yield output rows, if any.
+
+        Equal state and clocks must have equal effects. It may set the timer again.
+
+        Args:
+            timer: the name of the variable.
+            at: when it was due (UTC).
+        """
+        raise NotImplementedError(f"operator {self.name} does not define handle_timer")
+
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Call `handle_input` for each key."""
-        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.declared_variables().items()}
+        views = self._views(rows.keys, rows, state)
         order = np.argsort(rows.key_index, kind="stable")
         records = _read_records(rows.table, order)
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
-        own, made = _KeyState(self.name, {**views, "request_checkpoint": state.request_checkpoint}), list[Record]()
-        for ordinal, key in enumerate(zip(*(c.to_pylist() for c in rows.keys.columns.columns), strict=True)):
-            for view in views.values():
-                view.ordinal = ordinal
+        own, made = self._key_state(views, state), list[Record]()
+        for ordinal, key in _each_key(rows.keys, views):
             start, end = starts[ordinal], starts[ordinal + 1]
             try:
                 made += self.handle_input(key, records[start:end], own) or ()
@@ -96,6 +124,25 @@ class KeyedProcessor(Operator):
                 if error.keys is None:  # else it marks entries of a state table by their keys
                     error.rows = _mark_rows(error, order[start:end], len(rows))
                 raise
+        return self._finish(views, made)
+
+    def on_timer(self, due: Due, state: State) -> pa.Table | None:
+        """Call `handle_timer` for each key."""
+        views = self._views(due.keys, None, state)
+        own, made, at = self._key_state(views, state), list[Record](), _read_times(due.at, due.timer)
+        for ordinal, key in _each_key(due.keys, views):
+            made += self.handle_timer(key, due.timer, at[ordinal], own) or ()
+        return self._finish(views, made)
+
+    def _views(self, keys: Keys, rows: Rows | None, state: State) -> "dict[str, _View]":
+        declared = self.declared_variables().items()
+        return {name: _VIEWS[type(kind)](name, kind, keys, rows, state) for name, kind in declared}
+
+    def _key_state(self, views: "Mapping[str, _View]", state: State) -> "_KeyState":
+        return _KeyState(self.name, state, {**views, "request_checkpoint": state.request_checkpoint})
+
+    def _finish(self, views: "Mapping[str, _View]", made: list[Record]) -> pa.Table | None:
+        """Write what changed, and return the output rows."""
         for view in views.values():
             view.flush()
         if not made:
@@ -107,6 +154,21 @@ class KeyedProcessor(Operator):
             return _table([cast_row(record, self.output, what) for record in made], self.output, what)
         except BadRow as error:
             raise UsageError(str(error)) from None
+
+
+def _each_key(keys: Keys, views: "Mapping[str, _View]") -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield each key with its ordinal, and have the views be of it."""
+    for ordinal, key in enumerate(zip(*(c.to_pylist() for c in keys.columns.columns), strict=True)):
+        for view in views.values():
+            view.ordinal = ordinal
+        yield ordinal, key
+
+
+def _read_times(at: pa.Array, timer: str) -> list[Any]:
+    try:
+        return at.to_pylist()
+    except (ArithmeticError, ValueError):
+        raise UsageError(f"timer {timer}: {_NO_TIME}: write on_timer in place of handle_timer") from None
 
 
 def _read_records(table: pa.Table, order: np.ndarray) -> list[dict[str, Any]]:
@@ -155,9 +217,13 @@ def _mark_rows(error: BadRow, own: np.ndarray, count: int) -> np.ndarray:
 class _KeyState:
     """The variables of one key, each an attribute named after it."""
 
-    def __init__(self, operator: str, views: Mapping[str, Any]) -> None:
-        self.__dict__.update(views)
-        self.__dict__["_operator"] = operator
+    def __init__(self, operator: str, state: State, further: Mapping[str, Any]) -> None:
+        self.__dict__.update(further)
+        self.__dict__.update(_operator=operator, _state=state)
+
+    @property
+    def clock(self) -> OperatorClock:
+        return self._state.clock
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"operator {self.__dict__.get('_operator')} has no variable {name!r}")
@@ -166,15 +232,18 @@ class _KeyState:
 class _View:
     """One variable of the current key, `ordinal`, which moves from key to key. `flush` writes the changes."""
 
-    def __init__(self, name: str, variable: Any, rows: Rows, state: State) -> None:
-        self.name, self.rows, self.keys = name, rows, rows.keys
+    def __init__(self, name: str, variable: Any, keys: Keys, rows: Rows | None, state: State) -> None:
+        self.name, self.rows, self.keys = name, rows, keys
         self.access: Any = getattr(state, name)
         self.ordinal = 0
-        self.value = pa.schema([]) if isinstance(variable, OpaqueState) else schema_of(variable.value, name)
+        self.value = schema_of(variable.value, name) if hasattr(variable, "value") else pa.schema([])
         self.copied: Callable[[Record], dict[str, Any]] = (
             (lambda row: deepcopy(dict(row))) if any(is_nested(field.type) for field in self.value) else dict
         )
         """copies a row, so that changing what was got or put changes no state"""
+        ttl = getattr(variable, "ttl", None)
+        self.renews = ttl is not None and ttl.renew == RENEWALS[1]
+        """whether reading a row renews it: only of the keys for which it is read, whatever is read ahead for others"""
 
     def flush(self) -> None:
         """Write what changed."""
@@ -204,17 +273,19 @@ class _View:
 class _Value(_View):
     """At most one row of the key."""
 
-    def __init__(self, name: str, variable: ValueState, rows: Rows, state: State) -> None:
-        super().__init__(name, variable, rows, state)
+    def __init__(self, name: str, variable: ValueState, keys: Keys, rows: Rows | None, state: State) -> None:
+        super().__init__(name, variable, keys, rows, state)
         self._read: list[dict[str, Any] | None] | None = None
         self._changed: dict[int, dict[str, Any] | None] = {}
+        self._got: set[int] = set()
 
     def get(self) -> dict[str, Any] | None:
+        self._got.add(self.ordinal)
         if self.ordinal in self._changed:
             found = self._changed[self.ordinal]
         else:
             if self._read is None:
-                lookup = self.access.lookup(self.keys)
+                lookup = self.access.lookup(self.keys, renews=False)
                 values = self.read(lookup.values, np.arange(len(self.keys)))
                 self._read = [row if there else None for row, there in zip(values, lookup.found, strict=True)]
             found = self._read[self.ordinal]
@@ -227,6 +298,8 @@ class _Value(_View):
         self._changed[self.ordinal] = None
 
     def flush(self) -> None:
+        if self.renews and (got := sorted(self._got - self._changed.keys())):
+            self.access.lookup(self.keys.take(np.array(got)))
         if gone := [k for k, values in self._changed.items() if values is None]:
             self.access.delete(self.keys.take(np.array(gone)))
         if new := {k: values for k, values in self._changed.items() if values is not None}:
@@ -236,17 +309,20 @@ class _Value(_View):
 class _Map(_View):
     """The key's map."""
 
-    def __init__(self, name: str, variable: MapState, rows: Rows, state: State) -> None:
-        super().__init__(name, variable, rows, state)
+    def __init__(self, name: str, variable: MapState, keys: Keys, rows: Rows | None, state: State) -> None:
+        super().__init__(name, variable, keys, rows, state)
         self._subkey = key_of(variable.key, variable.nullable, name)
-        self._schema = pa.schema([*rows.keys.columns.schema, *self._subkey])
+        self._schema = pa.schema([*keys.columns.schema, *self._subkey])
         self._known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
         self._changed: dict[tuple[Any, ...], dict[str, Any]] = {}
         """by address: what is known of each entry, and the map keys of entries that changed"""
+        self._got: dict[tuple[Any, ...], dict[str, Any]] = {}
+        """by address: the map keys of entries that were read"""
         self._ahead = False
 
     def get(self, entry: Record) -> dict[str, Any] | None:
         address, subkey = self._address(entry)
+        self._got[address] = subkey
         if address not in self._known and not self._ahead:
             self._ahead = True
             self._read_ahead()
@@ -264,6 +340,9 @@ class _Map(_View):
         self._known[address], self._changed[address] = None, subkey
 
     def flush(self) -> None:
+        got = [(a[0], subkey) for a, subkey in self._got.items() if self.renews and a not in self._changed]
+        if got:
+            self.access.lookup(self._entries(got))
         gone = [(a[0], subkey) for a, subkey in self._changed.items() if self._known[a] is None]
         if gone:
             self.access.delete(self._entries(gone))
@@ -289,6 +368,8 @@ class _Map(_View):
 
     def _read_ahead(self) -> None:
         """Read the entries that the rows address, if the rows have the map key's columns."""
+        if self.rows is None:
+            return
         table, names = self.rows.table, self._subkey.names
         if any(n not in table.column_names or table.schema.field(n).type != self._subkey.field(n).type for n in names):
             return
@@ -300,7 +381,7 @@ class _Map(_View):
         self._read(named.keys.columns, first[: len(named.keys)])
 
     def _read(self, entries: pa.Table, ordinals: np.ndarray) -> None:
-        lookup = self.access.lookup(entries)
+        lookup = self.access.lookup(entries, renews=False)
         subkeys = zip(*(entries.column(name).to_pylist() for name in self._subkey.names), strict=True)
         values = self.read(lookup.values, ordinals)
         found = zip(ordinals.tolist(), subkeys, values, lookup.found, strict=True)
@@ -311,13 +392,15 @@ class _Map(_View):
 class _List(_View):
     """The key's list."""
 
-    def __init__(self, name: str, variable: ListState, rows: Rows, state: State) -> None:
-        super().__init__(name, variable, rows, state)
+    def __init__(self, name: str, variable: ListState, keys: Keys, rows: Rows | None, state: State) -> None:
+        super().__init__(name, variable, keys, rows, state)
         self._read: dict[int, list[dict[str, Any]]] | None = None
         self._added: dict[int, list[dict[str, Any]]] = {}
         self._removed: set[int] = set()
+        self._got: set[int] = set()
 
     def get(self) -> list[dict[str, Any]]:
+        self._got.add(self.ordinal)
         return [self.copied(row) for row in [*self.stored_rows(), *self._added.get(self.ordinal, ())]]
 
     def append(self, values: Record) -> None:
@@ -328,6 +411,8 @@ class _List(_View):
         self._added.pop(self.ordinal, None)
 
     def flush(self) -> None:
+        if self.renews and (got := sorted(self._got - self._removed)):
+            self.access.get(self.keys.take(np.array(got)))
         if self._removed:
             self.access.delete(self.keys.take(np.array(sorted(self._removed))))
         if added := [(k, row) for k, rows in self._added.items() for row in rows]:
@@ -344,7 +429,7 @@ class _List(_View):
             return []
         if self._read is None:
             self._read = {}
-            at, rows = self.access.get(self.keys)
+            at, rows = self.access.get(self.keys, renews=False)
             for k, row in zip(at.tolist(), self.read(rows, at), strict=True):
                 self._read.setdefault(k, []).append(row)
         return self._read.get(self.ordinal, [])
@@ -353,8 +438,8 @@ class _List(_View):
 class _Window(_List):
     """The key's window."""
 
-    def __init__(self, name: str, variable: WindowState, rows: Rows, state: State) -> None:
-        super().__init__(name, variable, rows, state)
+    def __init__(self, name: str, variable: WindowState, keys: Keys, rows: Rows | None, state: State) -> None:
+        super().__init__(name, variable, keys, rows, state)
         self._order = variable.order
         self._limits: dict[int, Any] = {}
 
@@ -408,7 +493,39 @@ class _Opaque(_View):
         self.access[int(self.keys.key_groups[self.ordinal])] = value
 
 
+class _Timer(_View):
+    """The key's timer."""
+
+    def __init__(self, name: str, variable: Timer, keys: Keys, rows: Rows | None, state: State) -> None:
+        super().__init__(name, variable, keys, rows, state)
+        self._read: list[datetime | None] | None = None
+        self._changed: dict[int, datetime | None] = {}
+
+    def get(self) -> datetime | None:
+        if self.ordinal in self._changed:
+            return self._changed[self.ordinal]
+        if self._read is None:
+            self._read = _read_times(self.access.get(self.keys), self.name)
+        return self._read[self.ordinal]
+
+    def set(self, at: datetime) -> None:
+        """Set it, in place of the one that was set; a time without a zone is UTC."""
+        if not isinstance(at, datetime):
+            raise UsageError(f"{self.name}: a timer is set to a datetime, not to {at!r}")
+        self._changed[self.ordinal] = as_utc(at)
+
+    def clear(self) -> None:
+        self._changed[self.ordinal] = None
+
+    def flush(self) -> None:
+        if gone := [k for k, at in self._changed.items() if at is None]:
+            self.access.clear(self.keys.take(np.array(gone)))
+        if new := {k: at for k, at in self._changed.items() if at is not None}:
+            self.access.set(self.keys.take(np.array([*new])), pa.array([*new.values()], pa.timestamp("us", "UTC")))
+
+
 _VIEWS: dict[type, Any] = {
+    Timer: _Timer,
     ValueState: _Value,
     MapState: _Map,
     ListState: _List,

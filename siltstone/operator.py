@@ -16,29 +16,38 @@
 run wherever its subtasks run, and a call may come twice.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange, Kind, check_name
-from siltstone.rows import Keys, Rows
-from siltstone.state.backend import SubtaskState
+from siltstone.rows import Due, Keys, Rows
+from siltstone.state.backend import KeyedState
 from siltstone.state.schema import TableSchema, describe_key
+from siltstone.state.time_index import DueRows
+from siltstone.state.ttl import TTL
 from siltstone.state.variables import (
+    DueColumn,
     ListState,
     MapState,
     OpaqueState,
+    Timer,
     ValueState,
     Variable,
     WindowState,
     key_of,
     schema_of,
 )
+from siltstone.time.clock_rules import OperatorClock
 
 __all__ = [
     "SOURCE",
+    "TTL",
+    "Due",
     "Keys",
     "ListState",
     "MapState",
@@ -49,6 +58,7 @@ __all__ = [
     "Rows",
     "State",
     "StateHandler",
+    "Timer",
     "ValueState",
     "WindowState",
 ]
@@ -64,8 +74,9 @@ _PREPARED = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
 class State:
     """The operator's variables in one subtask, each an attribute named after it (`siltstone.state.access`)."""
 
-    def __init__(self, operator: "Operator", state: SubtaskState) -> None:
+    def __init__(self, operator: "Operator", state: KeyedState, clock: OperatorClock | None = None) -> None:
         self._operator = operator.name
+        self._clock = clock
         self._opaque = []
         self._requested = False
         for name, variable in operator.declared_variables().items():
@@ -89,6 +100,17 @@ class State:
         The request counts once for a step, however many subtasks make it.
         """
         self._requested = True
+
+    @property
+    def clock(self) -> OperatorClock:
+        """The step's clock: `now`, the time of day, and `watermark`. It is the same each time the step is run.
+
+        Raises:
+            UsageError: the step has none, since it changes the stream between two runs, or is older than clocks.
+        """
+        if self._clock is None:
+            raise UsageError(f"operator {self._operator}: this step has no clock: it was logged before steps had one")
+        return self._clock
 
     @property
     def checkpoint_requested(self) -> bool:
@@ -211,6 +233,8 @@ class Operator(StateHandler):
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
                     them; logic that depends on the order of a key's rows is deterministic only with it
         output      the columns that `process` returns, likewise, or None if it returns nothing
+        output_time the column of `output` with the event time of its rows, for operators that read them; None if they
+                    have none
         combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
                     None if rows go through the shuffle unchanged
 
@@ -225,8 +249,9 @@ class Operator(StateHandler):
     inputs: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     output: Any = None
+    output_time: str | None = None
     combined: Any = None
-    FIELDS: ClassVar = ("name", "key", "nullable", "reads", "inputs", "order_by", "output", "combined")
+    FIELDS: ClassVar = ("name", "key", "nullable", "reads", "inputs", "order_by", "output", "output_time", "combined")
 
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(fields.keys() - set(self.FIELDS))
@@ -280,6 +305,44 @@ class Operator(StateHandler):
         """
         raise NotImplementedError(f"operator {self.name} does not define process")
 
+    def on_timer(self, due: Due, state: State) -> pa.Table | None:
+        """React to timers that are due, of many keys at once; may change state, set timers, and return output rows.
+
+        Called after the last `process` of a step, also of one without rows, with at most 262,144 keys of one timer
+        variable. A timer is removed before it fires. Those of one key fire in the order of their times and names, and
+        one that an earlier call clears or moves does not fire. Timers that are set here and due already fire in a
+        further round of the same step. Equal state and clocks must have equal effects: use `state.clock.now`, not the
+        time of day.
+        """
+        raise NotImplementedError(f"operator {self.name} does not define on_timer")
+
+    def on_due(self, table: str, take: Callable[[int], DueRows], state: State) -> Iterator[pa.Table]:
+        """React to rows of one of its tables that are due, and yield output rows: how operators of the library close
+        what ends by itself, such as a window.
+
+        Called once at the end of each step for a table that `due_columns` names with `Purpose.ROWS`, after timers.
+
+        Args:
+            table: the name of the state table.
+            take: returns the next live rows that are due, at most this number, in the order of their due times; none
+                once there are no more. The caller deletes them, or puts them with a later due time.
+        """
+        raise NotImplementedError(f"operator {self.name} does not define on_due")
+
+    def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
+        """Return which rows are late (bool[n]): all that they could change had fired in the step before.
+
+        Args:
+            at: int64[n], their event times in microseconds since 1970.
+            before_us: the watermark of the step before.
+        """
+        return at < before_us
+
+    @property
+    def time_column(self) -> str | None:
+        """The column of its rows that it takes for their event time, which the stream checks; None if it reads none."""
+        return None
+
     def variables(self) -> dict[str, Variable]:
         """Return name -> variable: those declared, of base classes first, and last what it prepares, if it does.
 
@@ -297,6 +360,21 @@ class Operator(StateHandler):
     def declared_variables(self) -> dict[str, Variable]:
         """Return name -> variable that `process` may use: all but what the operator prepares."""
         return {name: variable for name, variable in self.variables().items() if variable is not _PREPARED}
+
+    def due_columns(self) -> dict[str, DueColumn]:
+        """Return, of the state tables whose rows fall due, by what."""
+        variables = self.variables().items()
+        return {table: by for name, variable in variables for table, by in variable.due_columns(name).items()}
+
+    def ttls(self) -> dict[str, TTL]:
+        """Return, of the state tables whose rows are stamped, their TTL."""
+        variables = self.variables().items()
+        return {table: ttl for name, variable in variables for table, ttl in variable.ttls(name).items()}
+
+    @property
+    def clocks(self) -> frozenset[str]:
+        """The clocks that it goes by, of "event" and "processing"; empty if time means nothing to it."""
+        return frozenset(by.clock for by in self.due_columns().values())
 
     def defines(self, callback: str) -> bool:
         """Whether the operator has a callback of its own."""
@@ -347,8 +425,15 @@ class Operator(StateHandler):
                 raise UsageError(f"{what}: combined lacks {', '.join(lacks)}, a column of the key or of order_by")
             if type(self).combine is Operator.combine:
                 raise UsageError(f"{what} has combined columns, so it needs a method combine")
+        if self.output_time is not None:
+            kind = None if self.output is None else dict(zip(self.output.names, self.output.types, strict=True))
+            if kind is None or not pa.types.is_timestamp(kind.get(self.output_time, pa.null())):
+                raise UsageError(f"{what}: output_time is {self.output_time!r}: name a timestamp column of its output")
         if not self.variables():
             raise UsageError(f"{what} declares no variable, so it keeps no state")
+        timers = any(isinstance(each, Timer) for each in self.variables().values())
+        if timers and type(self).on_timer is Operator.on_timer:
+            raise UsageError(f"{what} has a timer, so it needs a method on_timer")
         for name in self.declared_variables():
             check_name("variable", name)
             if hasattr(State, name) or hasattr(Operator, name) or name == PREPARED:

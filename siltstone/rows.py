@@ -16,6 +16,7 @@ before the rows. Nulls are skipped as by SQL's aggregates, and a key without any
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -28,10 +29,28 @@ from siltstone.state.columns import find_misfits, null_mask, one_array
 from siltstone.state.hashing import find_distinct, key_groups, normalise_keys, xxhash64
 from siltstone.state.reduction import choose_by, ends_by, extreme_by, running_by, sum_by, sum_type, take_or_null
 
-__all__ = ["Keys", "Rows"]
+__all__ = ["Due", "Keys", "Rows"]
 
 Values: TypeAlias = Any
 """the name of a column of the rows, or one value per row: an Arrow array, a NumPy array or a list"""
+
+
+@dataclass(frozen=True)
+class Due:
+    """The timers of one call of `Operator.on_timer`: those of one variable and many keys, which are no longer set.
+
+    Attributes:
+        timer: the name of the variable.
+        keys: the n keys, in the order of `at`, then of their hashes.
+        at: when each was due (timestamp, UTC), one per key.
+    """
+
+    timer: str
+    keys: Keys
+    at: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 class Rows:

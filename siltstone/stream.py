@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +14,8 @@ from siltstone.errors import UnknownStream, UsageError
 from siltstone.model import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM, check_name
 from siltstone.operator import SOURCE, Operator
 from siltstone.secret import Secret
+from siltstone.state.variables import Purpose
+from siltstone.time.event_time import LATE, EventTime, RowTimes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +102,11 @@ class Stream:
         options: the source options with their defaults; fixed for the stream's life. An option whose default is a
             `Secret`, such as a password, is read again by each run, and neither recorded nor shown.
         operators: each reads the source or another operator's output.
-        event_time: the source column that holds event time (timestamp), or None.
+        event_time: the `EventTime` of the source, which operators with timers need. A column's name (timestamp) alone
+            records the highest event time of each checkpoint, and does nothing else. None for no event time.
+        late: what happens to rows that are late: those whose event time is before the watermark of the step before,
+            for an operator that goes by event time. They are always counted. "drop" leaves them out, "dead-letter"
+            sends each to the sink of dead letters as well, exactly once per operator, and "process" processes them.
         event_days: the first and the last day (UTC) of its events, if known: state is then restored by day.
         sinks: operator name -> `DeltaSink`, `ParquetSink`, an object with the methods of `Sink`, or a function
             `(rows, checkpoint)`; such operators need an `output` schema. None is a Delta table in the warehouse
@@ -125,7 +131,7 @@ class Stream:
     name: str
     source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"] | None
     operators: Sequence[Operator]
-    event_time: str | None = None
+    event_time: str | EventTime | None = None
     event_days: tuple[date, date] | None = None
     sinks: Mapping[str, Any] = field(default_factory=dict)
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
@@ -133,13 +139,14 @@ class Stream:
     origin: str | None = None
     on_bad_row: str = "fail"
     on_bad_file: str = "fail"
+    late: str = LATE[0]
     autonomous: Sequence[Autonomous] = ()
     beside: str | None = None
 
     def __post_init__(self) -> None:
-        for option in ("on_bad_row", "on_bad_file"):
-            if (chosen := getattr(self, option)) not in ON_BAD:
-                raise UsageError(f"{option} is {chosen!r}: use {' or '.join(map(repr, ON_BAD))}")
+        for option, choices in (("on_bad_row", ON_BAD), ("on_bad_file", ON_BAD), ("late", LATE)):
+            if (chosen := getattr(self, option)) not in choices:
+                raise UsageError(f"{option} is {chosen!r}: use {' or '.join(map(repr, choices))}")
         if self.dead_letters:
             object.__setattr__(self, "sinks", {**self.sinks, DEAD_LETTERS: self.sinks.get(DEAD_LETTERS)})
         for name in (self.name, self.origin or self.name):
@@ -179,7 +186,42 @@ class Stream:
                 "before the shuffle: leave out combined (of an Aggregate: map_side)"
             )
         self.sort_operators()
+        self._check_times(by_name)
         self._check_autonomous()
+
+    def _check_times(self, by_name: Mapping[str, Operator]) -> None:
+        """Check that what operators know of event time is known where they read."""
+        for op in self.operators:
+            where = f"stream {self.name}, operator {op.name}"
+            goes_by = "event" in op.clocks
+            if not goes_by and op.output_time is None:
+                continue
+            if op.reads == SOURCE and not isinstance(self.event_time, EventTime):
+                raise UsageError(
+                    f"{where} goes by event time, and the stream does not tell that of its source: give it "
+                    'event_time=EventTime("COLUMN", delay="10 minutes")'
+                )
+            if op.reads != SOURCE and by_name[op.reads].output_time is None:
+                raise UsageError(
+                    f"{where} goes by event time, and the output of {op.reads}, which it reads, has none: name the "
+                    "column with it in the field output_time there"
+                )
+            known = self.event_column if op.reads == SOURCE else by_name[op.reads].output_time
+            if op.time_column not in (None, known):
+                raise UsageError(
+                    f"{where} has windows of {op.time_column}, and the event time of {op.reads} is {known}: use on="
+                    f"{known!r}"
+                )
+            fires_by = {by.clock for by in op.due_columns().values() if by.purpose is not Purpose.EXPIRY}
+            if "processing" in fires_by and op.output_time is not None:
+                raise UsageError(
+                    f"{where} goes by the time of day, so its output has no event time: leave out output_time"
+                )
+            if goes_by and op.combined is not None:
+                raise UsageError(
+                    f"{where} goes by event time, and combines rows before the shuffle, where none can be told late: "
+                    "leave out combined"
+                )
 
     def _check_autonomous(self) -> None:
         """Check the autonomous operators, each also as the stream that it is kept as."""
@@ -209,6 +251,7 @@ class Stream:
                 source=self.source,
                 operators=[one.operator],
                 event_time=self.event_time if one.operator.combined is None else None,
+                late=self.late,
                 event_days=self.event_days if one.operator.combined is None else None,
                 sinks={} if one.sink is NO_SINK else {one.operator.name: one.sink},
                 max_parallelism=self.max_parallelism,
@@ -240,8 +283,8 @@ class Stream:
 
     @property
     def dead_letters(self) -> bool:
-        """Whether rows that an operator cannot take, or files that Spark cannot read, become dead letters."""
-        return self.sorts_out_rows or self.sorts_out_files
+        """Whether bad or late rows, or files that Spark cannot read, become dead letters."""
+        return self.sorts_out_rows or self.sorts_out_files or self.late == _DEAD_LETTER
 
     @property
     def sorts_out_rows(self) -> bool:
@@ -253,12 +296,40 @@ class Stream:
         """Whether files that Spark cannot read become dead letters."""
         return self.on_bad_file == _DEAD_LETTER
 
+    @property
+    def event_column(self) -> str | None:
+        """The column of the source with the event time."""
+        return self.event_time.at if isinstance(self.event_time, EventTime) else self.event_time
+
+    @property
+    def event_times(self) -> dict[str, EventTime]:
+        """Source -> its event time, of those with a watermark."""
+        return {SOURCE: self.event_time} if isinstance(self.event_time, EventTime) else {}
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether an operator goes by a clock."""
+        return any(op.clocks for op in self.operators)
+
+    def row_times(self, operator: Operator) -> RowTimes | None:
+        """Return how the rows that an operator reads tell their event time; None if it does not ask."""
+        late = self.late if "event" in operator.clocks else None
+        if operator.reads != SOURCE:
+            upstream = next(op for op in self.operators if op.name == operator.reads)
+            return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
+        if isinstance(self.event_time, str) and operator.name == self.event_time_operator():
+            return RowTimes(self.event_time)
+        if not isinstance(self.event_time, EventTime) or operator.combined is not None:
+            return None
+        one = self.event_time
+        return RowTimes(one.at, one.partition, True, one.max_ahead // timedelta(microseconds=1), late)
+
     def event_time_operator(self) -> str | None:
         """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""
-        if self.event_time is None:
+        if self.event_column is None:
             return None
         readers = [op for op in self.operators if op.reads == SOURCE and op.combined is None]
-        having = [op for op in readers if not op.inputs or self.event_time in (*op.inputs, *op.key.names)]
+        having = [op for op in readers if not op.inputs or self.event_column in (*op.inputs, *op.key.names)]
         return next((op.name for op in [*having, *readers]), None)
 
     def sort_operators(self) -> list[Operator]:

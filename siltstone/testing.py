@@ -22,6 +22,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -52,11 +53,14 @@ from siltstone.run.working_state import remove_older_epochs
 from siltstone.state.backends.named import backend as backend_by_name
 from siltstone.state.nested import nested_columns
 from siltstone.stream import DEAD_LETTERS, Stream
+from siltstone.time.clock_rules import decode_clock
+from siltstone.times import EPOCH, parse_duration, to_us
 
 __all__ = ["OperatorFailed", "StreamTester"]
 
 InputRows: TypeAlias = pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """rows as an Arrow table, a dict of columns, or one dict per row"""
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _WHO = "a stream tester"
 _PREFIX = "siltstone-test-"
 
@@ -69,6 +73,7 @@ class StreamTester:
         backend: of working state, "heap" or "rocksdb".
         checkpoint_every: steps per checkpoint.
         schema: types of the source's columns, `{name: type}` or an Arrow schema. The first rows tell those of others.
+        now: the time of day of the first step; a time without a zone is UTC. It moves only by `advance`.
 
     Raises:
         UsageError: the stream, or an option, is not valid.
@@ -82,11 +87,12 @@ class StreamTester:
         backend: str = "heap",
         checkpoint_every: int = 1,
         schema: Mapping[str, pa.DataType] | pa.Schema | None = None,
+        now: datetime = _NOW,
     ) -> None:
         self.stream, self.parallelism, self.backend = stream, parallelism, backend
         if checkpoint_every < 1:
             raise UsageError(f"checkpoint_every is {checkpoint_every}: use 1 or more")
-        self._checkpoint_every = checkpoint_every
+        self._checkpoint_every, self._now_us = checkpoint_every, to_us(now)
         types = schema if isinstance(schema, Mapping) else {field.name: field.type for field in schema or ()}
         self._types: dict[str, pa.DataType] = dict(types)
         self._steps: list[TakenStep] = []
@@ -137,6 +143,43 @@ class StreamTester:
             outputs = {name: pa.concat_tables([output, drained[name]]) for name, output in outputs.items()}
         return outputs
 
+    def advance(self, by: str | timedelta = timedelta(0)) -> dict[str, pa.Table]:
+        """Let time pass: move the time of day, and take a step without rows if something is due, as a run does.
+
+        What rows make due in event time fires in the step after them, so `advance()` comes after the last rows.
+
+        Args:
+            by: how long, such as "10 minutes".
+
+        Returns:
+            Operator -> its output, as `step` does; without rows if nothing was due.
+        """
+        self._check_running()
+        self._now_us += parse_duration(by) // timedelta(microseconds=1)
+        if self._region.clock.is_due():
+            return self.step()
+        made = (op for op in self.stream.operators if op.output is not None)
+        return {op.name: output_schema(op).empty_table() for op in made}
+
+    def finish(self) -> dict[str, pa.Table]:
+        """End the source, as `siltstone run --finish` does: all that waits for event time is due, in a checkpoint.
+
+        Returns:
+            Operator -> its output, as `step` does.
+        """
+        self._check_running()
+        return self._take(None, ends=True, finishes=True)[0]
+
+    @property
+    def now(self) -> datetime:
+        """The time of day (UTC)."""
+        return EPOCH + timedelta(microseconds=self._now_us)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The newest step's watermark (`OperatorClock.watermark`); None before the first row with an event time."""
+        return self._region.clock.watermark
+
     def checkpoint(self) -> int:
         """End the interval in a checkpoint, by a step without rows, if any step is in none; return the newest one."""
         self._check_running()
@@ -179,14 +222,23 @@ class StreamTester:
             shutil.rmtree(work, ignore_errors=True)  # before the first step there is none
         self._region = self._open(parallelism)
         self.parallelism = parallelism
+        now_us = self._now_us
         for number, step in enumerate(self._steps[self._region.completed_step :], self._region.step + 1):
-            self._take(step.rows, ends=step.ends)
+            clock = decode_clock(step.clock)
+            self._now_us = clock.now if clock else now_us
+            self._take(step.rows, ends=step.ends, finishes=step.finishes)
             check_same(self._name(number), step, self._steps[number - 1])
+        self._now_us = now_us
         self._failed = False
 
     def _open(self, parallelism: int) -> ConsistentRegion:
         """Take over the stream, and do what earlier epochs left undone."""
-        options = RegionOptions(parallelism=parallelism, backend=self.backend, checkpoint_steps=self._checkpoint_every)
+        options = RegionOptions(
+            parallelism=parallelism,
+            backend=self.backend,
+            checkpoint_steps=self._checkpoint_every,
+            time_us=lambda: self._now_us,
+        )
         place, stream = self._place, self.stream
         backend_by_name(self.backend)
         policy = policy_by_name(DEFAULT_POLICY)
@@ -198,12 +250,15 @@ class StreamTester:
         remove_older_epochs(place.warehouse.local, stream.name, region.oldest_epoch or region.epoch)
         return region
 
-    def _take(self, rows: pa.Table | None, *, ends: bool | None = None) -> tuple[dict[str, pa.Table], bool]:
+    def _take(
+        self, rows: pa.Table | None, *, ends: bool | None = None, finishes: bool = False
+    ) -> tuple[dict[str, pa.Table], bool]:
         """Take a step, and complete the checkpoint that it ends in. Every step begins here.
 
         Args:
             rows: None for a step without rows.
             ends: None lets the region decide.
+            finishes: whether the source has ended.
 
         Returns:
             What `step` does, and whether an operator asked for a checkpoint.
@@ -213,12 +268,13 @@ class StreamTester:
         self._batch += rows is not None
         batch = "null" if rows is None else str(step.batch)
         try:
-            tasks = region.begin_step(step, ends=ends, offsets=f'{{"batch": {batch}}}')
+            tasks = region.begin_step(step, ends=ends, offsets=f'{{"batch": {batch}}}', finishes=finishes)
             outputs, received = run_step(self.stream, tasks, rows)
             for name, acknowledgements in received.items():
                 region.acknowledge(name, acknowledgements)
             made, ends = digest_made(outputs, received), region.checkpoint_due
-            taken = TakenStep(rows, region.checkpoint, ends, self.parallelism, region.digests(), made)
+            came = self.parallelism, region.digests(), made
+            taken = TakenStep(rows, region.checkpoint, ends, *came, region.clock.text, finishes)
             self._steps[number - 1 : number] = [taken]
             if ends:
                 completed = region.complete()

@@ -44,12 +44,20 @@ def health_metrics(health: Mapping[str, OperatorHealth], stream: str) -> "list[M
     return families
 
 
-def dead_letter_metric(counts: Mapping[str, int], stream: str) -> "Metric":
-    """Return a counter, with a sample for each operator that could not take some rows."""
+_ROWS_LEFT = {
+    "siltstone_dead_letters": "Rows that an operator could not take, which went to the sink of dead letters.",
+    "siltstone_late_rows": "Rows that were late for an operator, whatever happened to them.",
+}
+
+
+def row_metrics(dead_letters: Mapping[str, int], late: Mapping[str, int], stream: str) -> "list[Metric]":
+    """Return counters of dead letters and of late rows, with a sample for each operator that has any."""
     from prometheus_client.core import CounterMetricFamily
 
-    text = "Rows that an operator could not take, which went to the sink of dead letters."
-    family = CounterMetricFamily("siltstone_dead_letters", text, labels=["stream", "operator"])
-    for operator, count in counts.items():
-        family.add_metric([stream, operator], count)
-    return family
+    families = []
+    for (name, text), counts in zip(_ROWS_LEFT.items(), (dead_letters, late), strict=True):
+        family = CounterMetricFamily(name, text, labels=["stream", "operator"])
+        for operator, count in counts.items():
+            family.add_metric([stream, operator], count)
+        families.append(family)
+    return families

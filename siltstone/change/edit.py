@@ -5,7 +5,7 @@ the keys to delete. They are checked batch by batch before the stream is taken o
 The changes are then the input rows of one step, in which `EditOperator` replaces the operator.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import normalise_keys
 from siltstone.state.nested import encode_nested, stored_columns
 from siltstone.state.protocol import apply_delta
-from siltstone.state.schema import DELETED, TableSchema
+from siltstone.state.schema import DELETED, WRITTEN_AT, TableSchema
 from siltstone.state.types import is_nested
 from siltstone.state.variables import ListState, Variable
 from siltstone.stream import Stream
@@ -56,11 +56,17 @@ def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operato
     return found, found.tables()[variable]
 
 
-def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
+def optional_columns(operator: Operator, variable: str) -> tuple[str, ...]:
+    """Return the value columns that rows to put may lack: the stamp of a TTL, which the next step then makes."""
+    return (WRITTEN_AT,) if variable in operator.ttls() else ()
+
+
+def check_columns(given: pa.Schema, schema: TableSchema, what: str, optional: Sequence[str] = ()) -> None:
     """Check that a table's changes can be read from given columns.
 
     Args:
         what: names the source of the columns, for errors.
+        optional: see `optional_columns`.
 
     Raises:
         UsageError: an unknown, missing or repeated column, or one whose type cannot be cast to the table's.
@@ -75,7 +81,7 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
     for name in schema.primary_key.names:
         if name not in given.names:
             raise UsageError(f"{what} lacks key column {name}: add it; the table has {known}")
-    lacking = _missing_columns(given, schema)
+    lacking = _missing_columns(given, schema, optional)
     if lacking and DELETED not in given.names:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
     for field in schema.shown_changes:
@@ -85,11 +91,12 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
             )
 
 
-def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
+def cast_changes(rows: pa.Table, schema: TableSchema, what: str, optional: Sequence[str] = ()) -> pa.Table:
     """Cast rows with checked columns to changes (`schema.shown_changes`). Without `__deleted`, no row is a deletion.
 
     Args:
         what: names the source of the rows, for errors.
+        optional: see `optional_columns`.
 
     Raises:
         UsageError: a key is null where it must not be, a value would change by the cast, or a row to put lacks a
@@ -103,7 +110,7 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
         columns[field.name] = column = _cast(rows, field, what)
         if column.null_count and not field.nullable:
             raise UsageError(f"{what}: column {field.name} is null in {column.null_count} rows: each needs a value")
-    lacking = _missing_columns(rows.schema, schema)
+    lacking = _missing_columns(rows.schema, schema, optional)
     puts = rows.num_rows - (pc.sum(columns[DELETED]).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
     if lacking and puts:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
@@ -113,8 +120,8 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
     return pa.table([columns[name] for name in schema.shown_changes.names], schema=schema.shown_changes)
 
 
-def _missing_columns(given: pa.Schema, schema: TableSchema) -> list[str]:
-    return [name for name in schema.value.names if name not in given.names]
+def _missing_columns(given: pa.Schema, schema: TableSchema, optional: Sequence[str]) -> list[str]:
+    return [name for name in schema.value.names if name not in given.names and name not in optional]
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -222,7 +229,8 @@ class EditOperator(Operator):
         """Apply the deletions, then the puts; each key is among the changes at most once."""
         held: SubtaskState = getattr(state, self._variable)
         table = held.tables[self._variable]
-        changes = cast_changes(rows.table, table.schema, f"the edit of {self.name}.{self._variable}")
+        optional = optional_columns(self._edited, self._variable)
+        changes = cast_changes(rows.table, table.schema, f"the edit of {self.name}.{self._variable}", optional)
         changes = stored_columns(changes, table.schema.nested)
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
             if field.name in table.schema.primary_key.names:

@@ -16,10 +16,12 @@ from siltstone.operator import PREPARED
 from siltstone.run.local_step import run_step
 from siltstone.run.step_digests import OperatorDigests
 from siltstone.run.step_reports import StepReports
+from siltstone.run.stream_clock import clock_of
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.state.rows_digest import DigestedRows
 from siltstone.store.paths import LocalLayout
 from siltstone.stream import DEAD_LETTERS, Stream
+from siltstone.time.clock_rules import decode_clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,8 @@ class TakenStep:
         parallelism: how many subtasks each operator had.
         digests: of the state after it.
         made: operator, or `OPERATOR.dead_letters` -> the rows that it made.
+        clock: its clock, as it is recorded.
+        finishes: whether the source had ended.
     """
 
     rows: pa.Table | None
@@ -41,6 +45,8 @@ class TakenStep:
     parallelism: int
     digests: Digests
     made: Mapping[str, DigestedRows]
+    clock: str
+    finishes: bool = False
 
 
 def digest_made(
@@ -73,8 +79,8 @@ def check_same(where: str, before: TakenStep, now: TakenStep) -> None:
     if found:
         raise ProofFailed(
             f"{where} was taken again and gave other {'; '.join(found)}",
-            advice="let process depend on rows and state alone: not on the clock, random numbers or attributes, and "
-            "on the order of rows only with order_by",
+            advice="let process depend on rows, state and state.clock alone: not on the time of day, random numbers or "
+            "attributes, and on the order of rows only with order_by",
         )
 
 
@@ -119,13 +125,13 @@ class LocalReplay:
         self._points = dict.fromkeys(self._points, RestorePoint(step=self.step))
         self.step += 1
         made = digest_made(outputs, received)
-        return TakenStep(step.rows, step.checkpoint, step.ends, self._parallelism, self._find_digests(), made)
+        return replace(step, parallelism=self._parallelism, digests=self._find_digests(), made=made)
 
     def _find_digests(self) -> Digests:
         return self._reports.digests(self._stream.max_parallelism)
 
     def _make_tasks(self, step: TakenStep) -> dict[str, StepTask]:
-        stream, found = self._stream, self._find_digests()
+        stream, found, clock = self._stream, self._find_digests(), decode_clock(step.clock)
         return {
             op.name: StepTask(
                 stream=stream.name,
@@ -146,6 +152,8 @@ class LocalReplay:
                 upload=UploadOptions(),
                 sinks=tuple(stream.sinks),
                 drains=step.ends,
+                times=stream.row_times(op),
+                clock=clock_of(stream, op, clock),
                 dead_letters=DeadLetterOrder(rows=stream.sorts_out_rows) if stream.dead_letters else None,
             )
             for op in stream.operators

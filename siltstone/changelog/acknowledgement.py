@@ -37,7 +37,11 @@ class Acknowledgement:
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows that the subtask got.
         rows_out: rows that its operator returned.
-        dead_letters: rows that its operator could not process.
+        dead_letters: rows that its operator could not process, and late ones that are dead letters.
+        late: late rows, whatever happened to them.
+        heard: partition of the source -> its highest event time (microseconds since 1970) in the rows.
+        due: clock -> when the next of the operator's timers is due by it, in microseconds since 1970; None if it has
+            no timers, or the step had no clock.
         wants_checkpoint: whether its operator asked for a checkpoint.
         prepared: the parts of what its operator prepared that the checkpoint has, if the driver is to know them.
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
@@ -63,6 +67,9 @@ class Acknowledgement:
     rows_in: int = 0
     rows_out: int = 0
     dead_letters: int = 0
+    late: int = 0
+    heard: Mapping[str, int] = field(default_factory=dict)
+    due: Mapping[str, int] | None = None
     wants_checkpoint: bool = False
     prepared: tuple[bytes, ...] = ()
     event_time_max: datetime | None = None
@@ -126,9 +133,11 @@ class Acknowledgement:
             "read": None if self.read is None else self.read.to_json(),
             "made": {name: of.to_json() for name, of in self.made.items()},
         }
-        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made"):
+        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made", "late", "heard"):
             if not getattr(self, rare):
                 del plain[rare]
+        if self.due is None:
+            del plain["due"]
         if self.outputs:
             plain["outputs"] = {
                 name: asdict(staged) | {"inline": base64.b64encode(staged.inline).decode()}

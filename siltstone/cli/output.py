@@ -99,7 +99,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 def checkpoint_line(c: Any) -> str:
     """Describe a checkpoint that has just completed, in one line."""
     forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
-    return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows{dead_letters(c.dead_letters)}"
+    return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows{rows_left(c)}"
 
 
 def failure_line(failure: "Failure") -> str:
@@ -107,9 +107,10 @@ def failure_line(failure: "Failure") -> str:
     return f"  checkpoint {failure.checkpoint}: {failure.reason}"
 
 
-def dead_letters(counts: Mapping[str, int]) -> str:
-    """Describe the number of dead letters per operator, as the end of a line; "" if there are none."""
-    return "".join(f", {count:,} dead letters of {operator}" for operator, count in counts.items())
+def rows_left(of: Any) -> str:
+    """Describe the numbers of dead letters and late rows per operator, as the end of a line; "" if there are none."""
+    letters = "".join(f", {count:,} dead letters of {operator}" for operator, count in of.dead_letters.items())
+    return letters + "".join(f", {count:,} late rows of {operator}" for operator, count in of.late.items())
 
 
 def health_line(health: Mapping[str, Mapping[str, Any]]) -> str:

@@ -9,11 +9,11 @@ from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, CatalogUrl, Limit, StreamName, WarehouseUrl, parse_pairs, stream_client
 from siltstone.cli.output import (
     checkpoint_line,
-    dead_letters,
     health_line,
     print_result,
     print_table,
     progress,
+    rows_left,
     say,
     size,
     summarize,
@@ -50,6 +50,7 @@ def run(
     options: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
     follow: Annotated[bool, typer.Option("--follow")] = False,
     drop: Annotated[list[str] | None, typer.Option("--drop", metavar="OPERATOR[.VARIABLE]")] = None,
+    finish: Annotated[bool, typer.Option("--finish")] = False,
     openmetrics: Annotated[Path | None, typer.Option("--openmetrics", metavar="FILE")] = None,
     metrics_port: Annotated[str | None, typer.Option(metavar="[HOST:]PORT")] = None,
     as_json: AsJson = False,
@@ -76,6 +77,7 @@ def run(
             follow=follow,
             options=parse_pairs(options),
             drop=drop or (),
+            finish=finish,
             on_checkpoint=lambda c: tell(checkpoint_line(c)),
         )
     print_result(result, as_json, *map(_run_line, (result, *result.autonomous)))
@@ -84,14 +86,14 @@ def run(
 def _run_line(result: "RunResult") -> str:
     return (
         f"{result.stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
-        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}"
+        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{rows_left(result)}"
         f"{f', {result.resets} resets' if result.resets else ''}"
     )
 
 
 def _parse_every(text: str) -> dict[str, object]:
     """Convert the value of `--materialize-every` to options of [materialization]."""
-    from siltstone.retention.retention_rules import parse_duration
+    from siltstone.times import parse_duration
 
     if text in ("0", "off"):
         return {"enabled": False}

@@ -75,6 +75,7 @@ class StreamClient(StreamView):
         follow: bool = False,
         options: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
+        finish: bool = False,
         who: str | None = None,
         on_checkpoint: "Callable[[Completed], None]" = lambda _: None,
     ) -> "RunResult":
@@ -88,6 +89,7 @@ class StreamClient(StreamView):
             follow: keep waiting for input until SIGTERM or Ctrl-C.
             options: source options of the stream.
             drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has.
+            finish: once all input is processed, fire all that waits for event time. Every row that comes later is late.
             who: the owner of the run, for display; None for this process.
             on_checkpoint: called with each completed checkpoint.
 
@@ -99,9 +101,11 @@ class StreamClient(StreamView):
         """
         if batches is not None and batches < 1:
             raise UsageError(f"batches is {batches}: use 1 or more, or leave it out to process all input")
+        if finish and (follow or batches is not None):
+            raise UsageError("finish needs the end of the input: leave out follow and batches")
         from siltstone.spark import operations
 
-        request = operations.RunRequest(batches, follow, options or {}, who, drop)
+        request = operations.RunRequest(batches, follow, options or {}, who, drop, finish)
         return operations.run(self.settings, self.definition, request, on_checkpoint)
 
     def write_stream(
@@ -428,8 +432,8 @@ class StreamClient(StreamView):
             age_guard: keep younger objects that a run may still be writing: 12h, 3d or 1w.
             who: recorded with each deletion; None for this process.
         """
-        from siltstone.retention.retention_rules import parse_duration
         from siltstone.retention.sweep import SweepOptions, sweep
+        from siltstone.times import parse_duration
 
         options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
         with self._open() as warehouse:
@@ -467,7 +471,7 @@ class StreamClient(StreamView):
         """
         from siltstone.catalog.extract_writer import try_write_extract
         from siltstone.retention import savepoints
-        from siltstone.retention.retention_rules import parse_duration
+        from siltstone.times import parse_duration
 
         expires_in = None if expires is None else parse_duration(expires)
         with self._open() as warehouse:

@@ -325,8 +325,9 @@ def check_statistics(plain: Mapping[str, Any], operators: Collection[str], max_p
     json.dumps(plain, allow_nan=False)  # no catalog holds other numbers, also where no reader knows the name
     _check_counts(plain, "the statistics", "rows_in", "state_rows")
     check_integer(plain["parallelism"], 1, max_parallelism, "parallelism")
-    for operator, count in check_object(plain.get("dead_letters", {}), "dead_letters").items():
-        check_integer(count, 0, MAX_NUMBER, f"dead_letters of {check_name('operator', operator)}")
+    for kind in ("dead_letters", "late"):
+        for operator, count in check_object(plain.get(kind, {}), kind).items():
+            check_integer(count, 0, MAX_NUMBER, f"{kind} of {check_name('operator', operator)}")
     if (outputs := plain.get("outputs")) is not None:
         for output, count in check_object(outputs, "outputs").items():
             check_integer(count, 0, MAX_NUMBER, f"rows of output {check_name('operator', output)}")

@@ -106,6 +106,7 @@ def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, chec
         ROWS: statistics["state_rows"],
         "rows_in": statistics["rows_in"],
         "dead_letters": record.statistics.get("dead_letters", {}).get(operator, 0),
+        "late_rows": record.statistics.get("late", {}).get(operator, 0),
         "seconds": sum(statistics["seconds"].values()),
         "D": record.d.get(operator, 0),
         "chain": _ranges(range(first, checkpoint + 1)),

@@ -141,6 +141,7 @@ def outcomes_of_run(place: OpenWarehouse, stream: Stream, result: "RunResult") -
         "rows": result.rows,
         "bytes": result.bytes,
         "dead_letters": sum(result.dead_letters.values()),
+        "late_rows": sum(result.late.values()),
         "resets": result.resets,
         "seconds": result.seconds,
     }

@@ -33,6 +33,8 @@ import pyarrow as pa
 from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Rows, State
+from siltstone.run.event_times import find_bad_times, find_late, late_reason
+from siltstone.run.firing import StepTimers
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import (
     HASH,
@@ -43,9 +45,9 @@ from siltstone.run.processing import (
     misfit_reason,
     original_column,
     rows_of,
-    whole_step,
 )
 from siltstone.run.read_rows import digest_read
+from siltstone.run.step_order import whole_step
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_misfits, null_mask
@@ -122,16 +124,27 @@ class SortedOut:
         self._task, self._clock, self._scratch = task, clock, scratch
         self._held = _Spilled(scratch / "rows.arrow", batches)
         self._bad: dict[int, list[tuple[np.ndarray, str]]] = {}
-        """call -> which of its rows (bool[n]) are bad and why; no row is there twice"""
+        """call -> which of its rows (bool[n]) are bad, or late, and why; no row is there twice"""
+        self._dropped: dict[int, np.ndarray] = {}
+        """call -> its rows that are left out, and no dead letters"""
+        self.late = 0
+        """number of late rows"""
         for number, table in enumerate(calls(iter(self._held))):
             self._bad[number] = list(_unfit_rows(task, table))
+            late = find_late(task, table)
+            if late is not None and (late := late & self._find_left(number, len(late))).any():
+                self.late += int(late.sum())
+                if task.times is not None and task.times.late == "dead-letter":
+                    self._bad[number].append((late, late_reason(task)))
+                elif task.times is not None and task.times.late == "drop":
+                    self._dropped[number] = late
 
     @property
     def count(self) -> int:
-        """Number of bad rows found."""
+        """Number of rows that become dead letters."""
         return sum(int(rows.sum()) for found in self._bad.values() for rows, _ in found)
 
-    def run(self, state: SubtaskState) -> tuple[Iterator[pa.RecordBatch], Taken]:
+    def run(self, state: SubtaskState, timers: StepTimers) -> tuple[Iterator[pa.RecordBatch], Taken]:
         """Run the step, begun in `state`, again until it finds no more bad rows.
 
         Returns:
@@ -142,9 +155,9 @@ class SortedOut:
             SiltstoneError, OperatorFailed: see `processing.call`.
         """
         while True:
-            taken = Taken()
+            taken = Taken(late=self.late, left_out=sum(int(rows.sum()) for rows in self._dropped.values()))
             try:
-                step = whole_step(self._task, state, partial(self._calls, taken), taken, self._clock)
+                step = whole_step(self._task, state, timers, partial(self._calls, taken), taken, self._clock)
                 return iter(_Spilled(self._scratch / "output.arrow", step)), taken
             except _Refused as refused:
                 self._refuse(refused)
@@ -174,12 +187,16 @@ class SortedOut:
     def _calls(self, taken: Taken, bound: State) -> Iterator[pa.RecordBatch]:
         for number, table in enumerate(calls(iter(self._held))):
             left = self._find_left(number, table.num_rows)
+            if number in self._dropped:
+                left &= ~self._dropped[number]
             if not left.any():
                 continue
             rows = rows_of(self._task, table if left.all() else table.filter(pa.array(left)))
             try:
                 yield from call(self._task, bound, rows, taken, self._clock)
             except BadRow as error:
+                if not self._task.sorts_out:
+                    raise
                 raise _Refused(number, _find_bad_rows(error, rows), error.reason) from error
 
     def _find_left(self, number: int, count: int) -> np.ndarray:
@@ -191,16 +208,29 @@ class SortedOut:
     def _refuse(self, refused: _Refused) -> None:
         """Note bad rows, told by their places among those that were left of their call."""
         found = self._bad[refused.call]
-        whole = np.zeros(len(found[0][0]) if found else len(refused.rows), bool)
+        dropped = self._dropped.get(refused.call)
+        known = [rows for rows, _ in found] + ([] if dropped is None else [dropped])
+        whole = np.zeros(len(known[0]) if known else len(refused.rows), bool)
         left = self._find_left(refused.call, len(whole))
+        if dropped is not None:
+            left &= ~dropped
         whole[np.flatnonzero(left)[refused.rows]] = True
         found.append((whole, refused.reason))
 
 
 def _unfit_rows(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, str]]:
-    """Rows that the operator cannot be given, and why; no row twice."""
+    """Rows that the operator cannot be given, and why; no row twice.
+
+    Raises:
+        BadRow: there are some, and the stream fails on bad rows.
+    """
     found = np.zeros(table.num_rows, bool)
-    broken = ((error.rows, error.reason) for error in find_broken_rows(task.operator, table))
+    errors = chain(find_broken_rows(task.operator, table), find_bad_times(task, table))
+    if not task.sorts_out:
+        for error in errors:
+            raise error
+        return
+    broken = ((error.rows, error.reason) for error in errors)
     for rows, reason in chain(_without_key(task, table), broken):
         if (fresh := rows & ~found).any():
             found |= fresh

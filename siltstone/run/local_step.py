@@ -142,7 +142,7 @@ def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
 def _list_columns(rows: pa.Table, task: StepTask) -> list[str]:
     """List the columns that a step of the operator takes."""
     operator = task.operator
-    further = [*operator.order_by, *filter(None, [task.event_time])] if operator.combined is None else []
+    further = [*operator.order_by, *(task.times.columns if task.times else ())] if operator.combined is None else []
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names), *further]))
     if taken := [name for name in wanted if name in internal_names(operator)]:
         raise UsageError(

@@ -99,6 +99,11 @@ class Completed:
         return self.commit.statistics["dead_letters"]
 
     @property
+    def late(self) -> Mapping[str, int]:
+        """Operator -> its late rows, if any."""
+        return self.commit.statistics.get("late", {})
+
+    @property
     def steps(self) -> int:
         """How many steps it took, those without rows, too."""
         return len(self.commit.details.steps)

@@ -1,6 +1,6 @@
 """Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.operator import Operator, OperatorContext, Rows, State
-from siltstone.run import callbacks
+from siltstone.operator import SOURCE, Operator, OperatorContext, Rows, State
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import users_code
 from siltstone.state.access import conform
-from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_broken
 from siltstone.state.json_rows import broken_reason, describe_broken
 
@@ -52,12 +50,18 @@ class Taken:
     Attributes:
         rows_in: rows it got.
         rows_out: rows it returned.
-        event_time: the highest event time of the rows it got; None if there were none.
+        event_time: the highest event time of the source's rows it got; None if there were none.
+        late: late rows, whatever happened to them.
+        left_out: rows that it did not get, since they were late.
+        due: clock -> when the next of its timers is due (`Acknowledgement.due`).
         wants_checkpoint: whether it asked for a checkpoint.
     """
 
     rows_in: int = 0
     rows_out: int = 0
+    late: int = 0
+    left_out: int = 0
+    due: Mapping[str, int] | None = None
     event_time: datetime | None = None
     wants_checkpoint: bool = False
 
@@ -160,62 +164,17 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTim
         OperatorFailed: it raised anything else.
     """
     with clock.phase("process"), users_code(task.operator):
-        output = _output(task.operator, task.operator.process(rows, state), step_schema(task.operator))
+        output = check_output(task.operator, task.operator.process(rows, state))
     taken.rows_in += len(rows)
     taken.rows_out += sum(batch.num_rows for batch in output)
-    taken.event_time = _later_time(taken.event_time, rows.table, task.event_time)
+    if task.times is not None and task.operator.reads == SOURCE:
+        taken.event_time = _later_time(taken.event_time, rows.table, task.times.column)
     return output
 
 
-def process(
-    task: StepTask, state: SubtaskState, batches: Iterator[pa.RecordBatch], taken: Taken, clock: PhaseTimer
-) -> Iterator[pa.RecordBatch]:
-    """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
-
-    Raises:
-        BadRow: a value is not of its column's type.
-        SiltstoneError, OperatorFailed: see `call`, `rows_of` and `run.callbacks`.
-    """
-
-    def output(bound: State) -> Iterator[pa.RecordBatch]:
-        for table in calls(batches):
-            with clock.phase("process"):
-                for broken in find_broken_rows(task.operator, table):
-                    raise broken
-                rows = rows_of(task, table)
-            yield from call(task, bound, rows, taken, clock)
-
-    return whole_step(task, state, output, taken, clock)
-
-
-def whole_step(
-    task: StepTask,
-    state: SubtaskState,
-    output: Callable[[State], Iterator[pa.RecordBatch]],
-    taken: Taken,
-    clock: PhaseTimer,
-) -> Iterator[pa.RecordBatch]:
-    """Run a step, begun in `state`, with what the operator does before and after its calls; yields its output.
-
-    Args:
-        output: makes the calls, and their output (`step_schema`).
-    """
-    bound = State(task.operator, state)
-    with clock.phase("process"):
-        callbacks.begin(task, state, bound)
-    yield from output(bound)
-    with clock.phase("process"):
-        drained = _output(task.operator, callbacks.drain(task, state, bound), step_schema(task.operator))
-    taken.rows_out += sum(batch.num_rows for batch in drained)
-    taken.wants_checkpoint = bound.checkpoint_requested
-    yield from drained
-    with clock.phase("process"), users_code(task.operator):
-        bound.flush()
-
-
-def _later_time(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
+def _later_time(so_far: datetime | None, table: pa.Table, column: str) -> datetime | None:
     """The higher event time. Times that Python, or a time zone, has no date for are left out."""
-    if column is None or column not in table.column_names:
+    if column not in table.column_names:
         return so_far
     times = table.column(column)
     # Microseconds have no room for each day, so the bounds are cast.
@@ -228,7 +187,13 @@ def _later_time(so_far: datetime | None, table: pa.Table, column: str | None) ->
     return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
-def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:
+def check_output(operator: Operator, output: pa.Table | None) -> list[pa.RecordBatch]:
+    """Check what an operator has returned, and return it as batches (`step_schema`).
+
+    Raises:
+        UsageError: it does not fit the declared output.
+    """
+    schema = step_schema(operator)
     if output is None or not output.num_rows:
         return []
     if operator.output is None:

@@ -18,7 +18,7 @@ after it everything is.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -35,9 +35,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.carried_rules import inline_limit_bytes
 from siltstone.changelog.log import LoggedInterval
-from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.operator import SOURCE, Operator
@@ -59,54 +57,14 @@ from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
 from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoint
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
+from siltstone.run.region_options import RegionOptions, bound_inline
 from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests, encode_digests
+from siltstone.run.stream_clock import StreamClock
 from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
-
-
-@dataclass(frozen=True)
-class RegionOptions:
-    """Options of one run.
-
-    Attributes:
-        parallelism: subtasks per operator; may differ from the run before.
-        backend: name of the working state backend.
-        checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
-        checkpoint_s: seconds between checkpoints.
-        checkpoint_idle_s: seconds without a step after which an interval of fewer than `checkpoint_steps` ends.
-        max_pending: most checkpoints on their way to the store while the stream goes on; 0: it waits for each.
-        postpones_bases: whether bases that end chains are left to materializations (`chains.postpone_rules`).
-        options: the source options, recorded by the first run and fixed from then on.
-        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
-        upload: options of uploads to the store.
-        tables: the sinks that are tables, for which rows are staged as the table's files.
-        placed: whether each subtask runs where its working state is unless a machine is lost. If not, every step is
-            logged, even while each checkpoint is a base.
-    """
-
-    parallelism: int = 1
-    backend: str = "heap"
-    checkpoint_steps: int = 1
-    checkpoint_s: float | None = None
-    checkpoint_idle_s: float = Interval().idle_s
-    max_pending: int = 0
-    postpones_bases: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
-    drop: Sequence[str] = ()
-    upload: UploadOptions = field(default_factory=UploadOptions)
-    tables: frozenset[str] = frozenset()
-    placed: bool = True
-
-
-def bound_inline(options: RegionOptions, stream: Stream) -> RegionOptions:
-    """Lower `upload.inline_bytes` so far that the acknowledgements of a step are bounded in total."""
-    parts = sum(1 + (op.name in stream.sinks) + bool(stream.dead_letters) for op in stream.operators)
-    limit = inline_limit_bytes(options.upload.inline_bytes, options.parallelism, parts)
-    return replace(options, upload=options.upload.model_copy(update={"inline_bytes": limit}))
-
 
 _LOG = get_logger(__name__)
 
@@ -141,6 +99,8 @@ class ConsistentRegion:
         """the same, if the next checkpoint is the first to be made under it"""
         self._dropped: tuple[str, ...] = ()
         """whose state it gives up"""
+        self.clock = StreamClock(stream, options.time_us)
+        """the clock of its steps"""
         self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
         self._began_after = 0
@@ -279,6 +239,7 @@ class ConsistentRegion:
             name, manifest = self.stream.name, self.chains.resume(latest)
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
+            self.clock.resume(self.catalog.input_log.get_clock(name, latest), manifest.statistics["operators"])
             self._accepted = dict(manifest.digests)
             record = self.catalog.checkpoints.get(name, latest)
             self._previous = PreviousCheckpoint(record.manifest, record.committed_at)
@@ -328,6 +289,7 @@ class ConsistentRegion:
         ends: bool | None = None,
         offsets: str = "{}",
         unread: Sequence[LoggedFile] = (),
+        finishes: bool = False,
     ) -> dict[str, StepTask]:
         """Start the next step, and decide whether it ends in a checkpoint (`checkpoint_due`).
 
@@ -336,6 +298,7 @@ class ConsistentRegion:
             ends: whether it does; None decides by `ends_next`.
             offsets: the offsets that the step reads, as JSON for dead letters (`run.dead_letters`).
             unread: the files that it is run without.
+            finishes: whether the sources have ended (`StreamClock.begin`).
 
         Returns:
             Operator name -> the task of its subtasks.
@@ -358,7 +321,7 @@ class ConsistentRegion:
                 self._check_known()
                 raise
             self._references.follow(self.chains.manifests)
-        self._open.steps.append(step)
+        self._open.steps.append(self.clock.begin(step, finishes=finishes))
         decided, first = self.chains.decisions, next(op.name for op in self.stream.operators if op.reads == SOURCE)
         letters = {
             op.name: self.outbox.order_letters(self.checkpoint, offsets, unread if op.name == first else ())
@@ -404,7 +367,8 @@ class ConsistentRegion:
             versions=self.chains.versions.get(operator.name, {}),
             log=tuple(step for log in logs for step in log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
-            event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
+            times=self.stream.row_times(operator),
+            clock=self.clock.of(operator),
             staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
             table=operator.name in self.options.tables,
             hands_on=self.stream.has_reader(operator.name),
@@ -422,6 +386,7 @@ class ConsistentRegion:
         """
         self._coordinator.acknowledge(operator)
         self._open.gathered.add(operator, received)
+        self.clock.hear(operator, received)
         self._note_digests(operator, OperatorDigests.of(received))
         self._open.log.append(self._step_path, operator, received)
         self._accepted[operator] = self.digests()[operator]
@@ -435,7 +400,7 @@ class ConsistentRegion:
         Raises:
             InputChanged: it has not.
         """
-        step = self._open.steps[-1]
+        step = self._open.steps[-1] = replace(self._open.steps[-1], clock=self.clock.text)
         if step.kind is StepKind.CHANGE:
             return
         # What was made after an edit that is lost came of state that had it.

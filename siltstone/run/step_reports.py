@@ -13,6 +13,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Kind
 from siltstone.operator import SOURCE
+from siltstone.run.stream_clock import earliest_due
 from siltstone.state.digest import assemble_digests
 from siltstone.stream import Stream
 
@@ -25,6 +26,7 @@ class StepReports:
     """those of the newest step"""
     rows_in: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
     restore_s: dict[str, float] = field(default_factory=dict)
     """seconds of the slowest subtask, if any had to restore from the changelog: those of the others by their rows"""
     event_times: list[datetime] = field(default_factory=list)
@@ -35,6 +37,7 @@ class StepReports:
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
         self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
+        self.late[operator] = self.late.get(operator, 0) + sum(a.late for a in received)
         most = max((a.state_rows for a in received), default=0)
         restored = [a.seconds["restore"] * most / max(1, a.state_rows) for a in received if _is_representative(a, most)]
         if restored:
@@ -80,6 +83,7 @@ class StepReports:
                 "incremental_bytes": sum(a.bytes_of(Kind.INCREMENTAL) for a in received),
                 "index_bytes": sum(a.bytes_of(Kind.INDEX) for a in received),
                 "tables": tables[name],
+                **({"due": due} if (due := earliest_due(received)) is not None else {}),
                 **({"opaque": opaque} if (opaque := _opaque_statistics(received, opaques[name], parts)) else {}),
                 "restore_bound_bytes": round(bounds[name].bytes),
                 "restore_bound_s": round(bounds[name].seconds, 6),
@@ -94,6 +98,7 @@ class StepReports:
             # Operators that read the source all see the same rows.
             "rows_in": max((self.rows_in[name] for name in sources), default=0),
             "dead_letters": {name: count for name, count in self.dead_letters.items() if count},
+            **({"late": late} if (late := {name: count for name, count in self.late.items() if count}) else {}),
             "state_rows": sum(o["state_rows"] for o in operators.values()),
             "parallelism": max((len(received) for received in self.last.values()), default=0),
             "operators": operators,

@@ -23,11 +23,14 @@ from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
 from siltstone.run.callbacks import list_prepared
 from siltstone.run.dead_letters import LETTERS, SortedOut, file_letters
+from siltstone.run.event_times import HeardTimes
+from siltstone.run.firing import StepTimers
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, process, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, step_schema
 from siltstone.run.read_rows import ReadRows
 from siltstone.run.staging import StagedOutput
+from siltstone.run.step_order import process
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
 from siltstone.state.backend import SubtaskState
@@ -76,24 +79,25 @@ def _run(
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
     outputs = [name for name in (operator.name, DEAD_LETTERS) if name in task.sinks]
     reading, made = ReadRows(operator), dict.fromkeys(outputs, DigestedRows())
-    batches = reading.watch(batches, clock)
+    heard = HeardTimes(task)
+    batches = heard.watch(reading.watch(batches, clock), clock)
     with ExitStack() as stack:
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
         state.begin(task.step, tracking=task.tracking)
-        sorted_out, staging = None, None
+        timers, sorted_out, staging = StepTimers(task, state, clock), None, None
         if task.staged_with is not None:
             own = _staged(task, task.staged_with, operator.name, task.table, operator.name, subtask, attempt)
             staging = own.write(output_schema(operator), task.upload.inline_bytes)
         with open_operator(task, subtask, clock):
-            if not task.sorts_out:
+            if not task.sets_aside:
                 taken = Taken()
-                output = process(task, state, batches, taken, clock)
+                output = process(task, state, timers, batches, taken, clock)
             else:
                 work = task.warehouse.local.state(task.stream, task.epoch, operator.name, subtask).parent
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work))
                 sorted_out = SortedOut(task, batches, clock, Path(scratch))
-                output, taken = sorted_out.run(state)
+                output, taken = sorted_out.run(state, timers)
             for batch in output:
                 rows = batch.drop_columns([ACKNOWLEDGEMENT])
                 if operator.name in made:
@@ -111,6 +115,7 @@ def _run(
                 staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
         part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
+            timers.save()
             state.commit()
         report = _report(task, subtask, state, part, taken, staged, clock)
         if task.dead_letters is not None:
@@ -118,7 +123,7 @@ def _run(
             report = replace(report, rows_in=report.rows_in + bad, dead_letters=bad + files)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
-        yield _acknowledge(replace(report, read=reading.read, made=made), step_schema(operator))
+        yield _acknowledge(replace(report, read=reading.read, heard=heard.heard, made=made), step_schema(operator))
 
 
 def _report(
@@ -135,8 +140,10 @@ def _report(
     acknowledgement = replace(
         part,
         digests=digests_of(state),
-        rows_in=taken.rows_in,
+        rows_in=taken.rows_in + taken.left_out,
         rows_out=taken.rows_out,
+        late=taken.late,
+        due=taken.due,
         wants_checkpoint=taken.wants_checkpoint,
         prepared=list_prepared(task, state),
         event_time_max=taken.event_time,

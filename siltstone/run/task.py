@@ -13,6 +13,8 @@ from siltstone.operator import Operator
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
+from siltstone.time.clock_rules import OperatorClock
+from siltstone.time.event_time import RowTimes
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class StepTask:
         hands_on: whether another operator reads the output.
         sinks: the names of outputs that have a sink, whose rows are digested (`run.step_digests`).
         resets: whether the step is the first of its run, or after a reset: the operator is told (`run.callbacks`).
+        times: how the rows tell their event time; None if nobody asks.
+        clock: the step's clock; None if it has none, and so fires nothing.
         stores: whether it stores its part of the checkpoint; False where lost output is made again.
         dead_letters: what the step leaves out; None for a stream without dead letters.
     """
@@ -121,7 +125,8 @@ class StepTask:
     versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     log: Sequence[LoggedStep] = ()
     oldest_epoch: int = 0
-    event_time: str | None = None
+    times: RowTimes | None = None
+    clock: OperatorClock | None = None
     staged_with: int | None = None
     table: bool = False
     hands_on: bool = True
@@ -135,6 +140,12 @@ class StepTask:
     def sorts_out(self) -> bool:
         """Whether rows that the operator cannot process become dead letters; otherwise they fail the step."""
         return self.dead_letters is not None and self.dead_letters.rows
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether rows may become dead letters: bad ones, or late ones."""
+        letters = self.times is not None and self.times.late == "dead-letter" and self.clock is not None
+        return self.sorts_out or letters
 
     @property
     def path(self) -> StepPath:

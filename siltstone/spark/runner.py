@@ -55,6 +55,10 @@ from siltstone.spark.stopping import StopRequest
 from siltstone.spark.unreadable_files import UnreadableFiles
 
 STOP_POLL_S = 0.2
+TICK_S = 1.0
+"""how long after a step one without rows is taken because something is due"""
+AWAITED_WITHIN_S = 10.0
+"""how soon after its query begins a run with timers must be waited for by `StreamRunner.await_query`"""
 _LOG = get_logger(__name__)
 
 
@@ -65,6 +69,7 @@ class StreamRunner:
         spark: the session whose query calls it.
         region: the run's consistent region, open.
         max_steps: the most steps to run; then `enough` is set.
+        finishes: whether `finish` fires all that waits for event time.
         on_checkpoint: called with each completed checkpoint.
         placement: whether each subtask stays on the executor that has its state; None for all masters but local ones.
         progress: counts the steps; checkpoints are counted by `on_checkpoint`.
@@ -77,6 +82,7 @@ class StreamRunner:
         region: ConsistentRegion,
         *,
         max_steps: int | None = None,
+        finishes: bool = False,
         on_checkpoint: Callable[[Completed], None] = lambda _: None,
         placement: bool | None = None,
         progress: RunProgress | None = None,
@@ -97,7 +103,11 @@ class StreamRunner:
         """held by a step, and by a commit between two steps"""
         self._context = copy_context()
         """the fields that log events carry where the run began; Spark calls the runner in a thread of its own"""
-        self._steps_left = max_steps
+        self._steps_left, self._finishes = max_steps, finishes
+        self._awaited = threading.Event()
+        """whether somebody waits by `await_query`, and so has timers fire while no input comes"""
+        self._stepped_s = 0.0
+        """when the newest step ended"""
         if max_steps is not None and max_steps <= 0:
             self.enough.set()
         self._on_checkpoint = on_checkpoint
@@ -149,6 +159,7 @@ class StreamRunner:
                 self._turn.wait_for(self._may_step)
             self._check_not_failed()
             if not self.enough.is_set():
+                self._check_awaited()
                 self._reduce(self._log.batch(batch))
                 with self._note_failure():
                     self._context.run(self._step, rows, self._log.batch(batch))
@@ -196,18 +207,21 @@ class StreamRunner:
     def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
 
-        Meanwhile, complete the checkpoint of an interval that is overdue because no input comes, or that was asked for.
+        Meanwhile, complete the checkpoint of an interval that is overdue because no input comes, or that was asked for,
+        and take steps without rows in which timers fire.
 
         Raises:
             StreamingQueryException: the query failed.
             Exception: an overdue checkpoint failed.
         """
+        self._awaited.set()
         try:
             while not self.enough.is_set() and self.failure is None:
                 if stop is not None and stop.is_set():
                     self.stopped = stop.reason
                     break
                 self._complete_overdue()
+                self._fire_due(query)
                 self._progress.refresh_query(partial(read_progress, query))
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
@@ -235,6 +249,34 @@ class StreamRunner:
                 self._requests.note_caught_up()
         finally:
             self._turn.release()
+
+    def _fire_due(self, query: StreamingQuery) -> None:
+        """Take a step without rows if something is due, the source has no more rows, and no step was just taken.
+
+        Rows that are there already come first, so that they are not late because the machine was slow.
+        """
+        waited = time.monotonic() - self._stepped_s >= TICK_S and self.region.stream.is_timed
+        if not waited or query.status["isDataAvailable"] or not self._turn.acquire(blocking=False):
+            return
+        try:
+            room = self._behind.has_room or not self._ends_next
+            if room and self.failure is None and not self._to_follow and self.region.clock.is_due():
+                with self._note_failure():
+                    self._take(None, self._without_rows(), ends=self._ends_next)
+        finally:
+            self._turn.release()
+
+    def _check_awaited(self) -> None:
+        """Check that timers fire while no input comes.
+
+        Raises:
+            UsageError: nobody sees to it.
+        """
+        if self.region.stream.is_timed and not self._awaited.wait(AWAITED_WITHIN_S):
+            raise UsageError(
+                f"stream {self.region.stream.name} has timers, which fire only while somebody waits for the query by "
+                "runner.await_query(query): call it instead of query.awaitTermination()"
+            )
 
     def _without_rows(self, kind: StepKind = StepKind.EMPTY) -> Step:
         return Step.without_rows(self.region.step + 1, kind)
@@ -292,16 +334,18 @@ class StreamRunner:
             self.region.record_beginning(self._before)
         self._sources_checked = True
 
-    def _take(self, rows: DataFrame | None, step: Step, ends: bool | None) -> None:
+    def _take(self, rows: DataFrame | None, step: Step, ends: bool | None, *, finishes: bool = False) -> None:
         """Run one step over the rows of a micro-batch, or without rows.
 
         Args:
             ends: whether it ends in a checkpoint; None lets the region decide.
+            finishes: whether the sources have ended.
         """
         region = self.region
         with self._trace_step():
             unread = self._log.unread_of(step)
-            tasks = region.begin_step(step, ends=ends, offsets=span(self._before, step), unread=unread)
+            offsets = span(self._before, step)
+            tasks = region.begin_step(step, ends=ends, offsets=offsets, unread=unread, finishes=finishes)
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
             try:
@@ -322,6 +366,7 @@ class StreamRunner:
                 self._requests.add()
         if self._steps_left is not None and rows is not None:
             self._steps_left -= 1
+        self._stepped_s = time.monotonic()
 
     def _end_interval(self) -> None:
         """Complete the checkpoint that the newest step ends in, or have it completed behind the stream."""
@@ -431,8 +476,8 @@ class StreamRunner:
             self.region.deliver(self._sinks, checked=checked)
 
     def finish(self) -> None:
-        """Complete the checkpoints on their way, and that of an unfinished interval; call it once the query has ended
-        well.
+        """Complete the checkpoints on their way, and that of an unfinished interval, and fire what is due; call it once
+        the query has ended well.
 
         If the query is still running, the step in progress ends first and no further step begins.
 
@@ -444,9 +489,11 @@ class StreamRunner:
             self._stopping.set()
             self._turn.wait_for(lambda: self._behind.has_room or self.failure is not None)
             self._check_not_failed()
-            if self.region.has_steps:
+            done = self.stopped is not None or self._steps_left == 0
+            finishes, due = self._finishes and not done, not done and self.region.clock.is_due()
+            if self.region.has_steps or finishes or due:
                 with self._note_failure():
-                    self._take(None, self._without_rows(), ends=True)
+                    self._take(None, self._without_rows(), ends=True, finishes=finishes)
             self._turn.wait_for(lambda: self._behind.is_empty or self.failure is not None)
             self._check_not_failed()
 

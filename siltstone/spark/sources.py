@@ -59,11 +59,11 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is not a stream: make it with spark.readStream")
     check_source(rows)
-    if stream.event_time is not None:
-        _check_event_time(stream, rows)
+    if stream.event_column is not None:
+        _check_event_time(stream.name, stream.event_column, rows)
     for operator in stream.operators:
         if operator.reads == SOURCE:
-            columns_read(rows, operator, stream.event_time)
+            columns_read(rows, operator, stream.row_times(operator))
     outputs = {operator.name: _check_output(operator) for operator in stream.operators}
     for operator in stream.operators:
         output = outputs.get(operator.reads)
@@ -79,7 +79,7 @@ def shape_of(stream: Stream, rows: DataFrame) -> SourceShape:
     """
     every = {field.name: _describe(field) for field in rows.schema}
     readers = [operator for operator in stream.operators if operator.reads == SOURCE]
-    read = {name for operator in readers for name in columns_read(rows, operator, stream.event_time)}
+    read = {name for operator in readers for name in columns_read(rows, operator, stream.row_times(operator))}
     chosen = {name: of for name, of in every.items() if name in read}
     reads_all = not all(operator.inputs for operator in readers)
     return SourceShape(every, chosen, reads_all, describe_sources(rows) if rows.isStreaming else None)
@@ -105,13 +105,13 @@ def _check_output(operator: Operator) -> T.StructType:
     return made
 
 
-def _check_event_time(stream: Stream, rows: DataFrame) -> None:
+def _check_event_time(stream: str, column: str, rows: DataFrame) -> None:
     given = rows.schema
-    if stream.event_time not in given.names:
-        raise UsageError(f"stream {stream.name}: add column {stream.event_time}, its event time, to its source")
-    kind = given[stream.event_time].dataType
+    if column not in given.names:
+        raise UsageError(f"stream {stream}: add column {column}, its event time, to its source")
+    kind = given[column].dataType
     if not isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType):
         raise UsageError(
-            f"stream {stream.name}: its event time, column {stream.event_time}, is {kind.simpleString()}: convert it "
+            f"stream {stream}: its event time, column {column}, is {kind.simpleString()}: convert it "
             "to a timestamp in the source"
         )

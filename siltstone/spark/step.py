@@ -38,6 +38,7 @@ from siltstone.spark.types import is_for_python, quote, spark_type
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
 from siltstone.state.hashing import key_groups
+from siltstone.time.event_time import RowTimes
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -104,9 +105,7 @@ def run_step(
         readers = [task for task in tasks.values() if task.operator.reads == SOURCE]
         if len(readers) > 1:
             # Each of them would read the source by itself, and see other rows if that makes some at random.
-            needed = dict.fromkeys(
-                name for task in readers for name in columns_read(rows, task.operator, task.event_time)
-            )
+            needed = dict.fromkeys(name for task in readers for name in columns_read(rows, task.operator, task.times))
             rows = rows.selectExpr(*map(quote, needed)).persist()
             run.cached.append(rows)
         run.outputs[SOURCE] = rows
@@ -146,11 +145,16 @@ def _take_ready(
     """Take the tasks out of `waiting` whose input is at hand, and note which of them return no rows."""
     ready: dict[str, StepTask] = {}
     while found := {n: t for n, t in waiting.items() if t.operator.reads in silent or t.operator.reads in outputs}:
-        silent |= {name for name, task in found.items() if task.operator.reads in silent and not drains(task)}
+        silent |= {name for name, task in found.items() if task.operator.reads in silent and not _makes_rows(task)}
         ready |= found
         for name in found:
             del waiting[name]
     return ready
+
+
+def _makes_rows(task: StepTask) -> bool:
+    """Whether the operator may return rows in a step that brings it none."""
+    return drains(task) or (task.clock is not None and bool(task.operator.clocks) and task.operator.output is not None)
 
 
 def _run_level(
@@ -352,9 +356,9 @@ def _tag(task: StepTask) -> str:
     return f"[{task.warehouse.identity}/{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
 
 
-def columns_read(rows: DataFrame, operator: Operator, event_time: str | None = None) -> list[str]:
+def columns_read(rows: DataFrame, operator: Operator, times: RowTimes | None = None) -> list[str]:
     """List the columns of `rows` that a step of the operator takes: those of the key and its inputs, or, if it does not
-    say which, all that Python has a type for; those that it is ordered by; and the event time.
+    say which, all that Python has a type for; those that it is ordered by; and those with the event time.
 
     Raises:
         UsageError: a column is missing, has a name that Siltstone uses itself or that Spark does not tell from another,
@@ -363,7 +367,7 @@ def columns_read(rows: DataFrame, operator: Operator, event_time: str | None = N
     given, combined = rows.schema, operator.combined
     every = [field.name for field in given if is_for_python(field.dataType)]
     # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
-    further = [*operator.order_by, *filter(None, [event_time])] if combined is None else []
+    further = [*operator.order_by, *(times.columns if times else ())] if combined is None else []
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or every), *further]))
     used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
     named = wanted if combined is None else dict.fromkeys([*wanted, *combined.names])
@@ -400,7 +404,7 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
     operator, fails = task.operator, not task.sorts_out
-    columns = _select(rows, columns_read(rows, operator, task.event_time), operator, fails=fails)
+    columns = _select(rows, columns_read(rows, operator, task.times), operator, fails=fails)
     if operator.combined is not None:
         carried = [READ] if operator.reads == SOURCE else []
         hashed = [f"{_hash_of(operator)} as {HASH}"] if carried else []

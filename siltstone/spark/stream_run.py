@@ -29,7 +29,8 @@ class RunResult(Result):
         checkpoints: ids of the checkpoints it completed.
         digest: digest of the newest checkpoint, hex.
         uploads: see `UploadStatistics.summary`.
-        dead_letters: operator -> number of rows it could not process.
+        dead_letters: operator -> number of rows it could not process, or that were late and sent there.
+        late: operator -> number of its late rows.
         recovered: the recovery before the run could continue; None if nothing was damaged.
         resets: how often the run went back to its newest checkpoint by itself, after a failure that passed.
         stopped: the signal that ended a run with `follow`; None if it ended by itself.
@@ -45,6 +46,7 @@ class RunResult(Result):
     seconds: float
     uploads: Mapping[str, float]
     dead_letters: Mapping[str, int] = field(default_factory=dict)
+    late: Mapping[str, int] = field(default_factory=dict)
     recovered: Recovery | None = None
     resets: int = 0
     stopped: str | None = None

@@ -39,6 +39,7 @@ from siltstone.catalog.records.runs import take_over
 from siltstone.catalog.records.steps import Step, to_step
 from siltstone.catalog.records.streams import get_stream
 from siltstone.errors import StateError, UsageError
+from siltstone.time.clock_rules import decode_clock, is_repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,8 @@ def settle_log(connection: Connection, stream: str, checkpoint: int, steps: Sequ
     """Remove logged steps from the input log before a checkpoint's own `steps` are recorded.
 
     If `steps` equal the steps logged for the checkpoint, they replace them. If they differ, the run does not follow the
-    log, and all logged steps are removed. Clocks are compared, too; a step that was logged without one equals a step
-    with any clock.
+    log, and all logged steps are removed. What was decided of clocks is compared, too, not what they have heard, which
+    another definition hears in another way; a step that was logged without one equals a step with any clock.
 
     Args:
         repeats: whether they must be equal.
@@ -251,7 +252,14 @@ def _is_same_input(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
     """Whether steps have read what was logged, by the same clocks; Spark's note of when it was read may differ."""
     if [_input(step) for step in steps] != [_input(step) for step in logged]:
         return False
-    return all(not before.clock or step.clock == before.clock for step, before in zip(steps, logged, strict=True))
+    return all(_is_same_clock(before.clock, step.clock) for step, before in zip(steps, logged, strict=True))
+
+
+def _is_same_clock(logged: str, clock: str) -> bool:
+    if logged == clock:
+        return True
+    recorded = decode_clock(logged)
+    return recorded is None or ((repeated := decode_clock(clock)) is not None and is_repeated(recorded, repeated))
 
 
 def _input(step: Step) -> tuple[object, ...]:

@@ -34,13 +34,14 @@ class RunConfig(dg.Config):
     parallelism: Number | None = Field(default=None, description="subtasks per operator; default as in the last run")
     policy: Text | None = Field(default=None, description="when to take a base: marginal-cost, adjust-d or files")
     options: dict[str, Text] = Field(default={}, description="source options of the stream")
+    finish: bool = Field(default=False, description="at the end of the input, fire all that waits for event time")
 
     def command(self, stream: str) -> list[str]:
         """Return the arguments of `siltstone` that run a stream with these options."""
         given = {"--batches": self.batches, "--parallelism": self.parallelism, "--policy": self.policy}
         named = [text for name, value in given.items() if value is not None for text in (name, str(value))]
         pairs = [text for name, value in self.options.items() for text in ("--set", f"{name}={value}")]
-        return ["run", stream, "--json", *named, *pairs]
+        return ["run", stream, "--json", *named, *pairs, *(["--finish"] if self.finish else [])]
 
 
 def events_asset(stream: Stream) -> dg.AssetSpec:
@@ -171,6 +172,8 @@ def _run_here(
         context.log.info(f"checkpoint {checkpoint.id}: {forms}; {checkpoint.rows_in:,} rows in")
         for operator, count in checkpoint.dead_letters.items():
             context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
+        for operator, count in checkpoint.late.items():
+            context.log.warning(f"checkpoint {checkpoint.id}: {count:,} late rows of operator {operator}")
 
     result = (
         Client(settings)
@@ -178,6 +181,7 @@ def _run_here(
         .run(
             batches=config.batches,
             options=config.options,
+            finish=config.finish,
             who=f"{BY_DAGSTER}{context.run.run_id}",
             on_checkpoint=tell,
         )

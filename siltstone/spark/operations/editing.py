@@ -1,7 +1,7 @@
 """Apply an edit of a stream's state as a new checkpoint."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable
+from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable, optional_columns
 from siltstone.errors import UsageError
 from siltstone.result import Result
 from siltstone.retention.leases import this_process
@@ -82,13 +82,14 @@ def edit(
     """Check the rows in Spark tasks, and take a step that applies them (`StreamClient.edit`)."""
     start = time.perf_counter()
     edited, schema = find_editable(stream, operator, variable)
-    given = _open_rows(rows, schema)
+    optional = optional_columns(edited, variable)
+    given = _open_rows(rows, schema, optional)
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
         # At the same parallelism, working state on this machine is reused.
         last = warehouse.catalog.checkpoints.get_latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
-        frame = _check_frame(spark, given, schema).persist()
+        frame = _check_frame(spark, given, schema, optional).persist()
         try:
             puts, deletes = _check_rows(frame, schema, given.source)
             found = EditResult(
@@ -124,7 +125,7 @@ class _EditStep:
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
         """Run the step: the edited operator gets the rows, the others get none."""
         name = self._editing.name
-        task = replace(tasks[name], operator=self._editing, event_time=None, staged_with=None, hands_on=True)
+        task = replace(tasks[name], operator=self._editing, times=None, staged_with=None, hands_on=True)
         frame = step_frame(self._frame, task).persist()
         try:
             received = acknowledgements({name: frame}, {name: task})[name]
@@ -156,20 +157,20 @@ class _EditStep:
         }
 
 
-def _open_rows(rows: Path | DataFrame, schema: TableSchema) -> _EditRows:
+def _open_rows(rows: Path | DataFrame, schema: TableSchema, optional: Sequence[str]) -> _EditRows:
     """Check the columns, without reading a row.
 
     Raises:
         UsageError: the file does not exist or is not Parquet, or the columns do not fit.
     """
     if isinstance(rows, DataFrame):
-        check_columns(arrow_schema(rows.schema), schema, "the DataFrame")
+        check_columns(arrow_schema(rows.schema), schema, "the DataFrame", optional)
         return _EditRows("a DataFrame", None, rows)
     path = rows.absolute()
     if not path.is_file():
         raise UsageError(f"{rows} is {'a directory' if path.is_dir() else 'not there'}: name a Parquet file")
     try:
-        check_columns(pq.read_schema(path), schema, str(rows))
+        check_columns(pq.read_schema(path), schema, str(rows), optional)
         checksum = Checksum()
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -179,11 +180,11 @@ def _open_rows(rows: Path | DataFrame, schema: TableSchema) -> _EditRows:
     return _EditRows(str(path), checksum.text(), path)
 
 
-def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema) -> DataFrame:
+def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema, optional: Sequence[str]) -> DataFrame:
     """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
     fields = [StructField(f.name, spark_type(f.type)) for f in schema.shown_changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
-    check = partial(_check_tables, schema=schema, out=arrow_schema(shape), what=given.source)
+    check = partial(_check_tables, schema=schema, optional=optional, out=arrow_schema(shape), what=given.source)
     if isinstance(given.rows, DataFrame):
         return map_in_arrow(given.rows, lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
@@ -202,12 +203,14 @@ def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             yield from _tables(file.iter_batches(_BATCH_ROWS, batch.column(0).to_pylist()))
 
 
-def _check_tables(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+def _check_tables(
+    rows: Iterator[pa.Table], schema: TableSchema, optional: Sequence[str], out: pa.Schema, what: str
+) -> Iterator[pa.RecordBatch]:
     refused = None
     for table in rows:
         if refused is None:
             try:
-                changes = cast_changes(table, schema, what).cast(pa.schema(list(out)[:-1]))
+                changes = cast_changes(table, schema, what, optional).cast(pa.schema(list(out)[:-1]))
                 yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
             except UsageError as error:
                 refused = str(error)  # read on to the end: Spark does not reuse a worker that stops early

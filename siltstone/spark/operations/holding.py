@@ -18,6 +18,7 @@ from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.step_digests import INPUT_CHANGED
+from siltstone.run.stream_clock import check_time_of_day, time_us
 from siltstone.settings import Settings
 from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
 from siltstone.spark.background import SparkUnits
@@ -43,6 +44,7 @@ class RunRequest:
         options: source options of the stream.
         who: the owner of the run that the catalog shows; None for this process.
         drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
+        finish: once all input is processed, fire everything that waits for event time: no further row is expected.
     """
 
     batches: int | None = None
@@ -50,6 +52,7 @@ class RunRequest:
     options: Mapping[str, str] = field(default_factory=dict)
     who: str | None = None
     drop: Sequence[str] = ()
+    finish: bool = False
 
 
 class EpochListener:
@@ -166,15 +169,7 @@ def writer_epoch(
     with bind_fields(stream=stream.name, epoch=region.epoch):
         try:
             with listener.explain_errors(region):
-                runner = StreamRunner(
-                    spark,
-                    region,
-                    max_steps=request.batches,
-                    on_checkpoint=listener.note_checkpoint,
-                    placement=settings.placement,
-                    progress=listener.progress,
-                    requests=listener.requests,
-                )
+                runner = _make_runner(spark, region, settings, request, listener)
                 with listener.work_beside(runner):
                     yield runner
             if runner.failure is None:
@@ -182,8 +177,8 @@ def writer_epoch(
         except Fenced:
             outcome = "fenced"
             raise
-        except DAMAGED:
-            raise  # no reset helps
+        except DAMAGED:  # no reset helps
+            raise
         except Exception as error:
             outcome = RESET if listener.is_reset(error) else _failed(runner)
             raise
@@ -191,12 +186,27 @@ def writer_epoch(
             outcome = "interrupted"
             raise
         finally:
-            if runner is not None and runner.failure is not None:
-                runner.jobs.cancel()
             if runner is not None:
+                if runner.failure is not None:
+                    runner.jobs.cancel()
                 runner.close()
             with suppress(Unreachable):  # a catalog that is away must not hide the error that ended the run
                 region.close(outcome)
+
+
+def _make_runner(
+    spark: SparkSession, region: ConsistentRegion, settings: Settings, request: RunRequest, listener: EpochListener
+) -> StreamRunner:
+    return StreamRunner(
+        spark,
+        region,
+        max_steps=request.batches,
+        finishes=request.finish,
+        on_checkpoint=listener.note_checkpoint,
+        placement=settings.placement,
+        progress=listener.progress,
+        requests=listener.requests,
+    )
 
 
 def _failed(runner: StreamRunner | None) -> str:
@@ -222,6 +232,7 @@ def open_region(
     is of `RegionOptions`.
     """
     state_backend(settings.backend)  # its package may be missing
+    check_time_of_day(stream, time_us(), warehouse.catalog.now())
     sinks = resolve_sinks(stream, warehouse)
     check_tables(stream, sinks)
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)

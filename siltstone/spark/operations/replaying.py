@@ -20,6 +20,7 @@ from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, check_source_shape, recorded_options
 from siltstone.run.step_digests import OperatorDigests, check_repeated
 from siltstone.run.step_reports import StepReports
+from siltstone.run.stream_clock import clock_of
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
@@ -33,6 +34,7 @@ from siltstone.spark.step import own_session, run_step
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
 from siltstone.stream import Stream
+from siltstone.time.clock_rules import StepClock, decode_clock
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,9 @@ class _LoggedReplay:
     def _run(
         self, spark: SparkSession, rows: DataFrame | None, *, logged: StepRecord | None = None, **as_logged: Any
     ) -> None:
-        done = run_step(spark, rows, self._tasks(**as_logged), self._placement)
+        fires = logged is not None and logged.kind is not StepKind.CHANGE
+        clock = decode_clock(logged.clock) if logged is not None and fires else None
+        done = run_step(spark, rows, self._tasks(clock, **as_logged), self._placement)
         for name, received in done.received.items():
             if logged is not None:
                 check_repeated(logged, name, OperatorDigests.of(received))
@@ -201,7 +205,9 @@ class _LoggedReplay:
         self.compared += len(recorded)
         return "".join(f", as checkpoint {one.checkpoint}" for one in recorded)
 
-    def _tasks(self, checkpoint: int = 0, *, ends: bool = False, drains: bool = False) -> dict[str, StepTask]:
+    def _tasks(
+        self, clock: StepClock | None, checkpoint: int = 0, *, ends: bool = False, drains: bool = False
+    ) -> dict[str, StepTask]:
         """Return the tasks of the next step, in the interval of a checkpoint, of which they store nothing."""
         found = self._gathered.digests(self.stream.max_parallelism)
         accepted = {op.name: (op, found[op.name]) for op in self.stream.operators if op.name in found}
@@ -228,6 +234,8 @@ class _LoggedReplay:
                 hands_on=self.stream.has_reader(op.name),
                 sinks=tuple(self.stream.sinks),
                 drains=drains,
+                times=self.stream.row_times(op),
+                clock=clock_of(self.stream, op, clock),
                 dead_letters=DeadLetterOrder(rows=self.stream.sorts_out_rows) if self.stream.dead_letters else None,
             )
             for op in self.stream.operators

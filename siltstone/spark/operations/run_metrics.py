@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.due import OperatorHealth, materialization_health
-from siltstone.chains.metrics import dead_letter_metric, health_metrics
+from siltstone.chains.metrics import health_metrics, row_metrics
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics, registry_of, upload_families
 from siltstone.errors import Unreachable, UsageError
 from siltstone.log import get_logger
@@ -51,7 +51,7 @@ class RunMetrics:
         self.uploads = UploadStatistics()
         self._server: tuple[WSGIServer, Thread] | None = None
         self._lock = threading.Lock()
-        self.dead_letters = Counter[str]()
+        self.dead_letters, self.late = Counter[str](), Counter[str]()
         if self._path is not None:
             self._write(self._path, {})
 
@@ -106,15 +106,16 @@ class RunMetrics:
     def families(self) -> "Iterator[Metric]":
         """Yield what is known now."""
         with self._lock:
-            uploads, dead_letters = self.uploads, dict(self.dead_letters)
+            uploads, dead_letters, late = self.uploads, dict(self.dead_letters), dict(self.late)
         yield from self.progress.families()
         yield from upload_families(uploads, {"stream": self._stream})
-        yield dead_letter_metric(dead_letters, self._stream)
+        yield from row_metrics(dead_letters, late, self._stream)
 
     def add_checkpoint(self, catalog: Catalog, checkpoint: Completed) -> None:
         """Count a completed checkpoint, and write the file."""
         with self._lock:
             self.dead_letters.update(checkpoint.dead_letters)
+            self.late.update(checkpoint.late)
         self.progress.add_checkpoint(checkpoint)
         self.add_uploads(catalog, checkpoint.uploads)
 
@@ -134,6 +135,7 @@ class RunMetrics:
 
     def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
         """Replace the file atomically, so that a collector never reads half of it."""
-        further = [*health_metrics(health, self._stream), dead_letter_metric(self.dead_letters, self._stream)]
+        rows = row_metrics(self.dead_letters, self.late, self._stream)
+        further = [*health_metrics(health, self._stream), *rows]
         with translate_errors(f"write the metrics to {path}"):
             replace_file(path, openmetrics(self.uploads, {"stream": self._stream}, further).encode())

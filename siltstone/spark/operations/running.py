@@ -151,6 +151,7 @@ class _Work(RunListener):
             seconds=round(time.perf_counter() - start, 3),
             uploads=self.metrics.uploads.summary(),
             dead_letters=dict(self.metrics.dead_letters),
+            late=dict(self.metrics.late),
             recovered=recovery.done,
             resets=resets.count,
             stopped=runner.stopped,
