@@ -1,4 +1,4 @@
-"""A ready-made operator: SQL's aggregates per key, with one row of state per key, computed by batches.
+"""A ready-made operator: SQL's aggregates per key, with one row of state per key, computed by batches; also of windows.
 
     Aggregate(
         "routes",
@@ -14,24 +14,46 @@ Every function lifts a row to columns of state and reduces many such rows to one
 aggregated before the shuffle (`map_side`) are reduced together, with one get and one put per batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from siltstone.aggregates.functions import Average, Count, First, Function, Last, Max, Min, Overflow, Sum
-from siltstone.errors import BadRow, UsageError
+from siltstone.aggregates.panes import PaneTotals
+from siltstone.aggregates.sessions import SessionTotals
+from siltstone.aggregates.totals import Totals
+from siltstone.aggregates.windowed import Windowed, WindowTotals
+from siltstone.aggregates.windows import AlignedWindow, Cumulative, Session, Sliding, Tumbling, Window
+from siltstone.errors import UsageError
 from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
-from siltstone.state.columns import find_misfits, fixed_values, one_array
+from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
+from siltstone.state.time_index import DueRows
 from siltstone.state.types import is_nested
 from siltstone.state.variables import ColumnTypes, schema_of
 
-__all__ = ["Aggregate", "Average", "Count", "First", "Last", "Max", "Min", "Sum"]
+__all__ = [
+    "Aggregate",
+    "Average",
+    "Count",
+    "Cumulative",
+    "First",
+    "Last",
+    "Max",
+    "Min",
+    "Session",
+    "Sliding",
+    "Sum",
+    "Tumbling",
+]
 
 PARTIAL = "__partial_"
 """prefix of the columns of state in rows that were aggregated before the shuffle"""
+EMIT = ("close", "update")
+"""when a window is returned"""
 _SPARK_TYPES = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -41,9 +63,18 @@ _SPARK_TYPES = {
 
 
 class Aggregate(Operator):
-    """Aggregates the rows of each key.
+    """Aggregates the rows of each key, or of each key and window of event time.
 
-    The state is one row per key in the variable `totals`, with the functions' columns of state.
+    Without a window, the state is one row per key in the variable `totals`, with the functions' columns of state. With
+    one, it is one per key and piece of the window (`siltstone.aggregates.windows`), and is removed once the last window
+    that contains it has ended:
+
+        st.Aggregate("visits", key={"page": pa.string()}, aggregates=[st.Count("n")],
+                     window=st.Tumbling("10 minutes", on="at"))
+
+    The output then has `window_start` (inclusive) and `window_end` (exclusive) between key and aggregates. A row counts
+    in each window that contains it and has not ended; it is late if all have (`Stream.late`). A late row that is
+    processed anyway makes a window of late rows alone, which closes in the same step.
 
     Sums of floats depend on the order of additions. Within a call of `process`, values are added in ascending order.
     So that a task that runs twice makes the same calls, an operator with such sums orders its rows (`order_by`).
@@ -53,13 +84,19 @@ class Aggregate(Operator):
         nullable: see `Operator`; by default all key columns, as in SQL's GROUP BY.
         aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
         output: whether `process` returns the keys of its rows with their new aggregates.
-        map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed.
+        map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed; not
+            with a window.
+        window: `Tumbling`, `Sliding`, `Cumulative` or `Session`. The column `on` must be the event time of the rows.
+        emit: "close" returns a window once, when the watermark reaches its end. The output then has the event time
+            `window_time`, the last microsecond of the window, so that other operators can read it; of sessions, it is
+            `window_end`. "update" returns a window whenever rows have changed it, and not when it ends; not for
+            sessions.
 
     Raises:
         UsageError: a function or another argument is missing or wrong.
     """
 
-    totals: ValueState
+    totals: ValueState | WindowTotals
 
     def __init__(
         self,
@@ -70,30 +107,40 @@ class Aggregate(Operator):
         output: bool = True,
         map_side: bool = False,
         nullable: Sequence[str] | None = None,
+        window: Window | None = None,
+        emit: str = EMIT[0],
     ) -> None:
         if not aggregates or not all(isinstance(function, Function) for function in aggregates):
             raise UsageError(f"operator {name} needs aggregates such as Count or Sum")
+        self.name: str = name
+        self.map_side: bool = map_side
+        self.window: Window | None = window
+        self.emit: str = emit
         self.aggregates: tuple[Function, ...] = tuple(aggregates)
-        self.map_side = map_side
-        kept = [pair for function in self.aggregates for pair in function.columns().items()]
-        for column, kind in kept:
-            if is_nested(kind):
-                raise UsageError(f"column {column} has type {kind}: aggregates are of flat values")
-        self.totals = ValueState(pa.schema(kept))
+        self._check_window(output)
+        self._totals = totals = Totals(f"operator {name}", self.aggregates)
+        for field in totals.schema:
+            if is_nested(field.type):
+                raise UsageError(f"column {field.name} has type {field.type}: aggregates are of flat values")
         keys = schema_of(key, f"the key of operator {name}")
-        results = [(function.name, function.result_type()) for function in self.aggregates]
+        self._windowed = _windowed(window, keys, totals)
+        self.totals = ValueState(totals.schema) if self._windowed is None else self._windowed.variable
+        closes = emit == EMIT[0]
+        shown = pa.schema([*keys, *totals.result_schema])
         super().__init__(
             name=name,
             key=keys,
             nullable=keys.names if nullable is None else nullable,
             reads=reads,
-            inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
+            inputs=tuple(
+                dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs()), *self._time_columns])
+            ),
             order_by=self._order(keys),
-            output=pa.schema([*keys, *results]) if output else None,
-            combined=_combined_schema(keys, self._state_schema) if map_side else None,
+            output=(shown if self._windowed is None else self._windowed.output(closes=closes)) if output else None,
+            output_time=self._windowed.output_time if self._windowed is not None and closes else None,
+            combined=_combined_schema(keys, totals.schema) if map_side else None,
         )
-        if len({*keys.names, *(name for name, _ in results)}) != len(keys.names) + len(results):
-            raise UsageError(f"operator {name}: the names of keys and aggregates must be distinct")
+        self._check_names(keys, totals)
 
     def combine(self, table: pa.Table) -> pa.Table:
         """Aggregate rows of the source to one row per key, as input of `process`.
@@ -105,10 +152,10 @@ class Aggregate(Operator):
         """
         keys = normalise_keys(conform(table, self.key, table.num_rows, f"operator {self.name}"))
         first, group = find_distinct(xxhash64(keys.columns), keys.columns)
-        lifted = self._lift(table)
+        lifted = self._totals.lift(table)
         try:
-            reduced = self._reduce(lifted, group, len(first))
-            fits = not any(_has_overflow(function, part) for function, part in self._parts(reduced))
+            reduced = self._totals.reduce(lifted, group, len(first))
+            fits = not any(_has_overflow(function, part) for function, part in self._totals.parts(reduced))
         except Overflow:
             fits = False
         if not fits:
@@ -119,30 +166,43 @@ class Aggregate(Operator):
         return pa.table(fitted, schema=self.combined)
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
-        """Merge rows of the source, or of `combine`, into the totals of their keys."""
+        """Merge rows of the source, or of `combine`, into the totals of their keys, or of their windows."""
+        if self._windowed is not None:
+            return self._windowed.process(rows, state, state.totals, updates=self.emit == "update")
         keys = rows.keys
         partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
-        lifted, group = self._read_partials(rows.table) if partial else self._lift(rows.table), rows.key_index
-        old = state.totals.lookup(keys)
-        if old.found.any():
-            lifted = [
-                pa.concat_arrays([one_array(column), new])
-                for column, new in zip(old.values.columns, lifted, strict=True)
-            ]
-            group = np.concatenate([np.arange(len(keys)), group])
+        lifted = self._read_partials(rows.table) if partial else self._totals.lift(rows.table)
         try:
-            reduced = self._reduce(lifted, group, len(keys))
+            reduced = self._totals.merge(state.totals.lookup(keys), lifted, rows.key_index, len(keys))
         except Overflow as overflow:
-            raise self._bad_row_error(overflow, rows) from None
-        state.totals.put(keys, pa.table(reduced, schema=self._state_schema))
+            raise self._totals.overflow_error(overflow, keys, rows.key_index, rows.key_index) from None
+        state.totals.put(keys, pa.table(reduced, schema=self._totals.schema))
         if self.output is None:
             return None
-        results = [function.result(part) for function, part in self._parts(reduced)]
-        return pa.table([*keys.columns.columns, *results], schema=self.output)
+        return pa.table([*keys.columns.columns, *self._totals.results(reduced)], schema=self.output)
+
+    def on_due(self, table: str, take: Callable[[int], DueRows], state: State) -> Iterator[pa.Table]:
+        """Close the windows that have ended."""
+        if self._windowed is None:
+            return super().on_due(table, take, state)
+        return self._windowed.close(take, state, state.totals, closes=self.emit == EMIT[0])
+
+    def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
+        """Return which rows are late: all windows that contain them had ended."""
+        if self._windowed is None:
+            return super().find_late(at, before_us)
+        return self._windowed.find_late(at, before_us)
 
     @property
-    def _state_schema(self) -> pa.Schema:
-        return schema_of(self.totals.value, "")
+    def time_column(self) -> str | None:
+        return None if self._windowed is None else self._windowed.on
+
+    def definition(self) -> dict[str, Any]:
+        """See `Operator.definition`; state of other windows does not fit, although its schema does."""
+        found = super().definition()
+        if self._windowed is not None:
+            found["variables"]["totals"]["kind"] += f" ({self._windowed.layout})"
+        return found
 
     def _order(self, key: pa.Schema) -> tuple[str, ...]:
         """Return the columns that fix the order in which floats are added; empty if there are none to add."""
@@ -150,70 +210,61 @@ class Aggregate(Operator):
         if not sums:
             return ()
         columns = [f"{PARTIAL}{next(iter(f.columns()))}" if self.map_side else f.of for f in sums]
-        return tuple(dict.fromkeys([*key.names, *columns]))
+        return tuple(dict.fromkeys([*key.names, *columns, *self._time_columns]))
 
-    def _parts(self, columns: list[pa.Array]) -> Iterator[tuple[Function, list[pa.Array]]]:
-        start = 0
-        for function in self.aggregates:
-            end = start + len(function.columns())
-            yield function, columns[start:end]
-            start = end
+    @property
+    def _time_columns(self) -> tuple[str, ...]:
+        return () if self.window is None else (self.window.on,)
 
-    def _lift(self, table: pa.Table) -> list[pa.Array]:
-        lifted: list[pa.Array] = []
-        for function in self.aggregates:
-            inputs = function.inputs()
-            if not inputs:
-                lifted.append(pa.array(np.ones(table.num_rows, np.int64)))
-                continue
-            missing = [name for name in inputs if name not in table.column_names]
-            wanted = {
-                name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
-            }
-            fitted = self._cast_inputs(table, pa.schema(list(wanted.items())))
-            lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
-        return lifted
+    def _check_window(self, output: bool) -> None:
+        """Check the arguments that have to do with windows.
 
-    def _cast_inputs(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
-        """Cast the input columns of a function; a `BadRow` names the rows whose values do not fit."""
+        Raises:
+            UsageError: they do not fit.
+        """
         what = f"operator {self.name}"
-        try:
-            return conform(table, wanted, table.num_rows, what)
-        except UsageError as error:
-            for field in wanted:
-                if field.name in table.column_names:
-                    bad = find_misfits(table.column(field.name), field.type)
-                    if bad.any():
-                        reason = f"{what}: column {field.name} does not fit {field.type}"
-                        raise BadRow(str(error), rows=bad, reason=reason) from None
-            raise
+        if self.emit not in EMIT:
+            raise UsageError(f"{what}: emit is {self.emit!r}: use {' or '.join(map(repr, EMIT))}")
+        if self.window is None:
+            if self.emit != EMIT[0]:
+                raise UsageError(f"{what}: emit={self.emit!r} is for windows: give it a window, or leave it out")
+            return
+        if not isinstance(self.window, AlignedWindow | Session):
+            raise UsageError(f"{what}: window is {self.window!r}: use Tumbling, Sliding, Cumulative or Session")
+        if isinstance(self.window, Session) and self.emit == "update":
+            raise UsageError(
+                f"{what}: emit='update' is not for sessions, since one may become part of another: leave it out"
+            )
+        if self.map_side:
+            raise UsageError(f"{what} has a window, so it cannot combine rows before the shuffle: leave out map_side")
+        if not output:
+            raise UsageError(f"{what} has a window, whose state ends with it: leave out output=False")
+
+    def _check_names(self, keys: pa.Schema, totals: Totals) -> None:
+        """Check that no name is used twice.
+
+        Raises:
+            UsageError: one is.
+        """
+        own = () if self._windowed is None else self._windowed.reserved
+        if taken := sorted({*keys.names, *totals.schema.names, *totals.result_schema.names} & set(own)):
+            raise UsageError(f"operator {self.name}: {', '.join(taken)} is a column of windows: use other names")
+        names = [*keys.names, *totals.result_schema.names]
+        if len(set(names)) != len(names):
+            raise UsageError(f"operator {self.name}: the names of keys and aggregates must be distinct")
 
     def _read_partials(self, table: pa.Table) -> list[pa.Array]:
-        names = {f"{PARTIAL}{name}": name for name in self._state_schema.names}
+        kept = self._totals.schema
+        names = {f"{PARTIAL}{name}": name for name in kept.names}
         given = table.select([name for name in table.column_names if name in names])
         given = given.rename_columns([names[name] for name in given.column_names])
-        return [
-            one_array(c) for c in conform(given, self._state_schema, table.num_rows, f"operator {self.name}").columns
-        ]
+        return [one_array(c) for c in conform(given, kept, table.num_rows, f"operator {self.name}").columns]
 
-    def _bad_row_error(self, overflow: Overflow, rows: Rows) -> BadRow:
-        """Make the error of an overflow, with the column and the first of the keys.
 
-        All rows of such a key are bad, because which of them are too many depends on their order.
-        """
-        function = overflow.function
-        kept = next(iter(function.columns().values()))
-        way = "on_overflow='null' or " if isinstance(function, Sum) else ""
-        what = f"operator {self.name}: {function.name} of column {function.of} leaves {kept}"
-        return BadRow(
-            f"{what} for {rows.keys.describe(overflow.groups)}",
-            advice=f"use {way}a type with more room",
-            rows=np.asarray(overflow.groups, bool)[rows.key_index],
-            reason=what,
-        )
-
-    def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]
+def _windowed(window: Window | None, key: pa.Schema, totals: Totals) -> Windowed | None:
+    if isinstance(window, AlignedWindow):
+        return PaneTotals(window, key, totals)
+    return SessionTotals(window, key, totals) if isinstance(window, Session) else None
 
 
 def _combined_schema(key: pa.Schema, kept: pa.Schema) -> pa.Schema:

@@ -1,0 +1,171 @@
+"""Totals of aligned windows: one row of state per key and pane, which its windows share.
+
+A row's `due` is the end of its next window: the least that the watermark had not reached when the row was made, or last
+put. So the watermark W closes a window that ends at E <= W exactly once. Each of its panes was made with a `due` of at
+most E, since E was not reached then, and no step since has moved it past E. A pane that is made later has a greater
+`due`. So at the end of the step all panes of the window, and they alone, have `due` <= E.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.aggregates.functions import Overflow
+from siltstone.aggregates.totals import Totals
+from siltstone.aggregates.windowed import (
+    ROWS_A_BATCH,
+    TIME,
+    WINDOW_END,
+    WINDOW_START,
+    WINDOW_TIME,
+    Take,
+    TotalsAccess,
+    Windowed,
+    WindowTotals,
+    distinct_pairs,
+    explode,
+    read_times,
+    split_whole,
+)
+from siltstone.aggregates.windows import AlignedWindow, Panes
+from siltstone.operator import Keys, Rows, State
+from siltstone.state.access import DUE
+from siltstone.state.time_index import DueRows
+
+PANE = "pane"
+
+
+class PaneTotals(Windowed):
+    """The totals of `Tumbling`, `Sliding` and `Cumulative` windows."""
+
+    TIMES: ClassVar = (WINDOW_START, WINDOW_END, WINDOW_TIME)
+    output_time = WINDOW_TIME
+
+    def __init__(self, window: AlignedWindow, key: pa.Schema, totals: Totals) -> None:
+        super().__init__(window, key, totals)
+        self._panes: Panes = window.panes
+        self.layout = self._panes.layout
+        self.variable = WindowTotals({PANE: TIME}, pa.schema([(DUE, TIME), *totals.schema]))
+
+    def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
+        return self._panes.find_late(at, before_us)
+
+    def process(self, rows: Rows, state: State, access: TotalsAccess, *, updates: bool) -> pa.Table | None:
+        panes, keys = self._panes, rows.keys
+        index = panes.index(read_times(rows.table, self.on))
+        one, group = distinct_pairs(rows.key_index, index)
+        owner, k = rows.key_index[one], index[one]
+        entries = access.address(keys, owner, panes.boundary(k))
+        old = access.read(entries)
+        there = np.flatnonzero(old.found)
+        kept = [column.take(pa.array(there)) for column in self._totals.of_state(old.values)]
+        reduced = self._merge(rows, kept, there, group, len(one))
+        due = np.array(panes.new_due(k, state.clock.before_us))
+        due[there] = read_times(old.values.select([DUE]).take(pa.array(there)), DUE)
+        access.write(entries, [pa.array(due, TIME), *reduced])
+        if not updates:
+            return None
+        if panes.is_single:
+            own = entries.columns.select(self._key.names)
+            return self._make_rows(own, panes.boundary(k), panes.boundary(k + 1), reduced, closes=False)
+        return self._update(keys, owner, k, due, access)
+
+    def _update(self, keys: Keys, owner: np.ndarray, k: np.ndarray, due: np.ndarray, access: TotalsAccess) -> pa.Table:
+        """Compute the windows of changed panes that have not ended from all their panes."""
+        panes, made = self._panes, list[pa.Table]()
+        row, end = explode(panes.ends_after(k, due - 1), panes.last_end(k), panes.end_step)
+        one, _ = distinct_pairs(owner[row], end)
+        owner, end = owner[row][one], end[one]
+        for part in split_whole(owner, end - panes.start(end), ROWS_A_BATCH):
+            own, ends = owner[part], end[part]
+            window, pane = explode(panes.start(ends), ends - 1)
+            of, entry = distinct_pairs(own[window], pane)
+            found = access.read(access.address(keys, own[window][of], panes.boundary(pane[of])))
+            dues = read_times(found.values.select([DUE]), DUE)
+            # A pane of which this window had ended belongs to others; what is not there has no due time.
+            after = panes.index(np.where(found.found, dues, 0) - 1)
+            counts = np.flatnonzero(found.found[entry] & (ends[window] > after[entry]))
+            columns = [column.take(pa.array(entry[counts])) for column in self._totals.of_state(found.values)]
+            reduced = self._reduce(columns, window[counts], len(ends), keys, own)
+            shown = keys.columns.take(pa.array(own))
+            times = panes.boundary(panes.start(ends)), panes.boundary(ends)
+            made.append(self._make_rows(shown, *times, reduced, closes=False))
+        return pa.concat_tables(made)
+
+    def close(self, take: Take, state: State, access: TotalsAccess, *, closes: bool) -> Iterator[pa.Table]:
+        if self._panes.is_single:
+            while len((due := take(ROWS_A_BATCH)).at):
+                access.remove(due.keys)
+                if closes:
+                    yield self._make_single(due)
+            return
+        # The panes of a window may be in different batches, so all are taken first.
+        batches = list[DueRows]()
+        while len((due := take(ROWS_A_BATCH)).at):
+            batches.append(due)
+        watermark = state.clock.watermark_us
+        if not batches or watermark is None:
+            return
+        for batch in batches:
+            self._move(batch, watermark, access)
+        if closes:
+            yield from self._make_windows(batches, watermark, access)
+
+    def _make_single(self, due: DueRows) -> pa.Table:
+        k = self._panes.index(read_times(due.keys.columns, PANE))
+        columns = self._totals.of_state(due.values)
+        times = self._panes.boundary(k), self._panes.boundary(k + 1)
+        return self._make_rows(due.keys.columns.select(self._key.names), *times, columns, closes=True)
+
+    def _move(self, batch: DueRows, watermark: int, access: TotalsAccess) -> None:
+        """Let panes wait for their next window, or remove them."""
+        panes = self._panes
+        k = panes.index(read_times(batch.keys.columns, PANE))
+        then = panes.ends_until(k, watermark) + panes.end_step
+        over = then > panes.last_end(k)
+        if over.all():
+            access.remove(batch.keys)
+            return
+        access.remove(batch.keys.take(np.flatnonzero(over)))
+        kept = np.flatnonzero(~over)
+        columns = [column.take(pa.array(kept)) for column in self._totals.of_state(batch.values)]
+        access.write(batch.keys.take(kept), [pa.array(panes.boundary(then[kept]), TIME), *columns])
+
+    def _make_windows(self, batches: list[DueRows], watermark: int, access: TotalsAccess) -> Iterator[pa.Table]:
+        """Yield the windows of due panes that end by the watermark, some keys at a time."""
+        panes = self._panes
+        columns = pa.concat_tables([batch.keys.columns for batch in batches])
+        values = pa.concat_tables([batch.values for batch in batches])
+        groups = np.concatenate([batch.keys.key_groups for batch in batches])
+        owners, owner = access.owners(columns, groups)
+        k = panes.index(read_times(columns, PANE))
+        low = panes.ends_after(k, np.concatenate([batch.at for batch in batches]) - 1)
+        high = panes.ends_until(k, watermark)
+        order = np.argsort(owner, kind="stable")
+        counts = (high - low) // panes.end_step + 1
+        for part in split_whole(owner[order], counts[order], ROWS_A_BATCH):
+            chosen = order[part]
+            row, end = explode(low[chosen], high[chosen], panes.end_step)
+            own = owner[chosen][row]
+            one, group = distinct_pairs(own, end)
+            state = self._totals.of_state(values.take(pa.array(chosen)))
+            spread = [column.take(pa.array(row)) for column in state]
+            reduced = self._reduce(spread, group, len(one), owners, own[one])
+            shown = owners.columns.take(pa.array(own[one]))
+            times = panes.boundary(panes.start(end[one])), panes.boundary(end[one])
+            yield self._make_rows(shown, *times, reduced, closes=True)
+
+    def _reduce(
+        self, columns: list[pa.Array], group: np.ndarray, size: int, keys: Keys, owner: np.ndarray
+    ) -> list[pa.Array]:
+        """Reduce panes to windows, whose keys are `owner`.
+
+        Raises:
+            BadRow: a sum does not fit.
+        """
+        try:
+            return self._totals.reduce(columns, group, size)
+        except Overflow as overflow:
+            raise self._totals.closing_error(overflow, keys, owner) from None

@@ -1,0 +1,126 @@
+"""Several aggregate functions as one: rows are lifted to columns of state, reduced by group, and read as results."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.aggregates.functions import Function, Overflow, Sum
+from siltstone.errors import BadRow, UsageError
+from siltstone.rows import Keys
+from siltstone.state.access import conform
+from siltstone.state.backend import Lookup
+from siltstone.state.columns import find_misfits, one_array
+from siltstone.state.hashing import normalise_keys
+
+
+class Totals:
+    """The functions of one operator. `what` begins error messages; `schema` has the columns of state."""
+
+    def __init__(self, what: str, functions: Sequence[Function]) -> None:
+        self.functions: tuple[Function, ...] = tuple(functions)
+        self.schema: pa.Schema = pa.schema([pair for function in functions for pair in function.columns().items()])
+        self.result_schema: pa.Schema = pa.schema([(each.name, each.result_type()) for each in functions])
+        self._what = what
+
+    def parts(self, columns: list[pa.Array]) -> Iterator[tuple[Function, list[pa.Array]]]:
+        """Yield each function with its columns of state."""
+        start = 0
+        for function in self.functions:
+            end = start + len(function.columns())
+            yield function, columns[start:end]
+            start = end
+
+    def lift(self, table: pa.Table) -> list[pa.Array]:
+        """Convert rows to columns of state.
+
+        Raises:
+            UsageError: a column is missing, or has another type.
+            BadRow: values do not fit the type.
+        """
+        lifted: list[pa.Array] = []
+        for function in self.functions:
+            inputs = function.inputs()
+            if not inputs:
+                lifted.append(pa.array(np.ones(table.num_rows, np.int64)))
+                continue
+            missing = [name for name in inputs if name not in table.column_names]
+            wanted = {
+                name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
+            }
+            fitted = self._cast_inputs(table, pa.schema(list(wanted.items())))
+            lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
+        return lifted
+
+    def _cast_inputs(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """Cast the input columns of a function; a `BadRow` names the rows whose values do not fit."""
+        try:
+            return conform(table, wanted, table.num_rows, self._what)
+        except UsageError as error:
+            for field in wanted:
+                if field.name in table.column_names:
+                    bad = find_misfits(table.column(field.name), field.type)
+                    if bad.any():
+                        reason = f"{self._what}: column {field.name} does not fit {field.type}"
+                        raise BadRow(str(error), rows=bad, reason=reason) from None
+            raise
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        """Reduce columns of state to one row per group, of `size`.
+
+        Raises:
+            Overflow: a sum does not fit.
+        """
+        return [c for function, part in self.parts(columns) for c in function.reduce(part, group, size)]
+
+    def merge(self, old: Lookup, new: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        """Reduce new rows together with the old rows of all groups, in whose table the columns of state are last.
+
+        Raises:
+            Overflow: a sum does not fit.
+        """
+        if old.found.any():
+            kept = self.of_state(old.values)
+            new = [pa.concat_arrays([before, column]) for before, column in zip(kept, new, strict=True)]
+            group = np.concatenate([np.arange(size), group])
+        return self.reduce(new, group, size)
+
+    def of_state(self, values: pa.Table) -> list[pa.Array]:
+        """Return the columns of state of rows of a table, in which they are last."""
+        return [one_array(values.column(name)) for name in self.schema.names]
+
+    def results(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Compute the aggregates' values."""
+        return [function.result(part) for function, part in self.parts(columns)]
+
+    def overflow_error(self, overflow: Overflow, keys: Keys, key_index: np.ndarray, group: np.ndarray) -> BadRow:
+        """Make the error of an overflow, with the column and the first of the keys.
+
+        All rows of such a group are bad, because which of them are too many depends on their order.
+
+        Args:
+            key_index, group: of each row, its key and its group.
+        """
+        rows = np.asarray(overflow.groups, bool)[group]
+        named = np.zeros(len(keys), bool)
+        named[key_index[rows]] = True
+        message, advice, what = self._describe(overflow, keys, named)
+        return BadRow(message, advice=advice, rows=rows, reason=what)
+
+    def closing_error(self, overflow: Overflow, keys: Keys, key_index: np.ndarray) -> BadRow:
+        """Make the error of an overflow at the end of a window, for which no single row can be blamed.
+
+        Args:
+            key_index: the key of each group.
+        """
+        named = np.zeros(len(keys), bool)
+        named[key_index[np.asarray(overflow.groups, bool)]] = True
+        message, advice, _ = self._describe(overflow, keys, named)
+        return BadRow(message, advice=advice)
+
+    def _describe(self, overflow: Overflow, keys: Keys, named: np.ndarray) -> tuple[str, str, str]:
+        function = overflow.function
+        kept = next(iter(function.columns().values()))
+        way = "on_overflow='null' or " if isinstance(function, Sum) else ""
+        what = f"{self._what}: {function.name} of column {function.of} leaves {kept}"
+        return f"{what} for {keys.describe(named)}", f"use {way}a type with more room", what

@@ -1,0 +1,188 @@
+"""Totals of windows: the state variable that holds them, and what aligned windows and sessions have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.aggregates.functions import Overflow
+from siltstone.aggregates.totals import Totals
+from siltstone.aggregates.windows import Window
+from siltstone.operator import Keys, MapState, Rows, State
+from siltstone.state.access import DUE, MapAccess
+from siltstone.state.backend import KeyedState, Lookup
+from siltstone.state.columns import fixed_values, is_micros, one_array
+from siltstone.state.hashing import find_distinct, xxhash64
+from siltstone.state.time_index import DueRows
+from siltstone.state.variables import CLOCKS, DueColumn, Purpose, schema_of
+
+TIME = pa.timestamp("us", "UTC")
+WINDOW_START, WINDOW_END, WINDOW_TIME = "window_start", "window_end", "window_time"
+ROWS_A_BATCH = 1 << 18
+"""rows that are taken, or windows that are made, at once"""
+Take = Callable[[int], DueRows]
+
+
+class TotalsAccess(MapAccess):
+    """The totals of one operator's windows, by (operator key, one column)."""
+
+    def address(self, keys: Keys, at: np.ndarray, subkey: np.ndarray) -> Keys:
+        """Return the primary keys (operator key `at[i]`, `subkey[i]`), which must be distinct."""
+        [field] = self._table.schema.subkey
+        column = pa.array(subkey).cast(field.type)
+        owners = keys.columns.take(pa.array(at))
+        table = pa.table([*owners.columns, column], schema=pa.schema([*owners.schema, field]))
+        return Keys(table, xxhash64([column], keys.hashes[at]), keys.key_groups[at])
+
+    def owners(self, entries: pa.Table, key_groups: np.ndarray) -> tuple[Keys, np.ndarray]:
+        """Return the distinct operator keys of primary keys, and of each primary key the ordinal of its owner."""
+        columns = entries.select(self._table.schema.key.names)
+        hashes = xxhash64(columns.columns)
+        first, owner = find_distinct(hashes, columns.columns)
+        return Keys(columns.take(pa.array(first)), hashes[first], key_groups[first]), owner
+
+    def read(self, entries: Keys) -> Lookup:
+        """Return the rows of entries."""
+        return self._table.get(entries)
+
+    def write(self, entries: Keys, columns: Sequence[pa.Array]) -> None:
+        """Insert or replace entries."""
+        value = self._table.schema.value
+        fitted = [column.cast(field.type) for column, field in zip(columns, value, strict=True)]
+        self._table.put(entries, pa.table(fitted, schema=value))
+
+    def remove(self, entries: Keys) -> None:
+        """Delete entries."""
+        self._table.delete(entries)
+
+
+@dataclass(frozen=True)
+class WindowTotals(MapState):
+    """Columns of state per key and pane or session, due `due_plus_us` after the time in the column `due`."""
+
+    due_plus_us: int = 0
+
+    def due_columns(self, name: str) -> dict[str, DueColumn]:
+        return {name: DueColumn(CLOCKS[0], DUE, self.due_plus_us, Purpose.ROWS)}
+
+    def bind(self, name: str, state: KeyedState) -> TotalsAccess:
+        return TotalsAccess(name, state)
+
+
+class Windowed(ABC):
+    """How an `Aggregate` keeps the totals of windows.
+
+    Attributes:
+        variable: its state.
+        output_time: the column of the output with the event time of its rows.
+    """
+
+    TIMES: ClassVar[tuple[str, ...]]
+    """the columns of a row of output that tell its window"""
+    output_time: str
+    variable: WindowTotals
+
+    layout: str
+    """what the state depends on besides its schema"""
+
+    def __init__(self, window: Window, key: pa.Schema, totals: Totals) -> None:
+        self.on: str = window.on
+        self._key, self._totals = key, totals
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """The names of columns that neither keys nor aggregates can have."""
+        own = [*schema_of(self.variable.key, "").names, *schema_of(self.variable.value, "").names]
+        return (*(name for name in own if name not in self._totals.schema.names), *self.TIMES)
+
+    def output(self, *, closes: bool) -> pa.Schema:
+        """Return the schema of the output; `window_time` is of no use in updates."""
+        times = [(name, TIME) for name in self._shown(closes=closes)]
+        return pa.schema([*self._key, *times, *self._totals.result_schema])
+
+    @abstractmethod
+    def process(self, rows: Rows, state: State, access: TotalsAccess, *, updates: bool) -> pa.Table | None:
+        """Add rows to their windows; return those that changed, if `updates`.
+
+        Raises:
+            BadRow: a sum does not fit, or values do not.
+        """
+
+    @abstractmethod
+    def close(self, take: Take, state: State, access: TotalsAccess, *, closes: bool) -> Iterator[pa.Table]:
+        """Remove what has ended; yield the windows, if `closes`.
+
+        Raises:
+            BadRow: a sum does not fit.
+        """
+
+    @abstractmethod
+    def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
+        """See `Operator.find_late`."""
+
+    def _shown(self, *, closes: bool) -> tuple[str, ...]:
+        return self.TIMES if closes else tuple(name for name in self.TIMES if name != WINDOW_TIME)
+
+    def _make_rows(
+        self, keys: pa.Table, start: np.ndarray, end: np.ndarray, reduced: list[pa.Array], *, closes: bool
+    ) -> pa.Table:
+        """Make rows of output, one per window; `keys` are the operator's."""
+        times = {WINDOW_START: start, WINDOW_END: end, WINDOW_TIME: end - 1}
+        shown = [pa.array(times[name], TIME) for name in self._shown(closes=closes)]
+        return pa.table([*keys.columns, *shown, *self._totals.results(reduced)], schema=self.output(closes=closes))
+
+    def _merge(
+        self, rows: Rows, old: list[pa.Array], old_group: np.ndarray, group: np.ndarray, size: int
+    ) -> list[pa.Array]:
+        """Reduce rows of a call together with columns of state.
+
+        Raises:
+            BadRow: a sum does not fit, or values do not.
+        """
+        lifted = self._totals.lift(rows.table)
+        columns = [pa.concat_arrays([before, new]) for before, new in zip(old, lifted, strict=True)]
+        try:
+            return self._totals.reduce(columns, np.concatenate([old_group, group]), size)
+        except Overflow as overflow:
+            raise self._totals.overflow_error(overflow, rows.keys, rows.key_index, group) from None
+
+
+def read_times(table: pa.Table, column: str) -> np.ndarray:
+    """Return the times of a column in microseconds since 1970, int64[n]; null is not expected."""
+    array = one_array(table.column(column))
+    return fixed_values(array if is_micros(array.type) else array.cast(pa.timestamp("us"), safe=False)).view(np.int64)
+
+
+def distinct_pairs(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, group): a row with each distinct pair, in their order, and the group of each row (int64)."""
+    if not len(first):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    order = np.lexsort((second, first))
+    one, two = first[order], second[order]
+    new = np.r_[True, (one[1:] != one[:-1]) | (two[1:] != two[:-1])]
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(new) - 1
+    return order[new], group
+
+
+def explode(low: np.ndarray, high: np.ndarray, step: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, number): for each row low, low + step, ... up to high; nothing if low is more."""
+    counts = np.maximum((high - low) // step + 1, 0)
+    row = np.repeat(np.arange(len(low)), counts)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return row, low[row] + place * step
+
+
+def split_whole(of: np.ndarray, sizes: np.ndarray, limit: int) -> Iterator[slice]:
+    """Split rows, sorted by `of`, into slices of whole groups with at most `limit` in size, or one group."""
+    ends = np.flatnonzero(np.r_[of[1:] != of[:-1], True]) + 1 if len(of) else np.empty(0, np.int64)
+    upto = np.cumsum(sizes)[ends - 1] if len(of) else ends
+    start = place = 0
+    while place < len(ends):
+        before = int(upto[place - 1]) if place else 0
+        place = max(place + 1, int(np.searchsorted(upto, before + limit, side="right")))
+        yield slice(start, int(ends[place - 1]))
+        start = int(ends[place - 1])
