@@ -3,8 +3,8 @@
     import siltstone as st
 
 Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`), or take
-the ready-made `Aggregate`, and put it into a `Stream`. `st.open(warehouse)` returns a client with one method for each
-operation. `st.write_stream(rows, stream)` runs a stream over a streaming DataFrame.
+the ready-made `Aggregate`, also over windows (`Tumbling`), and put it into a `Stream`. `st.open(warehouse)` returns a
+client with one method for each operation. `st.write_stream(rows, stream)` runs a stream over a streaming DataFrame.
 """
 
 from importlib import import_module
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from siltstone.aggregates.functions import Average, Count, First, Last, Max, Min, Sum
     from siltstone.aggregates.operator import Aggregate
+    from siltstone.aggregates.windows import Cumulative, Session, Sliding, Tumbling
     from siltstone.client import Client, StreamClient, write_stream
     from siltstone.client import open_client as open
+    from siltstone.deduplicate import Deduplicate
     from siltstone.errors import (
         BadRow,
         CorruptObject,
@@ -34,14 +36,17 @@ if TYPE_CHECKING:
         WrongWarehouse,
     )
     from siltstone.keyed import KeyedProcessor
-    from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, ValueState, WindowState
-    from siltstone.rows import Rows
+    from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, Timer, ValueState, WindowState
+    from siltstone.rows import Due, Rows
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.parquet import ParquetSink
+    from siltstone.state.ttl import TTL
     from siltstone.stream import Autonomous, Stream
+    from siltstone.time.event_time import EventTime
 
 __all__ = [
+    "TTL",
     "Aggregate",
     "Autonomous",
     "Average",
@@ -49,7 +54,11 @@ __all__ = [
     "Client",
     "CorruptObject",
     "Count",
+    "Cumulative",
+    "Deduplicate",
     "DeltaSink",
+    "Due",
+    "EventTime",
     "Fenced",
     "First",
     "KeyedProcessor",
@@ -68,13 +77,17 @@ __all__ = [
     "Rows",
     "SchemaConflict",
     "Secret",
+    "Session",
     "SiltstoneError",
+    "Sliding",
     "State",
     "StateError",
     "Stopped",
     "Stream",
     "StreamClient",
     "Sum",
+    "Timer",
+    "Tumbling",
     "UnknownCheckpoint",
     "UnknownStream",
     "Unreachable",
@@ -89,7 +102,9 @@ __all__ = [
 _DOOR = {
     "siltstone.aggregates.functions": ("Average", "Count", "First", "Last", "Max", "Min", "Sum"),
     "siltstone.aggregates.operator": ("Aggregate",),
+    "siltstone.aggregates.windows": ("Cumulative", "Session", "Sliding", "Tumbling"),
     "siltstone.client": ("Client", "StreamClient", "write_stream"),
+    "siltstone.deduplicate": ("Deduplicate",),
     "siltstone.errors": (
         "BadRow",
         "CorruptObject",
@@ -109,12 +124,23 @@ _DOOR = {
         "WrongWarehouse",
     ),
     "siltstone.keyed": ("KeyedProcessor",),
-    "siltstone.operator": ("ListState", "MapState", "OpaqueState", "Operator", "State", "ValueState", "WindowState"),
-    "siltstone.rows": ("Rows",),
+    "siltstone.operator": (
+        "ListState",
+        "MapState",
+        "OpaqueState",
+        "Operator",
+        "State",
+        "Timer",
+        "ValueState",
+        "WindowState",
+    ),
+    "siltstone.rows": ("Due", "Rows"),
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
+    "siltstone.state.ttl": ("TTL",),
     "siltstone.stream": ("Autonomous", "Stream"),
+    "siltstone.time.event_time": ("EventTime",),
 }
 """module -> the names it defines; each is imported on first use, so that `import siltstone` is quick"""
 
