@@ -21,11 +21,12 @@ from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.stream import Stream
+from siltstone.time.clock_rules import StepClock, encode_clock
 
 
 def clock_of(step: int) -> str:
     """The clock that is recorded with a step."""
-    return f'{{"source":{1_700_000_000_000 + 1000 * step}}}'
+    return encode_clock(StepClock(1_700_000_000_000_000 + 1_000_000 * step))
 
 
 class RegionSteps:

@@ -40,7 +40,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("project")
     (path / "siltstone.toml").write_text(CONFIGURATION)
     first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
-    counts = ["rows", "bytes", "seconds", "uploads", "dead_letters"]
+    counts = ["rows", "bytes", "seconds", "uploads", "dead_letters", "late"]
     fields = ["stream", "checkpoints", "digest", *counts, "recovered", "resets", "stopped", "waited_s", "autonomous"]
     assert list(first) == fields
     assert first["uploads"]["objects"] >= 3 and first["uploads"]["failures"] == 0 < first["uploads"]["latency_p999_s"]

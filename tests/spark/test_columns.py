@@ -18,6 +18,7 @@ from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, verify, write_stream
 from siltstone.spark.step import columns_read
 from siltstone.stream import Stream
+from siltstone.time.event_time import RowTimes
 from tests.delta_run import read_sink
 from tests.spark_runs import at
 
@@ -83,7 +84,7 @@ def test_a_column_that_python_has_no_type_for_cannot_be_asked_for(spark: SparkSe
         with pytest.raises(UsageError, match=said):
             columns_read(rows, Every(name="asks", **asks))
     with pytest.raises(UsageError, match=said):
-        columns_read(rows, Every(name="asks"), "months")
+        columns_read(rows, Every(name="asks"), RowTimes("months"))
     twins = spark.sql("SELECT 'a' AS k, struct(1 AS a, 2 AS a) AS s")
     assert columns_read(twins, Every()) == ["k"]
 

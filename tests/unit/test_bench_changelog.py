@@ -130,6 +130,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
         "input",
         "operators",
         "keyed",
+        "timers",
         "rolling",
         "backends",
         "heap",

@@ -15,6 +15,7 @@ from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.model import Form, StoredObject
+from tests.region_run import clock_of
 
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
@@ -280,13 +281,13 @@ def test_once_others_are_committed_the_log_is_of_a_stream_that_never_will_be(
 
 def test_steps_that_come_again_have_the_clocks_that_were_logged(catalog: Catalog) -> None:
     """Another clock is as another input; a step that was logged without one takes any."""
-    told = [replace(step(n), clock=f"{n} o'clock") for n in (13, 14)]
+    told = [replace(step(n), clock=clock_of(n)) for n in (13, 14)]
     commit(catalog, 7, steps=told)
-    commit(catalog, 8, steps=[replace(Step.without_rows(15), clock="15 o'clock")])
+    commit(catalog, 8, steps=[replace(Step.without_rows(15), clock=clock_of(15))])
     epoch = rewind(catalog, 5)
-    commit(catalog, 6, epoch=epoch, steps=[replace(each, clock="any") for each in steps_of(6)])
-    assert catalog.input_log.get_clock("flights", 6) == "any" and logged(catalog) == [13, 14, 15]
-    late = [told[0], replace(told[1], clock="15 o'clock")]
+    commit(catalog, 6, epoch=epoch, steps=[replace(each, clock=clock_of(99)) for each in steps_of(6)])
+    assert catalog.input_log.get_clock("flights", 6) == clock_of(99) and logged(catalog) == [13, 14, 15]
+    late = [told[0], replace(told[1], clock=clock_of(15))]
     for steps in (late, [told[0], replace(told[1], clock="")]):
         before = everything(catalog)
         with pytest.raises(StateError, match="must have the steps logged for it"):
@@ -294,11 +295,11 @@ def test_steps_that_come_again_have_the_clocks_that_were_logged(catalog: Catalog
         assert everything(catalog) == before
     commit(catalog, 7, epoch=epoch, steps=told, repeats=True)
     assert logged(catalog) == [15]
-    commit(catalog, 8, epoch=epoch, steps=[replace(Step.without_rows(15), clock="16 o'clock")])
+    commit(catalog, 8, epoch=epoch, steps=[replace(Step.without_rows(15), clock=clock_of(16))])
     epoch = rewind(catalog, 6)
-    assert [s.clock for s in catalog.input_log.list_logged("flights")] == [*(s.clock for s in told), "16 o'clock"]
+    assert [s.clock for s in catalog.input_log.list_logged("flights")] == [*(s.clock for s in told), clock_of(16)]
     commit(catalog, 7, epoch=epoch, steps=late)
-    assert logged(catalog) == [] and catalog.input_log.get_clock("flights", 7) == "15 o'clock"
+    assert logged(catalog) == [] and catalog.input_log.get_clock("flights", 7) == clock_of(15)
 
 
 def test_a_checkpoint_without_input_comes_again_without(catalog: Catalog) -> None:
