@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -124,6 +124,9 @@ bench-policy: $(READY)run ## the checkpoint policies against the optimum in hind
 
 fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen and starved on every kind of warehouse; nothing may be lost or doubled
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 300 --process-kinds all --warehouse-kind all --catalog-kind all
+
+fault-timers: $(READY)dev ## 300 runs of a stream with timers killed; every session, hour and first row once
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 300
 
 FUZZ_MINUTES ?= 60
 fuzz: $(READY)dev ## every decoder of stored bytes against crafted ones, FUZZ_MINUTES long; what is found stays in the corpus

@@ -14,6 +14,7 @@
     input       checks of values and digests of rows: a step with and without them (`benchmarks.input`)
     operators   a step of two and of four operators that read the source, compared with one (`benchmarks.operators`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
+    timers      a step in which timers fire, compared with one that touches as many keys (`benchmarks.timers`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
     heap        the heap backend alone: look-ups, updates, memory, growth, snapshots (`benchmarks.heap`)
@@ -145,6 +146,13 @@ def operators(scratch: Path, options: argparse.Namespace) -> Report:
     return operators.run(scratch, quick=options.quick)
 
 
+def timers(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.timers`."""
+    from benchmarks import timers
+
+    return timers.run(scratch, quick=options.quick)
+
+
 def keyed(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.keyed`."""
     from benchmarks import keyed
@@ -228,6 +236,7 @@ PARTS: dict[str, Part] = {
     "input": input_,
     "operators": operators,
     "keyed": keyed,
+    "timers": timers,
     "rolling": rolling,
     "backends": backends,
     "heap": heap,
