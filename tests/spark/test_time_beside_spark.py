@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 
 from siltstone.deduplicate import Deduplicate
 from siltstone.spark.operations import RunRequest, run
@@ -82,8 +82,8 @@ class SparkSessions(StatefulProcessor):
 
 
 def test_event_time_timers_of_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
-    if StatefulProcessor is object:
-        pytest.skip("before 4.0, Spark has no transformWithState in Python")
+    if not hasattr(GroupedData, "transformWithState"):
+        pytest.skip("before 4.1, Spark has transformWithState in Python only by data frames")
     got = Got()
     run(settings_at(tmp_path / "w"), timed("s", SOURCE, operators=[Sessions()], sinks={"sessions": got}), RunRequest())
     provider = "spark.sql.streaming.stateStore.providerClass"
