@@ -75,12 +75,15 @@ class PaneTotals(Windowed):
     def _update(self, keys: Keys, owner: np.ndarray, k: np.ndarray, due: np.ndarray, access: TotalsAccess) -> pa.Table:
         """Compute the windows of changed panes that have not ended from all their panes."""
         panes, made = self._panes, list[pa.Table]()
-        row, end = explode(panes.ends_after(k, due - 1), panes.last_end(k), panes.end_step)
+        row, end = self._explode(panes.ends_after(k, due - 1), panes.last_end(k))
         one, _ = distinct_pairs(owner[row], end)
         owner, end = owner[row][one], end[one]
         for part in split_whole(owner, end - panes.start(end), ROWS_A_BATCH):
             own, ends = owner[part], end[part]
             window, pane = explode(panes.start(ends), ends - 1)
+            # An empty pane, where clocks skip time, begins when the next one does: that one's rows count once.
+            real = panes.boundary(pane) < panes.boundary(pane + 1)
+            window, pane = window[real], pane[real]
             of, entry = distinct_pairs(own[window], pane)
             found = access.read(access.address(keys, own[window][of], panes.boundary(pane[of])))
             dues = read_times(found.values.select([DUE]), DUE)
@@ -147,7 +150,7 @@ class PaneTotals(Windowed):
         counts = (high - low) // panes.end_step + 1
         for part in split_whole(owner[order], counts[order], ROWS_A_BATCH):
             chosen = order[part]
-            row, end = explode(low[chosen], high[chosen], panes.end_step)
+            row, end = self._explode(low[chosen], high[chosen])
             own = owner[chosen][row]
             one, group = distinct_pairs(own, end)
             state = self._totals.of_state(values.take(pa.array(chosen)))
@@ -156,6 +159,15 @@ class PaneTotals(Windowed):
             shown = owners.columns.take(pa.array(own[one]))
             times = panes.boundary(panes.start(end[one])), panes.boundary(end[one])
             yield self._make_rows(shown, *times, reduced, closes=True)
+
+    def _explode(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (row, end): the windows that end from low to high, of each row."""
+        row, end = explode(low, high, self._panes.end_step)
+        if not self._panes.is_cumulative:
+            return row, end
+        # Where clocks skip time, windows of one start end at the same moment: they are one.
+        grows = self._panes.boundary(end - 1) < self._panes.boundary(end)
+        return row[grows], end[grows]
 
     def _reduce(
         self, columns: list[pa.Array], group: np.ndarray, size: int, keys: Keys, owner: np.ndarray

@@ -151,6 +151,26 @@ def test_intervals_merge_also_where_one_is_within_another() -> None:
     assert merge_sessions(owner, start, end - 1).tolist() == [3, 0, 0, 1, 2, 1]
 
 
+SKIPPED = [
+    Cumulative("1 day", "1 hour", on="at", zone=BERLIN),
+    Cumulative("1 day", "15 minutes", on="at", zone=BERLIN),
+    Sliding("3 hours", "1 hour", on="at", zone=BERLIN),
+    Sliding("3 hours", "30 minutes", on="at", zone=BERLIN),
+]
+
+
+@pytest.mark.parametrize("emit", ["close", "update"])
+@pytest.mark.parametrize("window", SKIPPED, ids=lambda window: f"{type(window).__name__} {window.every}")
+def test_windows_and_rows_count_once_where_clocks_skip_time(window: Any, emit: str) -> None:
+    rows = [(0, datetime(2026, 3, 29, *when, tzinfo=UTC), v) for when, v in (((0, 30), 1), ((1, 20), 2), ((2, 40), 4))]
+    by_hand = ByHand(window)
+    by_hand.step(rows, None, None)
+    by_hand.close(datetime.max.replace(tzinfo=UTC))
+    with StreamTester(windowed(window, MINUTE, emit)) as tester:
+        made = read_windows(tester.step(table_of(rows))["a"]) + read_windows(tester.finish()["a"])
+        assert len(made) == len(dict(made)) and dict(made) == by_hand.totals
+
+
 # Late rows
 
 TEN, HOUR = Tumbling("10 minutes", on="at"), Sliding("20 minutes", "10 minutes", on="at")
