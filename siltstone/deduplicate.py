@@ -62,6 +62,8 @@ class Deduplicate(Operator):
         keys, further = schema_of(key, f"the key of operator {name}"), schema_of(columns, f"columns of operator {name}")
         times = [] if on is None else [pa.field(on, _TIME)]
         chosen = [*times, *further]
+        if len({field.name for field in [*keys, *chosen]}) < len(keys) + len(chosen):
+            raise UsageError(f"operator {name}: the names of key, on and columns must be distinct")
         super().__init__(
             name=name,
             key=keys,

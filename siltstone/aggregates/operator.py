@@ -198,10 +198,13 @@ class Aggregate(Operator):
         return None if self._windowed is None else self._windowed.on
 
     def definition(self) -> dict[str, Any]:
-        """See `Operator.definition`; state of other windows does not fit, although its schema does."""
+        """See `Operator.definition`; state of other windows does not fit, although its schema does.
+
+        Nor does that of another `emit`: open windows would be left without a last row.
+        """
         found = super().definition()
         if self._windowed is not None:
-            found["variables"]["totals"]["kind"] += f" ({self._windowed.layout})"
+            found["variables"]["totals"]["kind"] += f" ({self._windowed.layout}, emit {self.emit})"
         return found
 
     def _order(self, key: pa.Schema) -> tuple[str, ...]:

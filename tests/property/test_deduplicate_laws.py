@@ -87,7 +87,9 @@ def test_by_the_time_of_day() -> None:
         assert tester.step([row])["once"].num_rows == 1
 
 
-@pytest.mark.parametrize("options", [{"on": None}, {"clock": "processing"}, {"within": "0s"}, {"clock": "moon"}])
+@pytest.mark.parametrize(
+    "options", [{"on": None}, {"clock": "processing"}, {"within": "0s"}, {"clock": "moon"}, {"on": "n"}, {"on": "id"}]
+)
 def test_a_wrong_argument_is_said(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         once(**options)
