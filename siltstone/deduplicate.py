@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, Timer
-from siltstone.state.columns import fixed_values, null_mask, one_array
+from siltstone.state.columns import null_mask, read_times
 from siltstone.state.variables import CLOCKS, ColumnTypes, schema_of
 from siltstone.times import parse_duration
 
@@ -102,10 +102,10 @@ class Deduplicate(Operator):
         """Return each row's time (int64[n], microseconds since 1970)."""
         if self.on is None:
             return np.full(len(rows), state.clock.now_us)
-        return fixed_values(one_array(rows.table.column(self.on).cast(_TIME))).view(np.int64).copy()
+        return read_times(rows.table.column(self.on))
 
     def _read_ends(self, times: Any) -> np.ndarray:
         """Return until when each key's rows repeat one (int64[n]); long ago for a key without one."""
-        ends = fixed_values(times).view(np.int64).copy()
+        ends = read_times(times).copy()
         ends[null_mask(times)] = -_FAR
         return ends

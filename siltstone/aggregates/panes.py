@@ -26,12 +26,12 @@ from siltstone.aggregates.windowed import (
     WindowTotals,
     distinct_pairs,
     explode,
-    read_times,
     split_whole,
 )
 from siltstone.aggregates.windows import AlignedWindow, Panes
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
+from siltstone.state.columns import read_times
 from siltstone.state.time_index import DueRows
 
 PANE = "pane"
@@ -54,7 +54,7 @@ class PaneTotals(Windowed):
 
     def process(self, rows: Rows, state: State, access: TotalsAccess, *, updates: bool) -> pa.Table | None:
         panes, keys = self._panes, rows.keys
-        index = panes.index(read_times(rows.table, self.on))
+        index = panes.index(read_times(rows.table.column(self.on)))
         one, group = distinct_pairs(rows.key_index, index)
         owner, k = rows.key_index[one], index[one]
         entries = access.address(keys, owner, panes.boundary(k))
@@ -63,7 +63,7 @@ class PaneTotals(Windowed):
         kept = [column.take(pa.array(there)) for column in self._totals.of_state(old.values)]
         reduced = self._merge(rows, kept, there, group, len(one))
         due = np.array(panes.new_due(k, state.clock.before_us))
-        due[there] = read_times(old.values.select([DUE]).take(pa.array(there)), DUE)
+        due[there] = read_times(old.values.column(DUE).take(pa.array(there)))
         access.write(entries, [pa.array(due, TIME), *reduced])
         if not updates:
             return None
@@ -86,7 +86,7 @@ class PaneTotals(Windowed):
             window, pane = window[real], pane[real]
             of, entry = distinct_pairs(own[window], pane)
             found = access.read(access.address(keys, own[window][of], panes.boundary(pane[of])))
-            dues = read_times(found.values.select([DUE]), DUE)
+            dues = read_times(found.values.column(DUE))
             # A pane of which this window had ended belongs to others; what is not there has no due time.
             after = panes.index(np.where(found.found, dues, 0) - 1)
             counts = np.flatnonzero(found.found[entry] & (ends[window] > after[entry]))
@@ -117,7 +117,7 @@ class PaneTotals(Windowed):
             yield from self._make_windows(batches, watermark, access)
 
     def _make_single(self, due: DueRows) -> pa.Table:
-        k = self._panes.index(read_times(due.keys.columns, PANE))
+        k = self._panes.index(read_times(due.keys.columns.column(PANE)))
         columns = self._totals.of_state(due.values)
         times = self._panes.boundary(k), self._panes.boundary(k + 1)
         return self._make_rows(due.keys.columns.select(self._key.names), *times, columns, closes=True)
@@ -125,7 +125,7 @@ class PaneTotals(Windowed):
     def _move(self, batch: DueRows, watermark: int, access: TotalsAccess) -> None:
         """Let panes wait for their next window, or remove them."""
         panes = self._panes
-        k = panes.index(read_times(batch.keys.columns, PANE))
+        k = panes.index(read_times(batch.keys.columns.column(PANE)))
         then = panes.ends_until(k, watermark) + panes.end_step
         over = then > panes.last_end(k)
         if over.all():
@@ -143,7 +143,7 @@ class PaneTotals(Windowed):
         values = pa.concat_tables([batch.values for batch in batches])
         groups = np.concatenate([batch.keys.key_groups for batch in batches])
         owners, owner = access.owners(columns, groups)
-        k = panes.index(read_times(columns, PANE))
+        k = panes.index(read_times(columns.column(PANE)))
         low = panes.ends_after(k, np.concatenate([batch.at for batch in batches]) - 1)
         high = panes.ends_until(k, watermark)
         order = np.argsort(owner, kind="stable")

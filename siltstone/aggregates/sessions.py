@@ -22,12 +22,11 @@ from siltstone.aggregates.windowed import (
     Windowed,
     WindowTotals,
     explode,
-    read_times,
 )
 from siltstone.aggregates.windows import Session, merge_sessions
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import fixed_values, one_array, read_times
 
 SLOT, START, OPEN = "slot", "start", "open"
 
@@ -66,7 +65,7 @@ class SessionTotals(Windowed):
         assert not updates, "the operator refuses it"
         keys = rows.keys
         known, count, heads = self._read(keys, access)
-        begin = self._session.begins(read_times(rows.table, self.on))
+        begin = self._session.begins(read_times(rows.table.column(self.on)))
         owner = np.concatenate([known.owner, rows.key_index])
         start = np.concatenate([known.start, begin])
         end = np.concatenate([known.end, begin + self._session.gap_us])
@@ -113,7 +112,7 @@ class SessionTotals(Windowed):
             owner = np.concatenate([owner, row])
             order = np.argsort(owner, kind="stable")
             owner, values = owner[order], pa.concat_tables([values, further]).take(pa.array(order))
-        times = read_times(values, START), read_times(values, DUE)
+        times = read_times(values.column(START)), read_times(values.column(DUE))
         return _Open(owner, *times, self._totals.of_state(values)), count, heads
 
     def _write(self, keys: Keys, heads: Keys, sessions: _Open, before: np.ndarray, access: TotalsAccess) -> None:

@@ -14,7 +14,6 @@ from siltstone.aggregates.windows import Window
 from siltstone.operator import Keys, MapState, Rows, State
 from siltstone.state.access import DUE, MapAccess
 from siltstone.state.backend import KeyedState, Lookup
-from siltstone.state.columns import fixed_values, is_micros, one_array
 from siltstone.state.hashing import find_distinct, xxhash64
 from siltstone.state.time_index import DueRows
 from siltstone.state.variables import CLOCKS, DueColumn, Purpose, schema_of
@@ -148,12 +147,6 @@ class Windowed(ABC):
             return self._totals.reduce(columns, np.concatenate([old_group, group]), size)
         except Overflow as overflow:
             raise self._totals.overflow_error(overflow, rows.keys, rows.key_index, group) from None
-
-
-def read_times(table: pa.Table, column: str) -> np.ndarray:
-    """Return the times of a column in microseconds since 1970, int64[n]; null is not expected."""
-    array = one_array(table.column(column))
-    return fixed_values(array if is_micros(array.type) else array.cast(pa.timestamp("us"), safe=False)).view(np.int64)
 
 
 def distinct_pairs(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -168,12 +168,14 @@ class Window(ABC):
         return length
 
 
+@dataclass(frozen=True, kw_only=True)
 class AlignedWindow(Window):
-    """Windows that start at the same times for all keys."""
+    """Windows that start at the same times for all keys; the options are described by `Tumbling`."""
 
     size: Any
-    zone: str | None
-    offset: Any
+    on: str
+    zone: str | None = None
+    offset: Any = timedelta(0)
 
     @cached_property
     def panes(self) -> Panes:
@@ -241,10 +243,6 @@ class Tumbling(AlignedWindow):
     """
 
     size: Any
-    _: KW_ONLY
-    on: str
-    zone: str | None = None
-    offset: Any = timedelta(0)
 
     def __post_init__(self) -> None:
         self._check("size")
@@ -275,10 +273,6 @@ class Sliding(AlignedWindow):
 
     size: Any
     every: Any
-    _: KW_ONLY
-    on: str
-    zone: str | None = None
-    offset: Any = timedelta(0)
 
     def __post_init__(self) -> None:
         self._check("size", "every")
@@ -308,10 +302,6 @@ class Cumulative(AlignedWindow):
 
     size: Any
     every: Any
-    _: KW_ONLY
-    on: str
-    zone: str | None = None
-    offset: Any = timedelta(0)
 
     def __post_init__(self) -> None:
         self._check("size", "every")

@@ -1,32 +1,17 @@
 """The event times of the rows that an operator reads: which are bad, which are late, and how far each source is."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import BadRow, UsageError
+from siltstone.errors import BadRow
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
-from siltstone.state.columns import fixed_values, null_mask, one_array
-from siltstone.time.clock_rules import FOREVER, PARTITIONS_MAX, describe_watermark
+from siltstone.state.columns import null_mask, read_times
+from siltstone.time.clock_rules import FOREVER, check_partitions, describe_watermark
 from siltstone.time.event_time import partition_name
 from siltstone.times import show_us
-
-_TIMES = pa.timestamp("us")
-_DAY = 86_400_000_000
-_DAYS_MAX = FOREVER // _DAY
-
-
-def _read_times(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return a column's times in microseconds since 1970 (int64[n]), and which are null (bool[n])."""
-    array = one_array(column)
-    if pa.types.is_date32(array.type):  # microseconds have no room for each day
-        return fixed_values(array).astype(np.int64).clip(-_DAYS_MAX, _DAYS_MAX) * _DAY, null_mask(array)
-    if not (pa.types.is_timestamp(array.type) and array.type.unit == "us"):
-        array = array.cast(_TIMES, safe=False)
-    return fixed_values(array).view(np.int64), null_mask(array)
 
 
 def find_bad_times(task: StepTask, table: pa.Table) -> Iterator[BadRow]:
@@ -35,7 +20,8 @@ def find_bad_times(task: StepTask, table: pa.Table) -> Iterator[BadRow]:
     if times is None or clock is None or not times.is_checked:
         return
     what = f"operator {task.operator.name}: event time {times.column}"
-    at, null = _read_times(table.column(times.column))
+    column = table.column(times.column)
+    at, null = read_times(column), null_mask(column)
     if null.any():
         yield BadRow(f"{what} is null in {int(null.sum())} rows", rows=null, reason=f"{what} is null")
     if times.max_ahead_us is None:
@@ -52,7 +38,8 @@ def find_late(task: StepTask, table: pa.Table) -> np.ndarray | None:
     times, clock = task.times, task.clock
     if times is None or times.late is None or clock is None or clock.before_us is None:
         return None
-    at, null = _read_times(table.column(times.column))
+    column = table.column(times.column)
+    at, null = read_times(column), null_mask(column)
     late = ~null & task.operator.find_late(at, clock.before_us)
     return late if late.any() else None
 
@@ -92,7 +79,7 @@ class HeardTimes:
             yield batch
 
     def _measure(self, batch: pa.RecordBatch, column: str, partition: tuple[str, ...], most: int) -> None:
-        at, null = _read_times(batch.column(column))
+        at, null = read_times(batch.column(column)), null_mask(batch.column(column))
         fits = ~null & (at <= most)
         if not fits.any():
             return
@@ -108,8 +95,4 @@ class HeardTimes:
     def _hear(self, found: Mapping[str, int]) -> None:
         for name, high in found.items():
             self.heard[name] = max(high, self.heard.get(name, high))
-        if len(self.heard) > PARTITIONS_MAX:
-            raise UsageError(
-                f"operator {self._task.operator.name}: the source has more than {PARTITIONS_MAX:,} partitions by the "
-                "column that EventTime names in per: name one with fewer values"
-            )
+        check_partitions(len(self.heard))

@@ -1,7 +1,6 @@
 """Expiry at the end of a step: rows whose time to live is over are deleted."""
 
 import numpy as np
-import pyarrow as pa
 
 from siltstone.state.access import ListAccess
 from siltstone.state.backend import KeyedState, Keys
@@ -9,7 +8,7 @@ from siltstone.state.columns import null_mask, one_array
 from siltstone.state.hashing import find_distinct
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import WRITTEN_AT, TableSchema
-from siltstone.state.time_index import DueRows, TimedTable
+from siltstone.state.time_index import TimedTable
 from siltstone.state.ttl import TTL, with_stamp
 
 EXPIRED_AT_ONCE = 1 << 18
@@ -35,17 +34,12 @@ def expire(name: str, timed: TimedTable, ttl: TTL, upto: int, state: KeyedState)
             continue
         gone = due.keys
         if unstamped.any():
-            fresh = _choose(due, unstamped)
+            fresh = due.take(np.flatnonzero(unstamped))
             timed.put(fresh.keys, with_stamp(fresh.values, timed.schema, stamp))
             gone = due.keys.take(np.flatnonzero(~unstamped))
         timed.delete(gone)
         if (bounds := state.tables.get(f"{name}.bounds")) is not None:
             ListAccess(name, state.tables).trim(_owners(gone, bounds.schema, state.max_parallelism))
-
-
-def _choose(due: DueRows, which: np.ndarray) -> DueRows:
-    chosen = np.flatnonzero(which)
-    return DueRows(due.keys.take(chosen), due.values.take(pa.array(chosen)), due.at[chosen])
 
 
 def _owners(keys: Keys, bounds: TableSchema, max_parallelism: int) -> Keys:

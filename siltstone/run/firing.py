@@ -19,6 +19,7 @@ from siltstone.run.task import StepTask
 from siltstone.run.users_code import users_code
 from siltstone.state.access import DUE
 from siltstone.state.backend import TIME_INDEXES, KeyedState, StateTable, SubtaskState
+from siltstone.state.columns import read_times
 from siltstone.state.time_index import DueRows, TimedTable
 from siltstone.state.ttl import UNSTAMPED_DUE, StampedTable
 from siltstone.state.variables import DueColumn, Purpose
@@ -139,8 +140,9 @@ class StepTimers:
                 least = self._least_due()
                 if number == ROUNDS_MAX and least is not None and least <= halfway:
                     raise UsageError(
-                        f"operator {self._task.operator.name}: on_timer has set timers to times that are no later for "
-                        f"{ROUNDS_MAX:,} rounds of step {self._task.step}: set them to a time after `due.at`"
+                        f"operator {self._task.operator.name}: on_timer keeps setting timers that are due already, "
+                        f"and no later for {ROUNDS_MAX:,} rounds of step {self._task.step}: set them to a time after "
+                        "`due.at`"
                     )
                 if least is None or number == ROUNDS_MAX:
                     return  # what is left is later, and due in the next step
@@ -183,8 +185,7 @@ class StepTimers:
         with self._clock.phase("process"), users_code(operator):
             if len(self._upto(Purpose.TIMER)) > 1:  # a timer of another variable may have moved it, or cleared it
                 there = table.get(due.keys)
-                now = there.values.column(DUE).combine_chunks().fill_null(0).cast(pa.int64()).to_numpy()
-                still = there.found & (now == due.at.cast(pa.int64()).to_numpy())
+                still = there.found & (read_times(there.values.column(DUE)) == read_times(due.at))
                 if not still.all():
                     kept = np.flatnonzero(still)
                     due = Due(due.timer, due.keys.take(kept), due.at.take(pa.array(kept)))
@@ -219,9 +220,9 @@ def _split(waiting: Mapping[str, DueRows], last: tuple[int, int]) -> tuple[dict[
         at, hashes = rows.at, rows.keys.hashes
         end = int(np.count_nonzero((at < last[0]) | ((at == last[0]) & (hashes <= np.uint64(last[1])))))
         if end:
-            first[name] = rows if end == len(at) else _choose(rows, np.arange(end))
+            first[name] = rows if end == len(at) else rows.take(np.arange(end))
         if end < len(at):
-            rest[name] = _choose(rows, np.arange(end, len(at)))
+            rest[name] = rows.take(np.arange(end, len(at)))
     return first, rest
 
 
@@ -244,7 +245,7 @@ def _calls(batch: Mapping[str, DueRows], *, in_order: bool) -> Iterator[Due]:
         order = np.lexsort((variable, hashes, at))
         for run in np.split(order, np.flatnonzero(np.diff(variable[order])) + 1):
             name = names[variable[run[0]]]
-            yield _make_due(name, _choose(batch[name], within[run]))
+            yield _make_due(name, batch[name].take(within[run]))
         return
     order = np.lexsort((variable, at, hashes))
     starts = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]])
@@ -254,11 +255,7 @@ def _calls(batch: Mapping[str, DueRows], *, in_order: bool) -> Iterator[Due]:
         for number, name in enumerate(names):
             chosen = within[(rank == place) & (variable == number)]
             if len(chosen):
-                yield _make_due(name, _choose(batch[name], chosen))
-
-
-def _choose(rows: DueRows, which: np.ndarray) -> DueRows:
-    return DueRows(rows.keys.take(which), rows.values.take(pa.array(which)), rows.at[which])
+                yield _make_due(name, batch[name].take(chosen))
 
 
 def _make_due(name: str, rows: DueRows) -> Due:

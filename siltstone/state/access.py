@@ -144,7 +144,7 @@ class TimerAccess:
         self._table.put(keys, conform({DUE: times}, self._table.schema.value, len(keys), self._name))
 
     def clear(self, keys: Keys) -> None:
-        """Remove the timers of these keys; a key without one is no error."""
+        """Remove the timers of these keys; keys without a timer are skipped."""
         self._table.delete(keys)
 
 

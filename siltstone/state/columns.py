@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
+_DAY_US = 86_400_000_000
+_DAYS_MAX = ((1 << 63) - 1) // _DAY_US
 
 
 def one_array(column: Column) -> pa.Array:
@@ -25,6 +27,19 @@ def one_array(column: Column) -> pa.Array:
 def is_micros(kind: pa.DataType) -> bool:
     """Whether the type is a timestamp in microseconds, the only kind that Spark and state tables use."""
     return pa.types.is_timestamp(kind) and kind.unit == "us"
+
+
+def read_times(column: Column) -> np.ndarray:
+    """Return the times of a column of timestamps or dates in microseconds since 1970, int64[n]; arbitrary where null.
+
+    Days that microseconds have no room for are those at their bounds.
+    """
+    array = one_array(column)
+    if pa.types.is_date32(array.type):
+        return fixed_values(array).astype(np.int64).clip(-_DAYS_MAX, _DAYS_MAX) * _DAY_US
+    if not is_micros(array.type):
+        array = array.cast(pa.timestamp("us"), safe=False)
+    return fixed_values(array).view(np.int64)
 
 
 def null_mask(column: Column) -> np.ndarray:

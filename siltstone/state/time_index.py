@@ -16,7 +16,7 @@ finds it, too.
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,6 @@ from siltstone.state.backend import Keys, Lookup, StateTable
 from siltstone.state.columns import fixed_values, is_micros, null_mask, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys
 from siltstone.state.protocol import key_batch
-from siltstone.state.schema import TableSchema
 from siltstone.state.time_runs import (
     DUE,
     GROUP,
@@ -48,6 +47,7 @@ from siltstone.state.time_runs import (
     split_smaller,
     translate_full_disk,
 )
+from siltstone.state.wrapped_table import WrappedTable
 from siltstone.store.private import make_private_directory
 
 MAX_RUNS = 8
@@ -69,6 +69,10 @@ class DueRows:
     values: pa.Table
     at: np.ndarray
 
+    def take(self, ordinals: np.ndarray) -> "DueRows":
+        """Return some of the rows, by ordinal (integers)."""
+        return DueRows(self.keys.take(ordinals), self.values.take(pa.array(ordinals)), self.at[ordinals])
+
 
 @dataclass
 class _Seen:
@@ -80,7 +84,7 @@ class _Seen:
     """bool[n]: whether the row is there and has a due time"""
 
 
-class TimedTable:
+class TimedTable(WrappedTable):
     """A `StateTable` over another one, which notes when its rows are due. All changes of the table must go through it.
 
     Open it anew after a rollback. `rebuilt_s` and `rebuilt_rows` are the seconds and rows that rebuilding took.
@@ -93,9 +97,9 @@ class TimedTable:
         kind = schema.rows.field(column).type if column in schema.rows.names else None
         if kind is None or not (is_micros(kind) or pa.types.is_int64(kind)):
             raise UsageError(f"rows cannot be due by column {column!r}: name one of type timestamp[us] or int64")
-        self.schema: TableSchema = schema
+        super().__init__(table)
         self.rebuilt_s, self.rebuilt_rows = 0.0, 0
-        self.table, self._column, self._plus, self._null_due = table, column, plus_us, null_due
+        self._column, self._plus, self._null_due = column, plus_us, null_due
         self._entry_schema = entry_schema(schema.primary_key)
         self._files = RunFiles(directory, self._entry_schema)
         self._mutation = 0
@@ -118,7 +122,7 @@ class TimedTable:
             null_due: when a row is due where the column is null; None for never.
 
         Raises:
-            UsageError: there is no such column, or it has another type.
+            UsageError: the table has no such column, or the column has neither of these types.
             Unreachable: the directory cannot be written.
         """
         opened = cls(directory, table, column, plus_us, null_due)
@@ -128,33 +132,6 @@ class TimedTable:
         return opened
 
     # The table
-
-    @property
-    def rows(self) -> int:
-        """The number of live rows."""
-        return self.table.rows
-
-    @property
-    def digests(self) -> np.ndarray:
-        """See `StateTable.digests`."""
-        return self.table.digests
-
-    @property
-    def tracking_s(self) -> float:
-        """See `StateTable.tracking_s`."""
-        return self.table.tracking_s
-
-    @tracking_s.setter
-    def tracking_s(self, seconds: float) -> None:
-        self.table.tracking_s = seconds
-
-    def reserve(self, rows: int) -> None:
-        """Pre-allocate for `rows` rows in total."""
-        self.table.reserve(rows)
-
-    def expect_changes(self, rows: int) -> None:
-        """Prepare in the background for `rows` changes or more."""
-        self.table.expect_changes(rows)
 
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys."""
@@ -177,26 +154,10 @@ class TimedTable:
         batch.memo[self] = _Seen(self._mutation, due, timed)
 
     def delete(self, batch: Keys) -> None:
-        """Delete the rows of these keys; a missing row is no error."""
+        """Delete the rows of these keys; keys without a row are skipped."""
         self.table.delete(batch)
         self._mutation += 1
         self._taken = [each for each in self._taken if each[0] is not batch]
-
-    def count_changed(self) -> np.ndarray:
-        """See `StateTable.count_changed`."""
-        return self.table.count_changed()
-
-    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
-        """See `StateTable.changes`."""
-        return self.table.changes(groups)
-
-    def mark(self) -> None:
-        """Forget the changes, since a checkpoint that contains them is being taken."""
-        self.table.mark()
-
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """See `StateTable.scan`."""
-        return self.table.scan(groups)
 
     def _see(self, batch: Keys) -> _Seen:
         seen = batch.memo.get(self)
@@ -261,8 +222,7 @@ class TimedTable:
             if len(chosen) == len(live):
                 parts.append(rows)  # the keys with their memo
             elif len(chosen):
-                values = rows.values.take(pa.array(chosen))
-                parts.append(DueRows(rows.keys.take(chosen), values, rows.at[chosen]))
+                parts.append(rows.take(chosen))
             wanted -= len(chosen)
             count = max(wanted, min(2 * count, MERGE_ROWS))
         due = _join(parts) if parts else self._read(self._entry_schema.empty_table())[0]

@@ -18,6 +18,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys, Lookup, StateTable
 from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.schema import WRITTEN_AT, TableSchema
+from siltstone.state.wrapped_table import WrappedTable
 from siltstone.time.clock_rules import FOREVER
 from siltstone.times import parse_duration, to_us
 
@@ -111,8 +112,10 @@ def with_stamp(values: pa.Table, schema: TableSchema, stamp: int | None) -> pa.T
     return pa.Table.from_arrays(columns, schema=schema.value)
 
 
-class StampedTable:
-    """A `StateTable` over another one, without the stamp: `put` adds it, `get` leaves it out.
+class StampedTable(WrappedTable):
+    """A state table without the stamp of the one that it wraps: `put` adds it, `get` leaves it out.
+
+    `changes` has it, since changes are logged.
 
     Args:
         table: its last value column is the stamp.
@@ -123,38 +126,12 @@ class StampedTable:
     """
 
     def __init__(self, table: StateTable, ttl: TTL, stamp: int | None) -> None:
+        super().__init__(table)
         full = table.schema
-        self.schema: TableSchema = TableSchema(full.key, full.subkey, pa.schema(list(full.shown_value)[:-1]))
-        self.table, self._stamp = table, stamp
+        self.schema = TableSchema(full.key, full.subkey, pa.schema(list(full.shown_value)[:-1]))
+        self._stamp = stamp
         self.renewing = False
         self._renews = ttl.renew == RENEWALS[1]
-
-    @property
-    def rows(self) -> int:
-        """The number of live rows."""
-        return self.table.rows
-
-    @property
-    def digests(self) -> np.ndarray:
-        """See `StateTable.digests`."""
-        return self.table.digests
-
-    @property
-    def tracking_s(self) -> float:
-        """See `StateTable.tracking_s`."""
-        return self.table.tracking_s
-
-    @tracking_s.setter
-    def tracking_s(self, seconds: float) -> None:
-        self.table.tracking_s = seconds
-
-    def reserve(self, rows: int) -> None:
-        """Pre-allocate for `rows` rows in total."""
-        self.table.reserve(rows)
-
-    def expect_changes(self, rows: int) -> None:
-        """Prepare in the background for `rows` changes or more."""
-        self.table.expect_changes(rows)
 
     def get(self, batch: Keys) -> Lookup:
         """Return the rows of many keys, without their stamps, and renew them if the TTL says so."""
@@ -170,22 +147,6 @@ class StampedTable:
     def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key, with the step's stamp."""
         self.table.put(batch, with_stamp(values, self.table.schema, self._stamp))
-
-    def delete(self, batch: Keys) -> None:
-        """Delete the rows of these keys; a missing row is no error."""
-        self.table.delete(batch)
-
-    def count_changed(self) -> np.ndarray:
-        """See `StateTable.count_changed`."""
-        return self.table.count_changed()
-
-    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
-        """See `StateTable.changes`; with the stamp, since changes are logged."""
-        return self.table.changes(groups)
-
-    def mark(self) -> None:
-        """Forget the changes, since a checkpoint that contains them is being taken."""
-        self.table.mark()
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """See `StateTable.scan`."""

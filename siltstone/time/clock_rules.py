@@ -172,12 +172,21 @@ def hear(clock: StepClock, source: str, heard: Mapping[str, int]) -> StepClock:
     for name, high in heard.items():
         known = parts.get(name)
         parts[name] = PartitionClock(max(high, _LEAST if known is None else known.high), clock.now)
-    if len(parts) > PARTITIONS_MAX:
+    check_partitions(len(parts))
+    return replace(clock, sources={**clock.sources, source: replace(one, partitions=parts)})
+
+
+def check_partitions(count: int) -> None:
+    """Check the number of a source's partitions.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    if count > PARTITIONS_MAX:
         raise UsageError(
             f"the source has more than {PARTITIONS_MAX:,} partitions by the column that EventTime names in per: "
             "name one with fewer values"
         )
-    return replace(clock, sources={**clock.sources, source: replace(one, partitions=parts)})
 
 
 def encode_clock(clock: StepClock) -> str:
