@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.compare_digests import Digests, list_differing
-from siltstone.change.replay import NAMED_GROUPS, restore_points
+from siltstone.change.replay import name_groups, replay_tasks, restore_points
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import ProofFailed
@@ -16,8 +16,7 @@ from siltstone.operator import PREPARED
 from siltstone.run.local_step import run_step
 from siltstone.run.step_digests import OperatorDigests
 from siltstone.run.step_reports import StepReports
-from siltstone.run.stream_clock import clock_of
-from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
+from siltstone.run.task import RestorePoint, StepTask
 from siltstone.state.rows_digest import DigestedRows
 from siltstone.store.paths import LocalLayout
 from siltstone.stream import DEAD_LETTERS, Stream
@@ -71,8 +70,7 @@ def check_same(where: str, before: TakenStep, now: TakenStep) -> None:
     left_out = () if before.parallelism == now.parallelism else (PREPARED,)
     found = []
     for name, groups in list_differing(_leave_out(before.digests, left_out), _leave_out(now.digests, left_out)):
-        more = "" if len(groups) <= NAMED_GROUPS else f" and {len(groups) - NAMED_GROUPS} more"
-        found.append(f"state in {name}, key groups {', '.join(map(str, groups[:NAMED_GROUPS]))}{more}")
+        found.append(f"state in {name_groups(name, groups)}")
     for name, rows in before.made.items():
         if rows.differs(now.made[name]):
             found.append(f"rows of {name} ({rows.rows} rows before, {now.made[name].rows} now)")
@@ -131,30 +129,17 @@ class LocalReplay:
         return self._reports.digests(self._stream.max_parallelism)
 
     def _make_tasks(self, step: TakenStep) -> dict[str, StepTask]:
-        stream, found, clock = self._stream, self._find_digests(), decode_clock(step.clock)
-        return {
-            op.name: StepTask(
-                stream=stream.name,
-                operator=op,
-                epoch=0,
-                step=self.step + 1,
-                base_step=self.step,
-                base=identities(op, found[op.name], self._parallelism, stream.max_parallelism) if found else (),
-                parallelism=self._parallelism,
-                max_parallelism=stream.max_parallelism,
-                warehouse=self._warehouse,
-                backend=self._backend,
-                tracking=False,
-                restore=self._points[op.name],
-                checkpoint=CheckpointOrder({}) if step.ends else None,
-                stores=False,
-                interval=step.checkpoint,
-                upload=UploadOptions(),
-                sinks=tuple(stream.sinks),
-                drains=step.ends,
-                times=stream.row_times(op),
-                clock=clock_of(stream, op, clock),
-                dead_letters=DeadLetterOrder(rows=stream.sorts_out_rows) if stream.dead_letters else None,
-            )
-            for op in stream.operators
-        }
+        return replay_tasks(
+            self._stream,
+            self._warehouse,
+            self._points,
+            self._find_digests(),
+            decode_clock(step.clock),
+            version=self.step,
+            parallelism=self._parallelism,
+            backend=self._backend,
+            upload=UploadOptions(),
+            interval=step.checkpoint,
+            ends=step.ends,
+            drains=step.ends,
+        )

@@ -20,13 +20,17 @@ from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.compare_digests import Digests, list_differing
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.format.manifests import read_manifest
 from siltstone.operator import PREPARED
 from siltstone.run.definition import check_definition, definition_of, recorded_options
-from siltstone.run.task import RestorePoint
+from siltstone.run.stream_clock import clock_of
+from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.state.digest import checkpoint_digest
+from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
+from siltstone.time.clock_rules import StepClock
 
 START = "start"
 NAMED_GROUPS = 5
@@ -202,6 +206,60 @@ def restore_points(warehouse: OpenWarehouse, stream: Stream, checkpoint: int) ->
     }
 
 
+def replay_tasks(
+    stream: Stream,
+    warehouse: Warehouse,
+    points: Mapping[str, RestorePoint],
+    found: Digests,
+    clock: StepClock | None,
+    *,
+    version: int,
+    parallelism: int,
+    backend: str,
+    upload: UploadOptions,
+    interval: int = 0,
+    ends: bool = False,
+    drains: bool = False,
+) -> dict[str, StepTask]:
+    """Make the tasks of a step that is taken again, with working state of its own; they store nothing.
+
+    Args:
+        warehouse: its local files are those of the replay.
+        points: operator -> where its state is restored, if it is not there.
+        found: the digests of the working state.
+        clock: the one that was recorded with the step; None to fire nothing.
+        version: the version of the working state before the step.
+        interval: the checkpoint that has the step.
+    """
+    return {
+        op.name: StepTask(
+            stream=stream.name,
+            operator=op,
+            epoch=0,
+            step=version + 1,
+            base_step=version,
+            base=identities(op, found[op.name], parallelism, stream.max_parallelism) if op.name in found else (),
+            parallelism=parallelism,
+            max_parallelism=stream.max_parallelism,
+            warehouse=warehouse,
+            backend=backend,
+            tracking=False,
+            restore=points[op.name],
+            checkpoint=CheckpointOrder({}) if ends else None,
+            stores=False,
+            interval=interval,
+            upload=upload,
+            hands_on=stream.has_reader(op.name),
+            sinks=tuple(stream.sinks),
+            drains=drains,
+            times=stream.row_times(op),
+            clock=clock_of(stream, op, clock),
+            dead_letters=DeadLetterOrder(rows=stream.sorts_out_rows) if stream.dead_letters else None,
+        )
+        for op in stream.operators
+    }
+
+
 def check_replayed(stream: str, recorded: Recorded, found: Digests, *, prepared: bool = True) -> None:
     """Compare the digests of a replay with the recorded ones.
 
@@ -222,7 +280,7 @@ def check_replayed(stream: str, recorded: Recorded, found: Digests, *, prepared:
     if recorded.digests is not None:
         with_recorded = _with_prepared(found, recorded.digests)
         compared = list_differing(recorded.digests, found if prepared else with_recorded)
-        differing = [_name_groups(name, groups) for name, groups in compared]
+        differing = [name_groups(name, groups) for name, groups in compared]
         found = with_recorded  # the same parts may lie in other key groups
     digest = checkpoint_digest(found)
     if differing:
@@ -243,6 +301,7 @@ def _with_prepared(found: Digests, recorded: Digests) -> Digests:
     return {operator: {**of, **kept.get(operator, {})} for operator, of in found.items()}
 
 
-def _name_groups(variable: str, groups: np.ndarray) -> str:
+def name_groups(variable: str, groups: np.ndarray) -> str:
+    """Name the key groups of a variable that differ: the first few, and how many more there are."""
     more = "" if len(groups) <= NAMED_GROUPS else f" and {len(groups) - NAMED_GROUPS} more"
     return f"{variable}, key groups {', '.join(map(str, groups[:NAMED_GROUPS]))}{more}"

@@ -22,7 +22,9 @@ from siltstone.run.processing import (
     ACKNOWLEDGEMENT,
     HASH,
     READ,
+    check_columns,
     internal_names,
+    list_columns,
     misfit_reason,
     original_column,
     output_schema,
@@ -142,17 +144,9 @@ def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
 def _list_columns(rows: pa.Table, task: StepTask) -> list[str]:
     """List the columns that a step of the operator takes."""
     operator = task.operator
-    further = [*operator.order_by, *(task.times.columns if task.times else ())] if operator.combined is None else []
-    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names), *further]))
-    if taken := [name for name in wanted if name in internal_names(operator)]:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
-        )
-    if missing := [name for name in wanted if name not in rows.column_names]:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
-            f"(it has {', '.join(rows.column_names) or 'none'})"
-        )
+    wanted = list_columns(operator, rows.column_names, task.times)
+    taken = [name for name in wanted if name in internal_names(operator)]
+    check_columns(operator, taken, wanted, rows.column_names)
     return wanted
 
 
@@ -224,7 +218,7 @@ def _try_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _combine(rows: pa.Table, task: StepTask) -> pa.Table:
-    """Combine rows before they are sent, in as many parts as there are subtasks, as if so many tasks had read them."""
+    """Combine rows before the shuffle, in one part per subtask, as that many tasks of Spark would."""
     operator = task.operator
     if operator.reads == SOURCE:
         rows = rows.append_column(HASH, pa.array(_hash(rows, operator).view(np.int64)))

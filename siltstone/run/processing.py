@@ -1,6 +1,6 @@
 """Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from siltstone.run.users_code import users_code
 from siltstone.state.access import conform
 from siltstone.state.columns import find_broken
 from siltstone.state.json_rows import broken_reason, describe_broken
+from siltstone.time.event_time import RowTimes
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
@@ -41,6 +42,35 @@ def misfit_reason(operator: Operator, key: str) -> str:
 def internal_names(operator: Operator) -> list[str]:
     """List the column names that the engine itself uses in the rows of a subtask."""
     return [HASH, READ, *(original_column(name) for name in operator.key.names)]
+
+
+def list_columns(operator: Operator, every: Sequence[str], times: RowTimes | None) -> list[str]:
+    """List the columns that a step of the operator takes: those of the key and its inputs, or `every` one if it does
+    not say which; those that it is ordered by; and those with the event time."""
+    # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
+    further = [*operator.order_by, *(times.columns if times else ())] if operator.combined is None else []
+    return list(dict.fromkeys([*operator.key.names, *(operator.inputs or every), *further]))
+
+
+def check_columns(operator: Operator, taken: Sequence[str], wanted: Sequence[str], given: Sequence[str]) -> None:
+    """Check the columns that a step of the operator takes.
+
+    Args:
+        taken: those of them that have a name of the engine's own.
+        given: those that its input has.
+
+    Raises:
+        UsageError: some are taken, or missing.
+    """
+    if taken:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
+        )
+    if missing := [name for name in wanted if name not in given]:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
+            f"(it has {', '.join(given) or 'none'})"
+        )
 
 
 @dataclass

@@ -20,7 +20,9 @@ from siltstone.run.processing import (
     ACKNOWLEDGEMENT,
     HASH,
     READ,
+    check_columns,
     internal_names,
+    list_columns,
     original_column,
     step_schema,
 )
@@ -366,20 +368,10 @@ def columns_read(rows: DataFrame, operator: Operator, times: RowTimes | None = N
     """
     given, combined = rows.schema, operator.combined
     every = [field.name for field in given if is_for_python(field.dataType)]
-    # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
-    further = [*operator.order_by, *(times.columns if times else ())] if combined is None else []
-    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or every), *further]))
+    wanted = list_columns(operator, every, times)
     used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
     named = wanted if combined is None else dict.fromkeys([*wanted, *combined.names])
-    if taken := [name for name in named if name.casefold() in used]:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
-        )
-    if missing := [name for name in wanted if name not in given.names]:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
-            f"(it has {', '.join(given.names)})"
-        )
+    check_columns(operator, [name for name in named if name.casefold() in used], wanted, given.names)
     alike = Counter(map(str.lower, given.names))
     for name in wanted:
         twins = [other for other in given.names if other.lower() == name.lower()] if alike[name.lower()] > 1 else []

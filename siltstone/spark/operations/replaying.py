@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
+from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, replay_tasks, resolve_range, restore_points
 from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE
 from siltstone.result import Result
@@ -20,8 +20,7 @@ from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, check_source_shape, recorded_options
 from siltstone.run.step_digests import OperatorDigests, check_repeated
 from siltstone.run.step_reports import StepReports
-from siltstone.run.stream_clock import clock_of
-from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
+from siltstone.run.task import RestorePoint, StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
@@ -209,34 +208,17 @@ class _LoggedReplay:
         self, clock: StepClock | None, checkpoint: int = 0, *, ends: bool = False, drains: bool = False
     ) -> dict[str, StepTask]:
         """Return the tasks of the next step, in the interval of a checkpoint, of which they store nothing."""
-        found = self._gathered.digests(self.stream.max_parallelism)
-        accepted = {op.name: (op, found[op.name]) for op in self.stream.operators if op.name in found}
-        groups = self.stream.max_parallelism
-        base = {name: identities(op, digests, self.parallelism, groups) for name, (op, digests) in accepted.items()}
-        return {
-            op.name: StepTask(
-                stream=self.stream.name,
-                operator=op,
-                epoch=0,
-                step=self._version + 1,
-                base_step=self._version,
-                base=base.get(op.name, ()),
-                parallelism=self.parallelism,
-                max_parallelism=self.stream.max_parallelism,
-                warehouse=self.warehouse,
-                backend=self.settings.backend,
-                tracking=False,
-                restore=self._points[op.name],
-                checkpoint=CheckpointOrder({}) if ends else None,
-                stores=False,
-                interval=checkpoint,
-                upload=self.settings.upload,
-                hands_on=self.stream.has_reader(op.name),
-                sinks=tuple(self.stream.sinks),
-                drains=drains,
-                times=self.stream.row_times(op),
-                clock=clock_of(self.stream, op, clock),
-                dead_letters=DeadLetterOrder(rows=self.stream.sorts_out_rows) if self.stream.dead_letters else None,
-            )
-            for op in self.stream.operators
-        }
+        return replay_tasks(
+            self.stream,
+            self.warehouse,
+            self._points,
+            self._gathered.digests(self.stream.max_parallelism),
+            clock,
+            version=self._version,
+            parallelism=self.parallelism,
+            backend=self.settings.backend,
+            upload=self.settings.upload,
+            interval=checkpoint,
+            ends=ends,
+            drains=drains,
+        )
