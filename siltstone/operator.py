@@ -324,8 +324,8 @@ class Operator(StateHandler):
 
         Args:
             table: the name of the state table.
-            take: returns the next live rows that are due, at most this number, in the order of their due times; none
-                once there are no more. The caller deletes them, or puts them with a later due time.
+            take: returns the next rows that are due, at most this number, in the order of their due times; an empty
+                result means that nothing more is due. The caller deletes these rows, or puts them with a later time.
         """
         raise NotImplementedError(f"operator {self.name} does not define on_due")
 

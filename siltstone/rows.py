@@ -37,7 +37,7 @@ Values: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Due:
-    """The timers of one call of `Operator.on_timer`: those of one variable and many keys, which are no longer set.
+    """The timers that fire in one call of `Operator.on_timer`. They are of one variable, and no longer in state.
 
     Attributes:
         timer: the name of the variable.

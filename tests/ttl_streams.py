@@ -171,9 +171,9 @@ class Checked:
 
     def while_stepping(self, do: Any) -> None:
         """Do something that may take a step without rows."""
-        before = len(self.tester._steps)  # noqa: SLF001
+        before = len(self.tester._steps)  # noqa: SLF001  (a tester shows no steps)
         do()
-        taken = len(self.tester._steps) - before  # noqa: SLF001
+        taken = len(self.tester._steps) - before  # noqa: SLF001  (as above)
         assert taken in (0, 1)
         if taken:
             self._follow({})

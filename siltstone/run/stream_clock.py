@@ -34,17 +34,17 @@ def time_us() -> int:
     return time.time_ns() // 1000
 
 
-def check_time_of_day(stream: Stream, here_us: int, catalog: datetime) -> None:
-    """Check the time of day of this machine, if a stream's timers depend on it.
+def check_time_of_day(stream: str, here_us: int, catalog: datetime) -> None:
+    """Check the time of day of this machine, by which a stream's timers fire.
 
     Raises:
         UsageError: it is too far off the catalog's.
     """
     off = timedelta(microseconds=here_us - to_us(catalog))
-    if stream.is_timed and abs(off) > SKEW_MAX:
+    if abs(off) > SKEW_MAX:
         way = "ahead of" if off > timedelta(0) else "behind"
         raise UsageError(
-            f"the clock of this machine is {abs(off)} {way} that of the catalog, and stream {stream.name} has timers, "
+            f"the clock of this machine is {abs(off)} {way} that of the catalog, and stream {stream} has timers, "
             "which it would fire at the wrong time: set the machine's clock, such as by NTP"
         )
 

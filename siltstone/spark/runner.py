@@ -189,6 +189,11 @@ class StreamRunner:
         return self._behind.has_room or not self._ends_next or self.failure is not None or self.enough.is_set()
 
     @property
+    def _is_enough(self) -> bool:
+        """Whether as many micro-batches were run as were asked for."""
+        return self._steps_left is not None and self._steps_left <= 0
+
+    @property
     def _ends_next(self) -> bool:
         return self.region.ends_next or self._steps_left == 1 or self._requests.is_waiting
 
@@ -401,8 +406,7 @@ class StreamRunner:
         with self._note_failure():
             self.region.note_source(shape_of(region.stream, source))
             for step, ends in with_ends(way):
-                done = self._steps_left is not None and self._steps_left <= 0
-                if region.step == region.completed_step and (done or interrupted()):
+                if region.step == region.completed_step and (self._is_enough or interrupted()):
                     self.enough.set()
                     return
                 take = partial(self._take, step=step, ends=ends)
@@ -413,7 +417,7 @@ class StreamRunner:
         self._to_follow = []
         if way:
             self._log.prepare(region.input_position())
-            if self._steps_left is not None and self._steps_left <= 0:
+            if self._is_enough:
                 self.enough.set()
 
     def change(
@@ -489,7 +493,8 @@ class StreamRunner:
             self._stopping.set()
             self._turn.wait_for(lambda: self._behind.has_room or self.failure is not None)
             self._check_not_failed()
-            done = self.stopped is not None or self._steps_left == 0
+            # What the log still holds comes before any other step.
+            done = self.stopped is not None or bool(self._to_follow) or self._is_enough
             finishes, due = self._finishes and not done, not done and self.region.clock.is_due()
             if self.region.has_steps or finishes or due:
                 with self._note_failure():

@@ -147,7 +147,7 @@ class Model:
 
 def step_of(tester: StreamTester) -> int:
     """The number of the newest step."""
-    return tester._region.step  # noqa: SLF001
+    return tester._region.step  # noqa: SLF001  (a tester shows no step numbers)
 
 
 def times(rows: pa.Table, name: str) -> list[int]:

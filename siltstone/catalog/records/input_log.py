@@ -78,8 +78,8 @@ class InputLog(CatalogPart):
     def get_clock(self, stream: str, upto: int) -> str:
         """Return the clock of the newest step of the checkpoints up to `upto`.
 
-        It is empty if there is no step, or if the step was recorded without a clock. A fork has its parent's steps up
-        to its first checkpoint, and an imported stream has the newest steps of its savepoint: their clocks go on there.
+        It is empty if there is no step, or if that step has none. A fork has copies of its parent's steps, and an
+        imported stream those of its savepoint, so each continues with the clock of where it came from.
         """
         s = t.step.c
         with self._transactions.begin_read() as connection:

@@ -232,7 +232,8 @@ def open_region(
     is of `RegionOptions`.
     """
     state_backend(settings.backend)  # its package may be missing
-    check_time_of_day(stream, time_us(), warehouse.catalog.now())
+    if stream.is_timed:
+        check_time_of_day(stream.name, time_us(), warehouse.catalog.now())
     sinks = resolve_sinks(stream, warehouse)
     check_tables(stream, sinks)
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
