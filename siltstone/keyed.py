@@ -136,6 +136,10 @@ class KeyedProcessor(Operator):
 
     def _views(self, keys: Keys, rows: Rows | None, state: State) -> "dict[str, _View]":
         declared = self.declared_variables().items()
+        if unknown := [f"{name} ({type(kind).__name__})" for name, kind in declared if type(kind) not in _VIEWS]:
+            raise UsageError(
+                f"operator {self.name}: a KeyedProcessor has no view of {', '.join(unknown)} for one key: write process"
+            )
         return {name: _VIEWS[type(kind)](name, kind, keys, rows, state) for name, kind in declared}
 
     def _key_state(self, views: "Mapping[str, _View]", state: State) -> "_KeyState":

@@ -396,7 +396,7 @@ class Operator(StateHandler):
         """Return what recorded state depends on, as JSON: the key, and each variable's kind and table schemas."""
         variables = {
             name: {
-                "kind": type(variable).__name__,
+                "kind": variable.layout(),
                 "tables": {t: schema.to_json() for t, schema in variable.tables(name, self.key).items()},
             }
             for name, variable in self.variables().items()

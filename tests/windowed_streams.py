@@ -9,7 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from siltstone.aggregates.distinct import ApproxDistinct
 from siltstone.aggregates.functions import Average, Count, First, Last, Max, Min, Sum
+from siltstone.aggregates.lists import CollectList, TopN
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Cumulative, Session, Sliding, Tumbling
 from siltstone.stream import Stream
@@ -29,6 +31,10 @@ FUNCTIONS = (
     Average("mean", of="v"),
     First("first", of="v", by="at"),
     Last("last", of="v", by="at"),
+    ApproxDistinct("distinct", of="v", precision=14),
+    CollectList("all", of="v"),
+    CollectList("newest", of="v", by="at", distinct=True, limit=3),
+    TopN("top", 2, by="v", of={"at": TIME}),
 )
 SPRING = datetime(2026, 3, 28, 20, tzinfo=UTC)
 AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
@@ -119,7 +125,10 @@ def totals_of(rows: list[Row]) -> tuple[Any, ...]:
     mean = sum(values) / len(values) if values else None
     least, most = min(values, default=None), max(values, default=None)
     ends = (order[0][1], order[-1][1]) if order else (None, None)
-    return (len(rows), len(values), total, total, total, total, least, most, mean, *ends)
+    distinct = list(dict.fromkeys(v for _, v in order))
+    top = [{"v": v, "at": at} for at, v in sorted(order, key=lambda row: (-row[1], row[0]))[:2]]
+    lists = len(distinct), sorted(values), distinct[:3], top
+    return (len(rows), len(values), total, total, total, total, least, most, mean, *ends, *lists)
 
 
 @dataclass

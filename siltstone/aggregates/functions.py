@@ -15,8 +15,9 @@ from siltstone.errors import UsageError
 from siltstone.state.columns import fixed_values, null_mask
 from siltstone.state.exact import means, to_decimal, to_words
 from siltstone.state.reduction import choose_by, count_by, extreme_by, sum_by, sum_type, take_or_null
+from siltstone.state.types import is_nested
 
-_EVENT_TIME = pa.timestamp("us", "UTC")
+EVENT_TIME = pa.timestamp("us", "UTC")
 _WHOLE = pa.decimal128(38, 0)
 """has room for any sum of int64 values, because their number is an int64"""
 
@@ -92,6 +93,9 @@ class _ColumnFunction(Function):
     of: str
     type: pa.DataType = pa.int64()  # noqa: RUF009  (Arrow types do not change)
 
+    def __post_init__(self) -> None:
+        _check_flat(self.name, self.of, self.type)
+
     def inputs(self) -> dict[str, pa.DataType | None]:
         return {self.of: self.type}
 
@@ -117,6 +121,7 @@ class Sum(_ColumnFunction):
     on_overflow: str = "fail"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.on_overflow not in ("fail", "null", "wrap"):
             raise UsageError(f"on_overflow of {self.name} is {self.on_overflow!r}: use 'fail', 'null' or 'wrap'")
         if self.on_overflow == "wrap" and not pa.types.is_integer(self.type):
@@ -208,8 +213,12 @@ class First(_ColumnFunction):
     """
 
     by: str = "event_time"
-    by_type: pa.DataType = _EVENT_TIME
+    by_type: pa.DataType = EVENT_TIME
     _largest: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_flat(self.name, self.by, self.by_type)
 
     def inputs(self) -> dict[str, pa.DataType | None]:
         return {self.of: self.type, self.by: self.by_type}
@@ -230,3 +239,13 @@ class Last(First):
     """
 
     _largest: ClassVar[bool] = True
+
+
+def _check_flat(name: str, column: str, kind: pa.DataType) -> None:
+    """Check that the values of a column have an order.
+
+    Raises:
+        UsageError: they are nested.
+    """
+    if is_nested(kind):
+        raise UsageError(f"column {column} has type {kind}: aggregate {name} is of flat values")

@@ -32,7 +32,6 @@ from siltstone.state.access import conform
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.state.time_index import DueRows
-from siltstone.state.types import is_nested
 from siltstone.state.variables import ColumnTypes, schema_of
 
 __all__ = [
@@ -119,9 +118,6 @@ class Aggregate(Operator):
         self.aggregates: tuple[Function, ...] = tuple(aggregates)
         self._check_window(output)
         self._totals = totals = Totals(f"operator {name}", self.aggregates)
-        for field in totals.schema:
-            if is_nested(field.type):
-                raise UsageError(f"column {field.name} has type {field.type}: aggregates are of flat values")
         keys = schema_of(key, f"the key of operator {name}")
         self._windowed = _windowed(window, keys, totals)
         self.totals = ValueState(totals.schema) if self._windowed is None else self._windowed.variable
@@ -273,7 +269,15 @@ def _windowed(window: Window | None, key: pa.Schema, totals: Totals) -> Windowed
 def _combined_schema(key: pa.Schema, kept: pa.Schema) -> pa.Schema:
     """Return the schema of what `combine` returns, in types that Spark has."""
     fields = [(f.name, f.type) for f in key] + [(f"{PARTIAL}{f.name}", f.type) for f in kept]
-    return pa.schema([(name, _SPARK_TYPES.get(kind, kind)) for name, kind in fields])
+    return pa.schema([(name, _spark_type(kind)) for name, kind in fields])
+
+
+def _spark_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_spark_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _spark_type(field.type)) for field in kind])
+    return _SPARK_TYPES.get(kind, kind)
 
 
 def _has_overflow(function: Function, reduced: list[pa.Array]) -> bool:

@@ -31,10 +31,12 @@ from siltstone.aggregates.windowed import (
 from siltstone.aggregates.windows import AlignedWindow, Panes
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
-from siltstone.state.columns import read_times
+from siltstone.state.columns import read_times, row_bytes
 from siltstone.state.time_index import DueRows
 
 PANE = "pane"
+_ROW_BYTES = (1 << 30) // ROWS_A_BATCH
+"""a row with more counts as several, since Arrow cannot copy 2 GiB of lists or sketches at once"""
 
 
 class PaneTotals(Windowed):
@@ -60,7 +62,7 @@ class PaneTotals(Windowed):
         entries = access.address(keys, owner, panes.boundary(k))
         old = access.read(entries)
         there = np.flatnonzero(old.found)
-        kept = [column.take(pa.array(there)) for column in self._totals.of_state(old.values)]
+        kept = self._totals.take(self._totals.of_state(old.values), there)
         reduced = self._merge(rows, kept, there, group, len(one))
         due = np.array(panes.new_due(k, state.clock.before_us))
         due[there] = read_times(old.values.column(DUE).take(pa.array(there)))
@@ -90,7 +92,7 @@ class PaneTotals(Windowed):
             # A pane of which this window had ended belongs to others; what is not there has no due time.
             after = panes.index(np.where(found.found, dues, 0) - 1)
             counts = np.flatnonzero(found.found[entry] & (ends[window] > after[entry]))
-            columns = [column.take(pa.array(entry[counts])) for column in self._totals.of_state(found.values)]
+            columns = self._totals.take(self._totals.of_state(found.values), entry[counts])
             reduced = self._reduce(columns, window[counts], len(ends), keys, own)
             shown = keys.columns.take(pa.array(own))
             times = panes.boundary(panes.start(ends)), panes.boundary(ends)
@@ -133,7 +135,7 @@ class PaneTotals(Windowed):
             return
         access.remove(batch.keys.take(np.flatnonzero(over)))
         kept = np.flatnonzero(~over)
-        columns = [column.take(pa.array(kept)) for column in self._totals.of_state(batch.values)]
+        columns = self._totals.take(self._totals.of_state(batch.values), kept)
         access.write(batch.keys.take(kept), [pa.array(panes.boundary(then[kept]), TIME), *columns])
 
     def _make_windows(self, batches: list[DueRows], watermark: int, access: TotalsAccess) -> Iterator[pa.Table]:
@@ -148,13 +150,14 @@ class PaneTotals(Windowed):
         high = panes.ends_until(k, watermark)
         order = np.argsort(owner, kind="stable")
         counts = (high - low) // panes.end_step + 1
-        for part in split_whole(owner[order], counts[order], ROWS_A_BATCH):
+        sizes = counts * np.maximum(1, row_bytes(values) // _ROW_BYTES)
+        for part in split_whole(owner[order], sizes[order], ROWS_A_BATCH):
             chosen = order[part]
             row, end = self._explode(low[chosen], high[chosen])
             own = owner[chosen][row]
             one, group = distinct_pairs(own, end)
             state = self._totals.of_state(values.take(pa.array(chosen)))
-            spread = [column.take(pa.array(row)) for column in state]
+            spread = self._totals.take(state, row)
             reduced = self._reduce(spread, group, len(one), owners, own[one])
             shown = owners.columns.take(pa.array(own[one]))
             times = panes.boundary(panes.start(end[one])), panes.boundary(end[one])

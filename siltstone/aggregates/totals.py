@@ -1,6 +1,7 @@
 """Several aggregate functions as one: rows are lifted to columns of state, reduced by group, and read as results."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ from siltstone.state.access import conform
 from siltstone.state.backend import Lookup
 from siltstone.state.columns import find_misfits, one_array
 from siltstone.state.hashing import normalise_keys
+from siltstone.state.nested import nested_columns
+from siltstone.state.types import is_nested
 
 
 class Totals:
@@ -21,6 +24,7 @@ class Totals:
         self.functions: tuple[Function, ...] = tuple(functions)
         self.schema: pa.Schema = pa.schema([pair for function in functions for pair in function.columns().items()])
         self.result_schema: pa.Schema = pa.schema([(each.name, each.result_type()) for each in functions])
+        self._nested = [(field.name, field.type) for field in self.schema if is_nested(field.type)]
         self._what = what
 
     def parts(self, columns: list[pa.Array]) -> Iterator[tuple[Function, list[pa.Array]]]:
@@ -71,23 +75,53 @@ class Totals:
         Raises:
             Overflow: a sum does not fit.
         """
-        return [c for function, part in self.parts(columns) for c in function.reduce(part, group, size)]
+        with self._explain_capacity():
+            return [c for function, part in self.parts(columns) for c in function.reduce(part, group, size)]
+
+    def join(self, old: list[pa.Array], new: list[pa.Array]) -> list[pa.Array]:
+        """Return columns of state of two sets of rows as those of all.
+
+        Raises:
+            UsageError: a column takes 2 GiB or more.
+        """
+        with self._explain_capacity():
+            return [pa.concat_arrays([before, column]) for before, column in zip(old, new, strict=True)]
+
+    def take(self, columns: list[pa.Array], rows: np.ndarray) -> list[pa.Array]:
+        """Return columns of state of some rows.
+
+        Raises:
+            UsageError: a column takes 2 GiB or more.
+        """
+        with self._explain_capacity():
+            return [column.take(pa.array(rows)) for column in columns]
+
+    @contextmanager
+    def _explain_capacity(self) -> Iterator[None]:
+        """Say what it means where Arrow refuses an array, since its lists and bytes have offsets of 31 bits."""
+        try:
+            yield
+        except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            raise UsageError(
+                f"{self._what}: columns of state do not fit: {str(error).splitlines()[0]}",
+                advice="keep what a call works on below 2 GiB: limit lists, or use smaller micro-batches",
+            ) from error
 
     def merge(self, old: Lookup, new: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        """Reduce new rows together with the old rows of all groups, in whose table the columns of state are last.
+        """Reduce new rows together with the old rows of all groups.
 
         Raises:
             Overflow: a sum does not fit.
         """
         if old.found.any():
-            kept = self.of_state(old.values)
-            new = [pa.concat_arrays([before, column]) for before, column in zip(kept, new, strict=True)]
+            new = self.join(self.of_state(old.values), new)
             group = np.concatenate([np.arange(size), group])
         return self.reduce(new, group, size)
 
     def of_state(self, values: pa.Table) -> list[pa.Array]:
-        """Return the columns of state of rows of a table, in which they are last."""
-        return [one_array(values.column(name)) for name in self.schema.names]
+        """Return the columns of state of rows of a table; nested ones may be as it stores them."""
+        stored = [(name, kind) for name, kind in self._nested if values.schema.field(name).type != kind]
+        return [one_array(column) for column in nested_columns(values.select(self.schema.names), stored).columns]
 
     def results(self, columns: list[pa.Array]) -> list[pa.Array]:
         """Compute the aggregates' values."""

@@ -15,6 +15,7 @@ from siltstone.operator import Keys, MapState, Rows, State
 from siltstone.state.access import DUE, MapAccess
 from siltstone.state.backend import KeyedState, Lookup
 from siltstone.state.hashing import find_distinct, xxhash64
+from siltstone.state.nested import stored_columns
 from siltstone.state.time_index import DueRows
 from siltstone.state.variables import CLOCKS, DueColumn, Purpose, schema_of
 
@@ -44,14 +45,14 @@ class TotalsAccess(MapAccess):
         return Keys(columns.take(pa.array(first)), hashes[first], key_groups[first]), owner
 
     def read(self, entries: Keys) -> Lookup:
-        """Return the rows of entries."""
+        """Return the rows of entries, as the table stores them."""
         return self._table.get(entries)
 
     def write(self, entries: Keys, columns: Sequence[pa.Array]) -> None:
         """Insert or replace entries."""
-        value = self._table.schema.value
-        fitted = [column.cast(field.type) for column, field in zip(columns, value, strict=True)]
-        self._table.put(entries, pa.table(fitted, schema=value))
+        schema = self._table.schema
+        fitted = [column.cast(field.type) for column, field in zip(columns, schema.shown_value, strict=True)]
+        self._table.put(entries, stored_columns(pa.table(fitted, schema=schema.shown_value), schema.nested))
 
     def remove(self, entries: Keys) -> None:
         """Delete entries."""
@@ -142,7 +143,7 @@ class Windowed(ABC):
             BadRow: a sum does not fit, or values do not.
         """
         lifted = self._totals.lift(rows.table)
-        columns = [pa.concat_arrays([before, new]) for before, new in zip(old, lifted, strict=True)]
+        columns = self._totals.join(old, lifted)
         try:
             return self._totals.reduce(columns, np.concatenate([old_group, group]), size)
         except Overflow as overflow:

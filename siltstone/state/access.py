@@ -182,6 +182,14 @@ class MapAccess:
         values = _to_stored(table, self._table.schema, table.num_rows, self._name)
         self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
 
+    def group(self, entries: Columns) -> tuple[pa.Table, np.ndarray]:
+        """Return (distinct, index): the distinct entries, and for each given one its ordinal among them (int64[n]).
+
+        For reductions of many rows per entry, before one `put` of each.
+        """
+        batch, _, entry = self._address(_as_table(entries))
+        return batch.columns, np.arange(len(batch)) if entry is None else entry
+
     def delete(self, entries: Columns) -> None:
         """Delete entries; a missing entry is no error."""
         self._table.delete(self._address(_as_table(entries))[0])

@@ -106,6 +106,41 @@ def choose_by(
     return _last_assigned(rows, of, size)
 
 
+def sort_by(orders: Sequence[pa.Array], group: np.ndarray, *, largest: bool = False) -> np.ndarray:
+    """Return the rows (int64[n]) by group, then ascending by each of `orders`, null last, floats as in `choose_by`.
+
+    Args:
+        largest: whether the first of `orders` descends, null last all the same.
+    """
+    keys: list[np.ndarray] = []
+    for place, array in enumerate(orders):
+        codes = order_codes(array)
+        codes = ~codes if largest and not place else codes
+        if array.null_count:
+            absent = null_mask(array)
+            keys += [absent, np.where(absent, 0, codes)]
+        else:
+            keys.append(codes)
+    return np.lexsort([*reversed(keys), group])
+
+
+def first_in_order(rows: np.ndarray, group: np.ndarray, limit: int) -> np.ndarray:
+    """Return the first `limit` rows of each group, of rows that are sorted by group."""
+    of = group[rows]
+    starts = np.flatnonzero(np.r_[True, of[1:] != of[:-1]]) if len(of) else np.empty(0, np.int64)
+    place = np.arange(len(of)) - np.repeat(starts, np.diff(starts, append=len(of)))
+    return rows[place < limit]
+
+
+def distinct_in_order(rows: np.ndarray, array: pa.Array, group: np.ndarray) -> np.ndarray:
+    """Return the first row with each distinct value of each group, of rows in some order, in that order."""
+    codes, of = order_codes(array)[rows], group[rows]
+    order = np.lexsort([codes, of])  # stable
+    codes, of = codes[order], of[order]
+    new = np.r_[True, (codes[1:] != codes[:-1]) | (of[1:] != of[:-1])] if len(of) else np.empty(0, np.bool_)
+    return rows[np.sort(order[new])]
+
+
 def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the first (or last) row of each group in which the array is not null, in the order of the rows.
 

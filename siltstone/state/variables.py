@@ -83,7 +83,10 @@ class DueColumn:
 
 
 class Variable(ABC):
-    """One named piece of an operator's state."""
+    """One named piece of an operator's state.
+
+    `docs/structures.md` shows how to make a kind of one's own of another one.
+    """
 
     kind: Kind = Kind.INCREMENTAL
 
@@ -103,9 +106,19 @@ class Variable(ABC):
         """Return, of the state tables whose rows are stamped, their TTL."""
         return {}
 
+    def layout(self) -> str:
+        """Return what the variable is, recorded with the stream: state of another layout is refused by name.
+
+        A kind of one's own adds the options that its tables depend on besides their schemas.
+        """
+        return type(self).__name__
+
     @abstractmethod
     def bind(self, name: str, state: KeyedState) -> Any:
-        """Return the object that is `state.<name>` while a subtask runs."""
+        """Return the object that is `state.<name>` while a subtask runs.
+
+        A kind of one's own returns an object of its own around that of the kind it is made of: `super().bind(...)`.
+        """
 
 
 @dataclass(frozen=True)

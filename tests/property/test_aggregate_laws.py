@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from siltstone.aggregates.distinct import ApproxDistinct
+from siltstone.aggregates.lists import CollectList, TopN
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from tests.examples import examples
 from tests.subtask import subtask
@@ -22,6 +24,11 @@ FUNCTIONS = [
     First("first", of="s", type=pa.string(), by="t", by_type=pa.int64()),
     Last("last", of="s", type=pa.string(), by="t", by_type=pa.int64()),
     Min("s_lo", of="s", type=pa.string()),
+    ApproxDistinct("distinct", of="s", type=pa.string(), precision=16),
+    CollectList("all", of="v"),
+    CollectList("texts", of="s", type=pa.string(), by="t", by_type=pa.int64(), distinct=True, limit=3),
+    TopN("top", 2, by="v", of={"s": pa.string(), "t": pa.int64()}),
+    TopN("bottom", 3, by="s", by_type=pa.string(), largest=False),
 ]
 SCHEMA = pa.schema([("k", pa.int32()), ("kind", pa.string()), ("v", pa.int64()), ("s", pa.string()), ("t", pa.int64())])
 row = st.tuples(
@@ -45,6 +52,20 @@ def plain(value):
     return None if pd.isna(value) else value
 
 
+def lists_of(part):
+    """The lists of a group, by sorting its rows as tuples: (texts, top, bottom)."""
+    rows = [tuple(map(plain, row)) for row in part[["v", "s", "t"]].itertuples(index=False)]
+    rows = [(v, None if s is None else s.encode(), t) for v, s, t in rows]
+    texts = dict.fromkeys(s for _, _, s in sorted((t is None, t or 0, s) for _, s, t in rows if s is not None))
+    top = sorted((r for r in rows if r[0] is not None), key=lambda r: (-r[0], r[1] is None, r[1] or b"", r[2] is None, r[2] or 0))
+    low = sorted(s for _, s, _ in rows if s is not None)
+    return (
+        [s.decode() for s in list(texts)[:3]],
+        [{"v": v, "s": None if s is None else s.decode(), "t": t} for v, s, t in top[:2]],
+        [{"s": s.decode()} for s in low[:3]],
+    )
+
+
 def by_pandas(rows):
     """(k, kind) -> aggregates."""
     frame = pd.DataFrame(rows, columns=SCHEMA.names).astype({"v": "Int64", "t": "Int64", "s": "object"})
@@ -59,6 +80,7 @@ def by_pandas(rows):
         results[key] = (
             len(part), int(v.count()), plain(total), plain(v.min()), plain(v.max()), mean, first, last,
             min(s, key=lambda text: text.encode()) if len(s) else None,
+            s.nunique(), sorted(v.dropna()), *lists_of(part),
         )  # fmt: skip
     return results
 

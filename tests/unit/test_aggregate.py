@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from siltstone.aggregates.distinct import ApproxDistinct
+from siltstone.aggregates.lists import CollectList, TopN
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Operator
@@ -218,13 +220,35 @@ def test_no_output_and_what_it_reads():
             {"aggregates": [Sum("s", of="v", type=pa.string())]},
             "aggregate s cannot add up values of type string",
         ),
-        ({"aggregates": [Max("m", of="v", type=pa.list_(pa.int8()))]}, "column m has type list"),
         ({"aggregates": [Count("n")], "reads": "No"}, "'No' is not a operator name"),
     ],
 )
 def test_a_wrong_definition_is_refused(fields, message):
     with pytest.raises(UsageError, match=message):
         Aggregate("a", key=KEY, **fields)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (Max, {"of": "v", "type": pa.list_(pa.int8())}, "column v has type list.*aggregate m is of flat values"),
+        (First, {"of": "v", "by_type": pa.struct([("a", pa.int8())])}, "column event_time has type struct"),
+        (ApproxDistinct, {"of": "v", "precision": 17}, "precision of m is 17: use a number from 4 to 16"),
+        (ApproxDistinct, {"of": "v", "type": pa.list_(pa.int8())}, "aggregate m cannot count values of type list"),
+        (CollectList, {"of": "v", "limit": 0}, "limit of m is 0: use a number of rows, at least 1"),
+        (CollectList, {"of": "v", "by": "v"}, "aggregate m: v is the column to sort by"),
+        (CollectList, {"of": "v", "by": "w", "by_type": pa.list_(pa.int8())}, "cannot sort by column w of type list"),
+        (CollectList, {"of": "v", "type": pa.list_(pa.float16())}, "column v of type list.*use float32"),
+        (CollectList, {"of": "v", "type": pa.time64("us")}, "column v has type time64.*use int64"),
+        (TopN, {"n": 0, "by": "v"}, "n of m is 0: use a number of rows"),
+        (TopN, {"n": True, "by": "v"}, "n of m is True: use a number of rows"),
+        (TopN, {"n": 2, "by": "v", "of": {"v": pa.int64()}}, "aggregate m: v is the column to sort by"),
+        (TopN, {"n": 2, "by": "v", "of": ["w"]}, "of of aggregate m must be a pyarrow schema or a dict"),
+    ],
+)
+def test_a_wrong_function_is_refused(function, options, message):
+    with pytest.raises(UsageError, match=message):
+        function("m", **options)
 
 
 def test_columns_that_do_not_fit_are_refused():
