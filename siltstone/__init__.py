@@ -11,9 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from siltstone.aggregates.functions import Average, Count, First, Last, Max, Min, Sum
+    from siltstone.aggregates.distinct import ApproxDistinct
+    from siltstone.aggregates.functions import Average, Count, First, Function, Last, Max, Min, Sum
+    from siltstone.aggregates.lists import CollectList, TopN
     from siltstone.aggregates.operator import Aggregate
     from siltstone.aggregates.windows import Cumulative, Session, Sliding, Tumbling
+    from siltstone.bloom import Bloom
     from siltstone.client import Client, StreamClient, write_stream
     from siltstone.client import open_client as open
     from siltstone.deduplicate import Deduplicate
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.parquet import ParquetSink
+    from siltstone.state.hashing import xxhash64
     from siltstone.state.ttl import TTL
     from siltstone.stream import Autonomous, Stream
     from siltstone.time.event_time import EventTime
@@ -48,10 +52,13 @@ if TYPE_CHECKING:
 __all__ = [
     "TTL",
     "Aggregate",
+    "ApproxDistinct",
     "Autonomous",
     "Average",
     "BadRow",
+    "Bloom",
     "Client",
+    "CollectList",
     "CorruptObject",
     "Count",
     "Cumulative",
@@ -61,6 +68,7 @@ __all__ = [
     "EventTime",
     "Fenced",
     "First",
+    "Function",
     "KeyedProcessor",
     "Last",
     "ListState",
@@ -87,6 +95,7 @@ __all__ = [
     "StreamClient",
     "Sum",
     "Timer",
+    "TopN",
     "Tumbling",
     "UnknownCheckpoint",
     "UnknownStream",
@@ -97,12 +106,16 @@ __all__ = [
     "WrongWarehouse",
     "open",
     "write_stream",
+    "xxhash64",
 ]
 
 _DOOR = {
-    "siltstone.aggregates.functions": ("Average", "Count", "First", "Last", "Max", "Min", "Sum"),
+    "siltstone.aggregates.distinct": ("ApproxDistinct",),
+    "siltstone.aggregates.functions": ("Average", "Count", "First", "Function", "Last", "Max", "Min", "Sum"),
+    "siltstone.aggregates.lists": ("CollectList", "TopN"),
     "siltstone.aggregates.operator": ("Aggregate",),
     "siltstone.aggregates.windows": ("Cumulative", "Session", "Sliding", "Tumbling"),
+    "siltstone.bloom": ("Bloom",),
     "siltstone.client": ("Client", "StreamClient", "write_stream"),
     "siltstone.deduplicate": ("Deduplicate",),
     "siltstone.errors": (
@@ -138,6 +151,7 @@ _DOOR = {
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
+    "siltstone.state.hashing": ("xxhash64",),
     "siltstone.state.ttl": ("TTL",),
     "siltstone.stream": ("Autonomous", "Stream"),
     "siltstone.time.event_time": ("EventTime",),

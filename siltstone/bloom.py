@@ -38,11 +38,11 @@ class Bloom(MapState):
             state.seen.add(new.table)
 
     Both calls take one table of the operator's key columns and those of the values; others are ignored. `add` adds each
-    row's value to the filter of its key. `might_contain` returns bool[n]: False if a row's value was never added, True
-    if it was; of values that were not, `error` are True by mistake once the key has `capacity` values, and fewer before.
-    More values only make more mistakes. Null is a value as others, and 0.0 and -0.0 are equal, as are all NaN.
+    row's value to the filter of its key. `might_contain` returns bool[n]: True if a row's value was added. Of values
+    that were not, `error` are True by mistake once the key has `capacity` values, and fewer before. More values only
+    make more mistakes. Null is a value like others; 0.0 and -0.0 are equal, as are all NaN.
 
-    State: an entry of 64 bytes for each block with a value. A filter of `error` 0.01 has about one per 49 values of
+    State: an entry of 64 bytes for each block with a value. A filter of `error` 0.01 has about one per 50 values of
     `capacity`. With a `ttl`, a block lives until no value was added to it for that long: a value stays for at least
     that time, and longer if others share its block.
 
@@ -67,7 +67,7 @@ class Bloom(MapState):
         try:
             self.values: pa.Schema = pa.schema(values)
             xxhash64([pa.array([], kind) for kind in self.values.types])
-        except TypeError as wrong:
+        except (TypeError, pa.ArrowInvalid) as wrong:
             raise UsageError(f"the values of a Bloom filter are columns as of a key, {{name: type}}: {wrong}") from None
         self.blocks: int = max(1, math.ceil(capacity / _find_load(error)))
         if self.blocks > _MOST_BLOCKS:

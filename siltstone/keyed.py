@@ -134,12 +134,15 @@ class KeyedProcessor(Operator):
             made += self.handle_timer(key, due.timer, at[ordinal], own) or ()
         return self._finish(views, made)
 
+    def _check(self) -> None:
+        super()._check()
+        for name, kind in self.declared_variables().items():
+            if type(kind) not in _VIEWS:
+                what = f"operator {self.name}: variable {name} is a {type(kind).__name__}"
+                raise UsageError(f"{what}, which has no calls for one key: write process")
+
     def _views(self, keys: Keys, rows: Rows | None, state: State) -> "dict[str, _View]":
         declared = self.declared_variables().items()
-        if unknown := [f"{name} ({type(kind).__name__})" for name, kind in declared if type(kind) not in _VIEWS]:
-            raise UsageError(
-                f"operator {self.name}: a KeyedProcessor has no view of {', '.join(unknown)} for one key: write process"
-            )
         return {name: _VIEWS[type(kind)](name, kind, keys, rows, state) for name, kind in declared}
 
     def _key_state(self, views: "Mapping[str, _View]", state: State) -> "_KeyState":

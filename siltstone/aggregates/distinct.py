@@ -17,8 +17,8 @@ from siltstone.state.types import is_flat
 class ApproxDistinct(Function):
     """About how many distinct values are not null (int64); 0 if there are none.
 
-    The standard error is 1.04 / sqrt(2**precision): 1.6 % at 12. Few values are counted exactly, save that two may share
-    a register: of 100 values at 12, about one is missing. Values are equal as in keys: 0.0 and -0.0 are, and all NaN.
+    The standard error is 1.04 / sqrt(2**precision), or 1.6 % at 12; it is less while there are fewer values than
+    registers. Values are equal as in keys: 0.0 and -0.0 are, and all NaN.
 
     State: `<name>_hll<precision>` (binary), a HyperLogLog sketch of 4 bytes per distinct value, and at most
     2**precision bytes. Equal sets of values have equal bytes, in whatever order they came. The precision cannot change

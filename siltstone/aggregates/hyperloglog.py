@@ -28,13 +28,13 @@ _ALPHA = 0.5 / np.log(2)
 
 
 def make_sketches(hashes: np.ndarray, absent: np.ndarray, precision: int) -> pa.Array:
-    """Return the sketch of each value alone (binary), by its hash (uint64[n]); an empty one where `absent` (bool[n])."""
+    """Return the sketch of each value alone (binary[n]) from its hash (uint64[n]); an empty one where `absent`."""
     hashes = hashes[~absent]
     rest = hashes >> np.uint64(precision)
     last = rest & (~rest + np.uint64(1))  # 2**zeros, which float64 has exactly
     rank = np.where(rest == 0, 65 - precision, np.frexp(last.astype(np.float64))[1])
     words = (hashes & np.uint64((1 << precision) - 1)).astype(_WORD) << _WORD.type(8) | rank.astype(_WORD)
-    return _to_array(words, 4 * (~absent).astype(np.int64), "sketches")
+    return _to_array(words, 4 * (~absent).astype(np.int64))
 
 
 def merge_sketches(array: pa.Array, group: np.ndarray, size: int, precision: int, what: str) -> pa.Array:
@@ -82,7 +82,7 @@ def merge_sketches(array: pa.Array, group: np.ndarray, size: int, precision: int
             merged[at] = np.maximum(merged[at], greatest)
         places = np.lib.stride_tricks.sliding_window_view(made, registers // 4, writeable=True)
         places[ends[groups] - registers // 4] = merged.view(_WORD)
-    return _to_array(made, 4 * sizes, what)
+    return _to_array(made, 4 * sizes)
 
 
 def estimate(array: pa.Array, precision: int, what: str) -> np.ndarray:
@@ -181,10 +181,8 @@ def _chunks(rows: np.ndarray, bytes_each: int) -> Iterator[np.ndarray]:
     yield from (rows[at : at + step] for at in range(0, len(rows), step))
 
 
-def _to_array(words: np.ndarray, lengths: np.ndarray, what: str) -> pa.Array:
+def _to_array(words: np.ndarray, lengths: np.ndarray) -> pa.Array:
     """Make an array of sketches of these lengths in bytes."""
     ends = np.concatenate(([0], np.cumsum(lengths)))
-    if ends[-1] > BYTES_MAX:
-        raise UsageError(f"{what}: its sketches take 2 GiB or more in one call")
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(words)]
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)

@@ -5,7 +5,6 @@ The order is of all columns that are kept, so equal rows make equal lists, in wh
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +21,6 @@ from siltstone.state.variables import ColumnTypes, schema_of
 
 class _OrderedRows(Function):
     """Keeps the rows of a group as a list, in the order of `_kept`. State: `name`, the list."""
-
-    _largest: ClassVar[bool] = False
-    """whether the first column descends"""
 
     @property
     @abstractmethod
@@ -66,10 +62,6 @@ class _OrderedRows(Function):
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
         return self._make_lists(self._fields(columns[0]), _lengths(columns[0]))
-
-    def _sort(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
-        """Return the rows by group and in the order of their columns."""
-        return sort_by([_comparable(field) for field in fields], group, largest=self._largest)
 
     def _fields(self, lists: pa.Array) -> list[pa.Array]:
         """Return the columns of all elements."""
@@ -133,7 +125,7 @@ class CollectList(_OrderedRows):
         return self.by is None
 
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
-        rows = self._sort(fields, group)
+        rows = sort_by([_comparable(field) for field in fields], group)
         if self.distinct:
             rows = distinct_in_order(rows, _comparable(fields[-1]), group)
         return rows if self.limit is None else first_in_order(rows, group, self.limit)
@@ -194,12 +186,9 @@ class TopN(_OrderedRows):
     def _is_plain(self) -> bool:
         return False
 
-    @property
-    def _largest(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.largest
-
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
-        return first_in_order(self._sort(fields, group), group, self.n)
+        rows = sort_by([_comparable(field) for field in fields], group, largest=self.largest)
+        return first_in_order(rows, group, self.n)
 
 
 def _lengths(lists: pa.Array) -> np.ndarray:

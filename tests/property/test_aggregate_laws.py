@@ -57,11 +57,12 @@ def lists_of(part):
     rows = [tuple(map(plain, row)) for row in part[["v", "s", "t"]].itertuples(index=False)]
     rows = [(v, None if s is None else s.encode(), t) for v, s, t in rows]
     texts = dict.fromkeys(s for _, _, s in sorted((t is None, t or 0, s) for _, s, t in rows if s is not None))
-    top = sorted((r for r in rows if r[0] is not None), key=lambda r: (-r[0], r[1] is None, r[1] or b"", r[2] is None, r[2] or 0))
+    best = sorted((-v, s is None, s or b"", t is None, t or 0) for v, s, t in rows if v is not None)[:2]
+    top = [(-v, None if none else s, None if timeless else t) for v, none, s, timeless, t in best]
     low = sorted(s for _, s, _ in rows if s is not None)
     return (
         [s.decode() for s in list(texts)[:3]],
-        [{"v": v, "s": None if s is None else s.decode(), "t": t} for v, s, t in top[:2]],
+        [{"v": v, "s": None if s is None else s.decode(), "t": t} for v, s, t in top],
         [{"s": s.decode()} for s in low[:3]],
     )
 

@@ -11,7 +11,8 @@ PUBLIC = {
     "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink Secret open write_stream Client",
     "StreamClient Autonomous EventTime Due Deduplicate",
     "ValueState MapState ListState WindowState OpaqueState Timer TTL",
-    "Aggregate Average Count First Last Max Min Sum Tumbling Sliding Cumulative Session",
+    "Aggregate Average Count First Last Max Min Sum ApproxDistinct CollectList TopN Function",
+    "Tumbling Sliding Cumulative Session Bloom xxhash64",
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
     "NewerFormat StateError CorruptObject NoLiveState ProofFailed Unreachable Fenced Stopped",
 }
