@@ -10,7 +10,7 @@ from siltstone.errors import UsageError
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, Timer
 from siltstone.state.columns import null_mask, read_times
 from siltstone.state.variables import CLOCKS, ColumnTypes, schema_of
-from siltstone.times import parse_duration
+from siltstone.times import LONGEST, parse_duration
 
 __all__ = ["Deduplicate"]
 
@@ -55,9 +55,10 @@ class Deduplicate(Operator):
         if (on is None) == (clock == CLOCKS[0]):
             raise UsageError(f'operator {name}: give on, the column with the event time, or clock="processing"')
         self.on: str | None = on
-        self._within = parse_duration(within) // timedelta(microseconds=1)
-        if not self._within:
-            raise UsageError(f"operator {name}: within is {within}: use more than 0")
+        lasts = parse_duration(within)
+        if not timedelta(0) < lasts <= LONGEST:
+            raise UsageError(f"operator {name}: within is {within}: use more than 0, and at most {LONGEST.days} days")
+        self._within = lasts // timedelta(microseconds=1)
         self.seen = Timer(clock)
         keys, further = schema_of(key, f"the key of operator {name}"), schema_of(columns, f"columns of operator {name}")
         times = [] if on is None else [pa.field(on, _TIME)]
@@ -86,7 +87,7 @@ class Deduplicate(Operator):
             if not len(first):
                 break
             passes[first] = True
-            until[owner[first]] = at[first] + self._within
+            until[owner[first]] = np.minimum(at[first], _FAR - self._within) + self._within
         chosen = np.sort(order[passes])
         if not len(chosen):
             return None

@@ -8,6 +8,8 @@ from siltstone.errors import UsageError
 _DURATION = re.compile(r"([0-9]+) ?(s|m|h|d|w|(?:second|minute|hour|day|week)s?)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LONGEST = timedelta(days=365_000)
+"""the longest time that state can be kept for"""
 
 
 def as_utc(time: datetime) -> datetime:

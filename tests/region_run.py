@@ -60,10 +60,10 @@ class RegionSteps:
     def _clock(self) -> str:
         return clock_of(self.region.step + 1)
 
-    def _take(self, step: Step, outputs: dict[str, pa.Table], ends: bool | None) -> None:
+    def _take(self, step: Step, outputs: dict[str, pa.Table], ends: bool | None, *, finishes: bool = False) -> None:
         """A step of every operator, after those whose output it reads."""
         region, self.outputs = self.region, outputs
-        tasks = region.begin_step(step, ends=ends)
+        tasks = region.begin_step(step, ends=ends, finishes=finishes)
         for operator in region.stream.sort_operators():
             task, rows = replace(tasks[operator.name], hands_on=True), outputs.get(operator.reads)
             there = {} if rows is None else shuffled(task, rows)
@@ -86,10 +86,12 @@ class RegionSteps:
         """One step of one operator: its output, and what its subtasks said."""
         return run_tasks(task, rows)
 
-    def step_without_rows(self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True) -> Completed | None:
+    def step_without_rows(
+        self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True, finishes: bool = False
+    ) -> Completed | None:
         """A step that takes no micro-batch; a checkpoint in which it ends is only prepared if some may be pending."""
         self.make_room()
-        self._take(self._without_rows(kind), {}, ends=ends)
+        self._take(self._without_rows(kind), {}, ends=ends, finishes=finishes)
         return self.end_interval() if ends else None
 
     def follow(self, rows_of: Callable[[str], pa.Table]) -> None:

@@ -29,9 +29,10 @@ from siltstone.aggregates.windowed import (
     split_whole,
 )
 from siltstone.aggregates.windows import AlignedWindow, Panes
+from siltstone.errors import UsageError
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
-from siltstone.state.columns import read_times, row_bytes
+from siltstone.state.columns import null_mask, read_times, row_bytes
 from siltstone.state.time_index import DueRows
 
 PANE = "pane"
@@ -49,7 +50,25 @@ class PaneTotals(Windowed):
         super().__init__(window, key, totals)
         self._panes: Panes = window.panes
         self.layout = self._panes.layout
-        self.variable = WindowTotals({PANE: TIME}, pa.schema([(DUE, TIME), *totals.schema]))
+        self.variable = WindowTotals({PANE: TIME}, pa.schema([(DUE, TIME), *totals.schema]), check=self._check_edit)
+
+    def _check_edit(self, puts: pa.Table) -> None:
+        """Check that an edit keeps to panes, each due at the end of a window that contains it.
+
+        Raises:
+            UsageError: it does not.
+        """
+        panes, pane, due = self._panes, read_times(puts.column(PANE)), read_times(puts.column(DUE))
+        k = panes.index(pane)
+        end = panes.ends_until(k, due)
+        wrong = null_mask(puts.column(DUE)) | (panes.boundary(end) != due) | (end < panes.first_end(k))
+        wrong |= panes.boundary(k) != pane
+        if wrong.any():
+            first = puts.slice(int(wrong.argmax()), 1).to_pylist()[0]
+            raise UsageError(
+                f"no window with the {PANE} {first[PANE]} ends at its {DUE} {first[DUE]}, and so in {int(wrong.sum())} "
+                "rows: leave both as they are in the state"
+            )
 
     def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
         return self._panes.find_late(at, before_us)
@@ -72,16 +91,25 @@ class PaneTotals(Windowed):
         if panes.is_single:
             own = entries.columns.select(self._key.names)
             return self._make_rows(own, panes.boundary(k), panes.boundary(k + 1), reduced, closes=False)
-        return self._update(keys, owner, k, due, access)
+        return self._update(rows, group, owner, k, due, access)
 
-    def _update(self, keys: Keys, owner: np.ndarray, k: np.ndarray, due: np.ndarray, access: TotalsAccess) -> pa.Table:
-        """Compute the windows of changed panes that have not ended from all their panes."""
-        panes, made = self._panes, list[pa.Table]()
+    def _update(
+        self, rows: Rows, group: np.ndarray, owner: np.ndarray, k: np.ndarray, due: np.ndarray, access: TotalsAccess
+    ) -> pa.Table:
+        """Compute the windows of changed panes that have not ended from all their panes.
+
+        Args:
+            group: of each row, which of the panes it changed.
+
+        Raises:
+            BadRow: a sum does not fit; the rows that changed the window are bad.
+        """
+        panes, keys, made = self._panes, rows.keys, list[pa.Table]()
         row, end = self._explode(panes.ends_after(k, due - 1), panes.last_end(k))
         one, _ = distinct_pairs(owner[row], end)
-        owner, end = owner[row][one], end[one]
-        for part in split_whole(owner, end - panes.start(end), ROWS_A_BATCH):
-            own, ends = owner[part], end[part]
+        whose, end = owner[row][one], end[one]
+        for part in split_whole(whose, end - panes.start(end), ROWS_A_BATCH):
+            own, ends = whose[part], end[part]
             window, pane = explode(panes.start(ends), ends - 1)
             # An empty pane, where clocks skip time, begins when the next one does: that one's rows count once.
             real = panes.boundary(pane) < panes.boundary(pane + 1)
@@ -93,7 +121,14 @@ class PaneTotals(Windowed):
             after = panes.index(np.where(found.found, dues, 0) - 1)
             counts = np.flatnonzero(found.found[entry] & (ends[window] > after[entry]))
             columns = self._totals.take(self._totals.of_state(found.values), entry[counts])
-            reduced = self._reduce(columns, window[counts], len(ends), keys, own)
+            try:
+                reduced = self._totals.reduce(columns, window[counts], len(ends))
+            except Overflow as overflow:
+                # Of such a window, all panes that this call changed are to blame.
+                over = counts[np.asarray(overflow.groups, bool)[window[counts]]]
+                _, pair = distinct_pairs(np.r_[own[window[over]], owner], np.r_[pane[over], k])
+                blamed = Overflow(overflow.function, np.isin(pair[len(over) :], pair[: len(over)]))
+                raise self._totals.overflow_error(blamed, keys, rows.key_index, group) from None
             shown = keys.columns.take(pa.array(own))
             times = panes.boundary(panes.start(ends)), panes.boundary(ends)
             made.append(self._make_rows(shown, *times, reduced, closes=False))

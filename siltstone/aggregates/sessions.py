@@ -56,7 +56,7 @@ class SessionTotals(Windowed):
         super().__init__(window, key, totals)
         self._session = window
         value = pa.schema([(DUE, TIME), (START, TIME), (OPEN, pa.int64()), *totals.schema])
-        self.variable = WindowTotals({SLOT: pa.int64()}, value, due_plus_us=1)
+        self.variable = WindowTotals({SLOT: pa.int64()}, value, due_plus_us=1, assigns="slots")
 
     def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
         return self._session.find_late(at, before_us)

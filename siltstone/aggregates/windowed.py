@@ -61,9 +61,19 @@ class TotalsAccess(MapAccess):
 
 @dataclass(frozen=True)
 class WindowTotals(MapState):
-    """Columns of state per key and pane or session, due `due_plus_us` after the time in the column `due`."""
+    """Columns of state per key and pane or session, due `due_plus_us` after the time in the column `due`.
+
+    Attributes:
+        check: `check_edit`; None for a variable that assigns something itself.
+    """
 
     due_plus_us: int = 0
+    check: Callable[[pa.Table], None] | None = None
+    assigns: str = ""
+
+    def check_edit(self, puts: pa.Table) -> None:
+        if self.check is not None:
+            self.check(puts)
 
     def due_columns(self, name: str) -> dict[str, DueColumn]:
         return {name: DueColumn(CLOCKS[0], DUE, self.due_plus_us, Purpose.ROWS)}

@@ -117,7 +117,7 @@ class Panes:
         first, after = self.first_end(k), self.index(np.asarray(us, np.int64)) + 1
         return first + np.maximum(-(-(after - first) // self.end_step), 0) * self.end_step
 
-    def ends_until(self, k: np.ndarray, us: int) -> np.ndarray:
+    def ends_until(self, k: np.ndarray, us: np.ndarray | int) -> np.ndarray:
         """Return the greatest end at or before a time among those of each pane's windows, of which there is one."""
         first, last = self.first_end(k), self.last_end(k)
         return first + (np.minimum(last, self.index(np.asarray(us, np.int64))) - first) // self.end_step * self.end_step

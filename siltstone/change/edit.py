@@ -22,7 +22,7 @@ from siltstone.state.nested import encode_nested, stored_columns
 from siltstone.state.protocol import apply_delta
 from siltstone.state.schema import DELETED, WRITTEN_AT, TableSchema
 from siltstone.state.types import is_nested
-from siltstone.state.variables import ListState, Variable
+from siltstone.state.variables import Variable
 from siltstone.stream import Stream
 
 COUNTS = pa.schema([("upserts", pa.int64()), ("inserts", pa.int64()), ("deletes", pa.int64()), ("absent", pa.int64())])
@@ -47,10 +47,10 @@ def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operato
             f"variable {variable} of {operator} is opaque: its bytes have no rows and columns to edit; "
             "change it in the operator's own code"
         )
-    if isinstance(variables[variable], ListState):
+    if assigned := variables[variable].assigns:
         kind = type(variables[variable]).__name__
         raise UsageError(
-            f"variable {variable} of {operator} is a {kind}: it assigns the positions of its rows itself; "
+            f"variable {variable} of {operator} is a {kind}: it assigns the {assigned} of its rows itself; "
             "edit values and maps only"
         )
     return found, found.tables()[variable]
@@ -91,16 +91,19 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str, optional: Se
             )
 
 
-def cast_changes(rows: pa.Table, schema: TableSchema, what: str, optional: Sequence[str] = ()) -> pa.Table:
+def cast_changes(
+    rows: pa.Table, schema: TableSchema, what: str, optional: Sequence[str] = (), variable: Variable | None = None
+) -> pa.Table:
     """Cast rows with checked columns to changes (`schema.shown_changes`). Without `__deleted`, no row is a deletion.
 
     Args:
         what: names the source of the rows, for errors.
         optional: see `optional_columns`.
+        variable: checks the rows to put.
 
     Raises:
-        UsageError: a key is null where it must not be, a value would change by the cast, or a row to put lacks a
-            column.
+        UsageError: a key is null where it must not be, a value would change by the cast, a row to put lacks a
+            column, or the variable refuses one.
     """
     columns = {}
     for field in [*schema.primary_key, pa.field(DELETED, pa.bool_(), nullable=False)]:
@@ -117,7 +120,13 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str, optional: Seque
     for field in schema.shown_value:
         there = field.name in rows.column_names
         columns[field.name] = _cast(rows, field, what) if there else pa.nulls(rows.num_rows, field.type)
-    return pa.table([columns[name] for name in schema.shown_changes.names], schema=schema.shown_changes)
+    changes = pa.table([columns[name] for name in schema.shown_changes.names], schema=schema.shown_changes)
+    if variable is not None and puts:
+        try:
+            variable.check_edit(changes.filter(pc.invert(columns[DELETED])))  # pyright: ignore[reportAttributeAccessIssue]
+        except UsageError as error:
+            raise UsageError(f"{what}: {error}") from None
+    return changes
 
 
 def _missing_columns(given: pa.Schema, schema: TableSchema, optional: Sequence[str]) -> list[str]:
@@ -229,8 +238,9 @@ class EditOperator(Operator):
         """Apply the deletions, then the puts; each key is among the changes at most once."""
         held: SubtaskState = getattr(state, self._variable)
         table = held.tables[self._variable]
-        optional = optional_columns(self._edited, self._variable)
-        changes = cast_changes(rows.table, table.schema, f"the edit of {self.name}.{self._variable}", optional)
+        optional, variable = optional_columns(self._edited, self._variable), self._edited.variables()[self._variable]
+        what = f"the edit of {self.name}.{self._variable}"
+        changes = cast_changes(rows.table, table.schema, what, optional, variable)
         changes = stored_columns(changes, table.schema.nested)
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
             if field.name in table.schema.primary_key.names:

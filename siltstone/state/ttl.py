@@ -20,7 +20,7 @@ from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.schema import WRITTEN_AT, TableSchema
 from siltstone.state.wrapped_table import WrappedTable
 from siltstone.time.clock_rules import FOREVER
-from siltstone.times import parse_duration, to_us
+from siltstone.times import LONGEST, parse_duration, to_us
 
 CLOCKS = ("event", "processing")
 """what a timer or a TTL goes by: the stream's watermark, or the time of day"""
@@ -31,7 +31,6 @@ UNSTAMPED_DUE = -FOREVER
 """when a row without a stamp is due: at once"""
 _PARTS = 64
 """stamps are multiples of this part of the TTL"""
-_LONGEST = timedelta(days=365_000)
 _FIRST, _LAST = to_us(datetime(100, 1, 1, tzinfo=UTC)), to_us(datetime.max.replace(tzinfo=UTC))
 
 
@@ -79,9 +78,9 @@ class TTL:
     renew: str = RENEWALS[0]
 
     def __post_init__(self) -> None:
-        if self.after is not None and not timedelta(0) < parse_duration(self.after) <= _LONGEST:
+        if self.after is not None and not timedelta(0) < parse_duration(self.after) <= LONGEST:
             raise UsageError(
-                f"a TTL of {self.after!r}: use more than 0 and at most {_LONGEST.days} days, or None to keep rows for "
+                f"a TTL of {self.after!r}: use more than 0 and at most {LONGEST.days} days, or None to keep rows for "
                 "ever"
             )
         check_clock(self.clock, "a TTL")

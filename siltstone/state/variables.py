@@ -89,6 +89,15 @@ class Variable(ABC):
     """
 
     kind: Kind = Kind.INCREMENTAL
+    assigns: str = ""
+    """what it assigns to its rows itself, so that an edit cannot; empty if it can be edited"""
+
+    def check_edit(self, puts: pa.Table) -> None:  # noqa: B027  (most take any row)
+        """Check rows that an edit puts: primary key and value columns.
+
+        Raises:
+            UsageError: the operator could not go on with them.
+        """
 
     @abstractmethod
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
@@ -192,6 +201,7 @@ class ListState(ExpiringVariable):
     """
 
     value: ColumnTypes
+    assigns = "positions"
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         position = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
@@ -239,6 +249,10 @@ class Timer(Variable):
 
     def __post_init__(self) -> None:
         check_clock(self.clock, "a timer")
+
+    def check_edit(self, puts: pa.Table) -> None:
+        if nulls := puts.column(DUE).null_count:
+            raise UsageError(f"{DUE} is null in {nulls} rows, so they would never fire: set it, or delete them")
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         return {name: TableSchema(key, _NOTHING, _DUE)}

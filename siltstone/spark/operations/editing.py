@@ -1,7 +1,7 @@
 """Apply an edit of a stream's state as a new checkpoint."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_ste
 from siltstone.spark.types import spark_type
 from siltstone.spark.versions import arrow_schema
 from siltstone.state.schema import DELETED, TableSchema
+from siltstone.state.variables import Variable
 from siltstone.store.checksums import Checksum
 from siltstone.stream import Stream
 
@@ -89,7 +90,7 @@ def edit(
         # At the same parallelism, working state on this machine is reused.
         last = warehouse.catalog.checkpoints.get_latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
-        frame = _check_frame(spark, given, schema, optional).persist()
+        frame = _check_frame(spark, given, schema, optional, edited.variables()[variable]).persist()
         try:
             puts, deletes = _check_rows(frame, schema, given.source)
             found = EditResult(
@@ -180,11 +181,14 @@ def _open_rows(rows: Path | DataFrame, schema: TableSchema, optional: Sequence[s
     return _EditRows(str(path), checksum.text(), path)
 
 
-def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema, optional: Sequence[str]) -> DataFrame:
+def _check_frame(
+    spark: SparkSession, given: _EditRows, schema: TableSchema, optional: Sequence[str], variable: Variable
+) -> DataFrame:
     """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
     fields = [StructField(f.name, spark_type(f.type)) for f in schema.shown_changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
-    check = partial(_check_tables, schema=schema, optional=optional, out=arrow_schema(shape), what=given.source)
+    cast = partial(cast_changes, schema=schema, what=given.source, optional=optional, variable=variable)
+    check = partial(_check_tables, cast=cast, out=arrow_schema(shape))
     if isinstance(given.rows, DataFrame):
         return map_in_arrow(given.rows, lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
@@ -204,13 +208,13 @@ def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _check_tables(
-    rows: Iterator[pa.Table], schema: TableSchema, optional: Sequence[str], out: pa.Schema, what: str
+    rows: Iterator[pa.Table], cast: Callable[[pa.Table], pa.Table], out: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     refused = None
     for table in rows:
         if refused is None:
             try:
-                changes = cast_changes(table, schema, what, optional).cast(pa.schema(list(out)[:-1]))
+                changes = cast(table).cast(pa.schema(list(out)[:-1]))
                 yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
             except UsageError as error:
                 refused = str(error)  # read on to the end: Spark does not reuse a worker that stops early
