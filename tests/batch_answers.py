@@ -5,19 +5,22 @@ step before the row's (NaT before the first), and `until`, the watermark when an
 none did). A window counts a row if it ended after `before` and by `until`: nothing else depends on the stream.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
-import pandas as pd
+import pandas
 
 from siltstone.aggregates.windows import Cumulative, Session, Tumbling
 
+pd: Any = pandas
+Frame: TypeAlias = Any
+"""a data frame"""
 Windows = dict[tuple[Any, ...], tuple[Any, ...]]
 """(user, start, end) -> n, n_v, total, least, most, mean, first, last"""
 
 
-def aligned(rows: pd.DataFrame, window: Any) -> pd.DataFrame:
+def aligned(rows: Frame, window: Any) -> Frame:
     """Join rows with the aligned windows that contain them, as `generate_series` does: columns `start` and `end`."""
     shown = rows["at"].dt.tz_convert(window.zone or "UTC").dt.tz_localize(None)  # what clocks show
     parts = []
@@ -38,7 +41,7 @@ def aligned(rows: pd.DataFrame, window: Any) -> pd.DataFrame:
     return joined.drop(columns="shown")
 
 
-def counted(joined: pd.DataFrame) -> pd.DataFrame:
+def counted(joined: Frame) -> Frame:
     """Choose the pairs of row and window that count."""
     return joined[
         (joined["before"].isna() | (joined["end"] > joined["before"]))
@@ -46,7 +49,7 @@ def counted(joined: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def sessions(rows: pd.DataFrame, gap: timedelta) -> pd.DataFrame:
+def sessions(rows: Frame, gap: timedelta) -> Frame:
     """Find the islands of each user's rows, where a pause of more than the gap is a gap: columns `start` and `end`."""
     rows = rows.sort_values(["user", "at"])
     island = (rows.groupby("user")["at"].diff() > gap).groupby(rows["user"]).cumsum()
@@ -54,7 +57,7 @@ def sessions(rows: pd.DataFrame, gap: timedelta) -> pd.DataFrame:
     return rows.assign(start=of.transform("min"), end=of.transform("max") + gap)
 
 
-def totals(joined: pd.DataFrame) -> Windows:
+def totals(joined: Frame) -> Windows:
     """Aggregate by user and window."""
     if joined.empty:
         return {}
@@ -70,18 +73,18 @@ def totals(joined: pd.DataFrame) -> Windows:
     }
 
 
-def windows(rows: pd.DataFrame, window: Any) -> Windows:
+def windows(rows: Frame, window: Any) -> Windows:
     """All windows of a stream, by a query over its rows."""
     joined = sessions(rows, window.gap) if isinstance(window, Session) else counted(aligned(rows, window))
     return totals(joined)
 
 
-def firsts(rows: pd.DataFrame, keys: list[str], order: list[str]) -> pd.DataFrame:
+def firsts(rows: Frame, keys: list[str], order: list[str]) -> Frame:
     """The first row of each group: `row_number() over (partition by keys order by order) = 1`."""
     return rows.sort_values(order).groupby(keys, as_index=False).head(1)
 
 
-def merge_counts(made: list[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
+def merge_counts(made: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
     """(user, start, end) -> rows counted, of windows of which late rows may have made more than one."""
     found = dict[tuple[Any, ...], int]()
     for row in made:

@@ -74,7 +74,7 @@ class TimedLife:
         self.given: list[pa.Table] = []
         self.clocks: dict[int, SourceClock | None] = {}
         """batch -> the source's clock in its step"""
-        self.counts: dict[int, dict[str, tuple[int, int, int]]] = {}
+        self.counts: dict[int, dict[str, tuple[int, ...]]] = {}
         """batch -> operator -> rows read, late, and dead letters"""
         self.collected: dict[str, dict[tuple[str, int], pa.Table]] = {}
         """output -> (stream, the sink's id) -> rows"""
@@ -157,7 +157,7 @@ class TimedLife:
         self.counts[number] = {
             name: tuple(sum(getattr(each, what) for each in received) for what in ("rows_in", "late", "dead_letters"))
             for name, received in self.run.received.items()
-        }  # pyright: ignore[reportAttributeAccessIssue]
+        }
 
     def advance(self, us: int = 0) -> None:
         """Let time pass; take a step without rows if something is due."""

@@ -1,7 +1,7 @@
 """Timed operators come to what a batch query says of the accepted rows, whatever happens to the stream meanwhile.
 
-By pandas, over all rows at once (`tests.batch_answers`). Not for `emit="update"`, whose last row depends on
-micro-batches only in number (`test_window_laws`), and not for the time of day, which no row has.
+By pandas, over all rows at once (`tests.batch_answers`). Not for `emit="update"`, of which only the last row of a window is
+what the window is (`test_window_laws`), and not for the time of day, which no row has.
 """
 
 import tempfile
@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,10 +22,9 @@ from siltstone.deduplicate import Deduplicate
 from siltstone.state.schema import DELETED
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
-from tests.batch_answers import aligned, counted, firsts, merge_counts, sessions, windows
+from tests.batch_answers import Frame, aligned, counted, firsts, merge_counts, pd, windows
 from tests.examples import examples
 from tests.timed_run import TimedLife
-from tests.timed_streams import GAP, Sessions
 
 TIME = pa.timestamp("us", "UTC")
 ROWS = pa.schema([("user", pa.int64()), ("at", TIME), ("v", pa.int64()), ("id", pa.int64()), ("n", pa.int64())])
@@ -39,7 +37,7 @@ DELAY, WITHIN = 5, 60
 """in units"""
 NEVER = -(1 << 40)
 MINUTES: tuple[timedelta, datetime, dict[str, Any]] = (
-    timedelta(minutes=4),  # no two rows are as far apart as the gap of `Sessions`
+    timedelta(minutes=4),
     datetime(2026, 3, 1, tzinfo=UTC),
     {
         "tumbling": Tumbling("40 minutes", on="at", offset="8 minutes"),
@@ -93,18 +91,17 @@ BATCHES = st.lists(st.tuples(st.lists(ROW, max_size=8), ACTIONS), min_size=3, ma
 
 
 def stream_of(family: str, late: str) -> Stream:
-    """A stream with each timed operator of the library, and a timer."""
+    """A stream with each timed operator of the library."""
     unit, _, chosen = FAMILIES[family]
     key = {"user": pa.int64()}
     once = Deduplicate("once", {"id": pa.int64()}, within=WITHIN * unit, on="at", columns={"n": pa.int64()})
     operators = [Aggregate(name, key, FUNCTIONS, window=window) for name, window in chosen.items()]
-    timer = [Sessions()] if unit < GAP else []
     return Stream(
         "s",
         None,
-        [*operators, once, *timer],
+        [*operators, once],
         event_time=EventTime("at", delay=DELAY * unit, max_ahead=timedelta(days=36500)),
-        sinks=dict.fromkeys([*chosen, "once", *(op.name for op in timer)]),
+        sinks=dict.fromkeys([*chosen, "once"]),
         late=late,
         on_bad_row="dead-letter",
         max_parallelism=4,
@@ -181,7 +178,7 @@ class Checked(TimedLife):
         self.erased.append((operator, 1, len(self.given), None if clock is None else clock.watermark))
         self._edit(operator, variable, rows.append_column(DELETED, pa.array([True] * len(rows), pa.bool_())))
 
-    def frame(self, operator: str) -> pd.DataFrame:
+    def frame(self, operator: str) -> Frame:
         """The rows that are not bad, with what the stream decided of each."""
         parts = []
         for number, rows in enumerate(self.given):
@@ -199,12 +196,12 @@ class Checked(TimedLife):
         return whole[whole["at"].notna()]
 
 
-def times_of(us: int | None, count: int) -> pd.Series:
+def times_of(us: int | None, count: int) -> Any:
     """A watermark as a column."""
     return pd.Series([us] * count, dtype="Int64").astype("datetime64[us, UTC]")
 
 
-def find_late(rows: pd.DataFrame, window: Any) -> Mapping[int, int]:
+def find_late(rows: Frame, window: Any) -> Mapping[int, int]:
     """Count the late rows of each batch: all of whose windows ended by the watermark of the step before."""
     if isinstance(window, Session):
         last = rows["at"] + window.gap + pd.Timedelta(microseconds=1)
@@ -234,7 +231,7 @@ def made_windows(life: Checked, name: str) -> dict[Any, Any]:
     return made
 
 
-def in_order(rows: pd.DataFrame, gap: timedelta) -> bool:
+def in_order(rows: Frame, gap: timedelta) -> bool:
     """Whether no row is behind the watermark, and yet so little that an interval of its own is not over."""
     return not ((rows["at"] < rows["before"]) & (rows["at"] + gap >= rows["before"])).any()
 
@@ -276,11 +273,6 @@ def test_timed_operators_equal_a_batch_query(
         first = firsts(rows, ["id", "era"], ["step", "at", "n"])
         assert sorted(row["n"] for row in life.delivered("once")) == sorted(first["n"])
         assert life.rows("once", "seen").num_rows == 0
-        if "sessions" in life.counts[0]:
-            found = sessions(rows, GAP).groupby(["user", "end"]).size()
-            wanted = sorted((user, n, end.to_pydatetime()) for (user, end), n in found.items())
-            assert sorted((r["user"], r["clicks"], r["ended"]) for r in life.delivered("sessions")) == wanted
-            assert life.rows("sessions", "idle").num_rows == life.rows("sessions", "counts").num_rows == 0
         life.run.region.close("completed")
 
 

@@ -88,7 +88,16 @@ def test_by_the_time_of_day() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"on": None}, {"clock": "processing"}, {"within": "0s"}, {"clock": "moon"}, {"on": "n"}, {"on": "id"}]
+    "options",
+    [
+        {"on": None},
+        {"clock": "processing"},
+        {"within": "0s"},
+        {"within": "365001 days"},
+        {"clock": "moon"},
+        {"on": "n"},
+        {"on": "id"},
+    ],
 )
 def test_a_wrong_argument_is_said(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -12,8 +12,11 @@ import pytest
 from siltstone.aggregates.functions import Count, Sum
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Cumulative, Panes, Session, Sliding, Tumbling, merge_sessions
+from siltstone.change.edit import cast_changes, find_editable
+from siltstone.deduplicate import Deduplicate
 from siltstone.errors import BadRow, SchemaConflict, UsageError
 from siltstone.run.definition import check_definition, definition_of
+from siltstone.state.schema import DELETED
 from siltstone.stream import Stream
 from siltstone.testing import StreamTester
 from siltstone.time.event_time import EventTime
@@ -277,6 +280,76 @@ def test_rows_whose_sum_does_not_fit_become_dead_letters() -> None:
         made = [(r["user"], (r["window_start"] - BEGIN) / MINUTE, r["total"]) for r in tester.finish()["a"].to_pylist()]
         assert sorted(made) == [(0, 10, big), (1, 0, big)]
         assert tester.dead_letters.num_rows == 2
+
+
+def test_rows_of_a_changed_window_whose_sum_does_not_fit_become_dead_letters() -> None:
+    sums = Aggregate("a", key=KEY, aggregates=[Sum("total", of="v")], window=HOUR, emit="update")
+    big = 2**62 + 2**61
+    with StreamTester(windowed(HOUR, MINUTE, operators=[sums], on_bad_row="dead-letter")) as tester:
+        tester.step(rows_at(1, v=big))
+        made = tester.step(table_of([(user, BEGIN + m * MINUTE, big) for user, m in ((0, 11), (0, 21), (1, 11))]))["a"]
+        found = [(r["user"], (r["window_start"] - BEGIN) / MINUTE, r["total"]) for r in made.to_pylist()]
+        assert sorted(found) == [(1, 0, big), (1, 10, big)], "of user 0, the windows from 0 and from 10 have two rows"
+        assert tester.dead_letters.num_rows == 2
+        assert all("total of column v leaves int64" in reason for reason in tester.dead_letters["reason"].to_pylist())
+        tester.replay()
+    with StreamTester(windowed(HOUR, MINUTE, operators=[sums])) as tester:
+        tester.step(rows_at(1, v=big))
+        with pytest.raises(BadRow, match=r"total of column v leaves int64 for user 0; use"):
+            tester.step(rows_at(11, v=big))
+
+
+# Edits
+
+
+EDITED = Stream(
+    "s",
+    None,
+    [
+        Aggregate("panes", key=KEY, aggregates=COUNT, window=HOUR),
+        Aggregate("sessions", key=KEY, aggregates=COUNT, window=Session("5 minutes", on="at")),
+        Deduplicate("once", key=KEY, within="1 hour", on="at"),
+    ],
+    event_time=EventTime("at", delay="0s"),
+)
+
+
+@pytest.mark.parametrize(
+    ("pane", "due", "fits"),
+    [
+        (10, 20, True),
+        (10, 30, True),
+        (10, None, False),
+        (10, 10, False),
+        (10, 25, False),
+        (10, 40, False),
+        (11, 20, False),
+    ],
+)
+def test_an_edit_leaves_a_pane_due_at_the_end_of_one_of_its_windows(pane: int, due: int | None, fits: bool) -> None:
+    operator, schema = find_editable(EDITED, "panes", "totals")
+    at = [None if minute is None else BEGIN + minute * MINUTE for minute in (pane, due)]
+    rows = pa.table({"user": [1], "pane": at[:1], "due": pa.array(at[1:], ROWS.field("at").type), "n": [5]})
+    variable = operator.variables()["totals"]
+    if fits:
+        assert cast_changes(rows, schema, "rows", variable=variable).num_rows == 1
+        return
+    with pytest.raises(UsageError, match=r"^rows: no window with the pane .* ends at its due .*, and so in 1 rows"):
+        cast_changes(rows, schema, "rows", variable=variable)
+    gone = rows.append_column(DELETED, pa.array([True]))
+    assert cast_changes(gone, schema, "rows", variable=variable).num_rows == 1
+
+
+def test_an_edit_cannot_leave_a_timer_without_a_time() -> None:
+    operator, schema = find_editable(EDITED, "once", "seen")
+    rows = pa.table({"user": [1, 2], "due": pa.array([None, BEGIN], ROWS.field("at").type)})
+    with pytest.raises(UsageError, match="rows: due is null in 1 rows, so they would never fire"):
+        cast_changes(rows, schema, "rows", variable=operator.variables()["seen"])
+
+
+def test_sessions_cannot_be_edited() -> None:
+    with pytest.raises(UsageError, match="variable totals of sessions is a WindowTotals: it assigns the slots of its"):
+        find_editable(EDITED, "sessions", "totals")
 
 
 def test_sums_of_floats_sort_by_time_too() -> None:
