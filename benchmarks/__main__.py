@@ -15,6 +15,8 @@
     operators   a step of two and of four operators that read the source, compared with one (`benchmarks.operators`)
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     timers      a step in which timers fire, compared with one that touches as many keys (`benchmarks.timers`)
+    ttl         a step with a TTL by which nothing expires, compared with one without (`benchmarks.ttl`)
+    windows     a step in which windows open and close, compared with Spark's own (`benchmarks.windows`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
     heap        the heap backend alone: look-ups, updates, memory, growth, snapshots (`benchmarks.heap`)
@@ -153,6 +155,20 @@ def timers(scratch: Path, options: argparse.Namespace) -> Report:
     return timers.run(scratch, quick=options.quick)
 
 
+def ttl(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.ttl`."""
+    from benchmarks import ttl
+
+    return ttl.run(scratch, quick=options.quick)
+
+
+def windows(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.windows`."""
+    from benchmarks import windows
+
+    return windows.run(scratch, quick=options.quick)
+
+
 def keyed(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.keyed`."""
     from benchmarks import keyed
@@ -237,6 +253,8 @@ PARTS: dict[str, Part] = {
     "operators": operators,
     "keyed": keyed,
     "timers": timers,
+    "ttl": ttl,
+    "windows": windows,
     "rolling": rolling,
     "backends": backends,
     "heap": heap,

@@ -20,7 +20,7 @@ from tests.state_model import ALL, MAX_PARALLELISM, batch_of, texts
 @contextmanager
 def small_batches() -> Iterator[None]:
     """So that a dozen rows are scanned, read and written in several batches."""
-    with patch.multiple(table, BATCH_ROWS=6, _FIRST_ROWS=2, _READ_KEYS=2, _WRITE_ROWS=3, _AHEAD_BYTES=100):
+    with patch.multiple(table, BATCH_ROWS=6, _FIRST_PAIRS=2, _READ_KEYS=2, _WRITE_ROWS=3, _AHEAD_BYTES=100):
         yield
 
 

@@ -131,6 +131,8 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
         "operators",
         "keyed",
         "timers",
+        "ttl",
+        "windows",
         "rolling",
         "backends",
         "heap",

@@ -14,7 +14,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Keys, Lookup
 from siltstone.state.backends.checks import as_table, check_keys, check_values
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding, expand, group_numbers
-from siltstone.state.backends.rocksdb.database import AtomicWrite, Database, Pair
+from siltstone.state.backends.rocksdb.database import AtomicWrite, Database
 from siltstone.state.backends.rocksdb.packing import (
     Packed,
     from_list,
@@ -34,13 +34,13 @@ BATCH_ROWS = 1 << 17
 _WRITE_ROWS = 1 << 13
 """rows written at once: a step is undone as a whole, so a put need not be one batch"""
 _READ_KEYS = 1 << 11
-"""keys read at once, which bounds what Python and RocksDB need for each"""
+"""keys read at once, which bounds what Python and RocksDB need for each: a scan takes three times as long if it makes
+an object of each of `BATCH_ROWS` pairs before it packs them"""
 _AHEAD_BYTES = 1 << 23
 """old rows that a put reads before it writes"""
 _BATCH_BYTES = 1 << 24
-_FIRST_ROWS = 1 << 10
-_PAIR_BYTES = 192
-"""what Python needs for a key and a value besides their bytes"""
+_FIRST_PAIRS = 1 << 8
+"""pairs that a scan reads before it knows how large they are"""
 
 Write = Callable[[AtomicWrite, Image | None], None]
 """writes changes within the open step, with the images that undo them; StateError if none is open"""
@@ -333,23 +333,28 @@ class RocksDBTable:
         """Yield all live rows of `groups` by key group, then primary key."""
         if not len(groups):
             return
-        sizes = [_FIRST_ROWS]
-        parts = self._database.items(self._keys.group_start(groups.start), self._keys.group_start(groups.end), sizes)
-        for part in parts:
-            rows, owners, size = self._rows_of(part)
-            # The list is being iterated: append what the next part may have, by the mean size so far.
-            sizes.append(max(1, min(BATCH_ROWS, _BATCH_BYTES * len(part) // size)))
-            yield rows, owners
+        sizes, parts, rows, size = [_FIRST_PAIRS], list[tuple[Packed, Packed]](), 0, 0
+        start, end = self._keys.group_start(groups.start), self._keys.group_start(groups.end)
+        for pairs in self._database.items(start, end, sizes):
+            part = from_list([key for key, _ in pairs]), from_list([value for _, value in pairs])
+            part_bytes = sum(int(lengths(packed).sum()) for packed in part)
+            parts.append(part)
+            rows, size = rows + len(pairs), size + part_bytes
+            if rows >= BATCH_ROWS or size >= _BATCH_BYTES:
+                yield self._rows_of(parts)
+                parts, rows, size = [], 0, 0
+            # The list is being iterated: append what the next part may have, by the mean size of this one.
+            sizes.append(max(1, min(_READ_KEYS, BATCH_ROWS - rows, _BATCH_BYTES * len(pairs) // part_bytes)))
+        if parts:
+            yield self._rows_of(parts)
 
-    def _rows_of(self, pairs: list[Pair]) -> tuple[pa.Table, np.ndarray, int]:
-        """Rows, their key groups, and the bytes that the pairs take."""
-        names, packed = zip(*pairs, strict=True)
-        keys, values = from_list(names), from_list(packed)
+    def _rows_of(self, parts: Iterable[tuple[Packed, Packed]]) -> tuple[pa.Table, np.ndarray]:
+        """Return rows and their key groups, given parts of their keys and values."""
+        keys, values = (pa.concat_arrays(packed) for packed in zip(*parts, strict=True))
         with self._database.translate_damage():
             columns, owners = self._keys.decode(keys)
             columns += self._values.decode(values, self._values.records(values))
-        size = int(lengths(keys).sum() + lengths(values).sum()) + _PAIR_BYTES * len(pairs)
-        return as_table(columns, self.schema.rows, len(pairs)), owners, size
+        return as_table(columns, self.schema.rows, len(keys)), owners
 
     # Upkeep, called by the subtask
 

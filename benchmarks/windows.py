@@ -1,0 +1,132 @@
+"""Compare windows that close with Spark's own: K rows of K distinct keys and windows per step, and K windows close.
+
+    python -m benchmarks.windows SYSTEM INPUT WORK RESULT       one system, in a process of its own
+
+Rows of a step are of one minute, a later one in each step. The watermark is two steps behind, so three steps' windows
+are open, S = 3 K, and each step closes those of the one three steps before. All systems count and sum per key and
+window of a minute, in alternating rounds (`benchmarks.rounds`):
+
+    heap        `Aggregate(window=...)`, each micro-batch a checkpoint
+    rocksdb     the same with working state in RocksDB
+    spark       `groupBy(window, key)` on Spark's RocksDB state store with changelog checkpointing, append mode
+
+Closed windows are computed and go no further: Siltstone's operator has no sink, Spark's query the `noop` sink. RESULT
+is that of `benchmarks.systems`, with the windows that each step closed.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.goals import Report
+from benchmarks.rounds import Run, run_rounds
+from benchmarks.systems import OPERATOR, ROCKSDB, main, run_stream, source, to_end
+from benchmarks.workload import KEY, VALUE, Workload
+from siltstone.aggregates.functions import Count, Sum
+from siltstone.aggregates.operator import Aggregate
+from siltstone.aggregates.windows import Tumbling
+from siltstone.stream import Stream
+from siltstone.time.event_time import EventTime
+
+HEAP, OWN_ROCKSDB, PEER = "heap", "rocksdb", "spark"
+TITLES = {HEAP: "Siltstone, heap", OWN_ROCKSDB: "Siltstone, RocksDB", PEER: "Spark, RocksDB"}
+AT_MOST = 0.4
+AT, SIZE, SIZE_US = "at", "1 minute", 60_000_000
+OPEN_STEPS = 3
+"""steps whose windows are open after a step"""
+_FIRST_US = 28_333_334 * SIZE_US
+
+
+@dataclass(frozen=True)
+class WindowWorkload(Workload):
+    """Steps of `step_rows` rows, each of a key of its own; the value is the event time, in microseconds since 1970."""
+
+    @classmethod
+    def of(cls, step_rows: int, warm_up: int, measured: int) -> "WindowWorkload":
+        """Make the workload, whose state is as large as the windows that are open."""
+        return cls(OPEN_STEPS * step_rows, step_rows, warm_up, measured)
+
+    @property
+    def load_steps(self) -> int:
+        return OPEN_STEPS
+
+    def _batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        random = np.random.default_rng(self.seed)
+        for step in range(self.batches):
+            times = random.integers(0, SIZE_US, self.step_rows)
+            times[0] = SIZE_US - 1  # so that each step moves the watermark by a minute
+            yield random.permutation(self.step_rows), _FIRST_US + step * SIZE_US + times
+
+
+FULL = (WindowWorkload.of(100_000, warm_up=4, measured=15),)
+QUICK = (WindowWorkload.of(10_000, warm_up=2, measured=4),)
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Measure each workload."""
+    rounds = run_rounds(TITLES, QUICK if quick else FULL, 1 if quick else 3, scratch, "benchmarks.windows")
+    report = Report([rounds.steps_table("windows, open and per step")], numbers=rounds.to_json())
+    for each in rounds.runs:
+        check_closed(each)
+    for workload in rounds.workloads:
+        for side in (HEAP, OWN_ROCKSDB):
+            report.goals += rounds.compare_step(workload, side, PEER, at_most=None if quick else AT_MOST)
+    return report
+
+
+def check_closed(run: Run) -> None:
+    """Check that each measured step took all its rows, and closed as many windows.
+
+    Raises:
+        RuntimeError: one did not: the systems did not do the same.
+    """
+    wanted = run.workload.step_rows
+    found = {(step["rows"], step["closed"]) for step in run.measured}
+    if found != {(wanted, wanted)} or len(run.measured) != run.workload.measured:
+        raise RuntimeError(f"{run.system}: steps have rows and closed windows {found}, not {wanted} of each")
+
+
+def read(spark: SparkSession, directory: str) -> DataFrame:
+    """Read the workload's files, with the event time."""
+    return source(spark, directory).withColumn(AT, F.timestamp_micros(VALUE))
+
+
+def run_siltstone(spark: SparkSession, inputs: Path, work: Path, backend: str) -> list[dict[str, Any]]:
+    """Run `Aggregate` with a window."""
+    functions = [Count("rows"), Sum("total", of=VALUE)]
+    operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, window=Tumbling(SIZE, on=AT))
+    stream = Stream("bench", None, [operator], event_time=EventTime(AT, delay=SIZE))
+    steps, before = run_stream(stream, spark, inputs, work, read, backend=backend), 0
+    for step in steps:  # each row is of another window
+        step["closed"] = before + step["rows"] - step["state_rows"]
+        before = step["state_rows"]
+    return steps
+
+
+def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run Spark's own windowed aggregation."""
+    for key, value in ROCKSDB.items():
+        spark.conf.set(key, value)
+    rows = read(spark, str(inputs)).withWatermark(AT, SIZE)
+    totals = rows.groupBy(KEY, F.window(AT, SIZE)).agg(F.count(F.lit(1)).alias("rows"), F.sum(VALUE).alias("total"))
+    writer = totals.writeStream.format("noop").outputMode("append")
+    writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
+    return [step | {"bytes": 0, "base": False, "closed": step["rows_out"]} for step in to_end(writer.start())]
+
+
+SYSTEMS = {
+    HEAP: partial(run_siltstone, backend="heap"),
+    OWN_ROCKSDB: partial(run_siltstone, backend="rocksdb"),
+    PEER: run_spark,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(SYSTEMS))
