@@ -65,6 +65,8 @@ __all__ = [
 
 SOURCE = "source"
 """the input of an operator that does not read another operator"""
+COMBINED_ROWS = "__rows"
+"""a column of `combined`, if late rows are to be counted: how many rows each combined one stands for"""
 PREPARED = "prepared"
 """the name of the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
 _PREPARED = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
@@ -236,7 +238,8 @@ class Operator(StateHandler):
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
         combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
-                    None if rows go through the shuffle unchanged
+                    None if rows go through the shuffle unchanged. With event time, it has the column of that, too:
+                    a time for which a combined row is late just if each of its rows is
 
     Raises:
         UsageError: a field or a variable is missing or wrong; the message says which.

@@ -218,10 +218,26 @@ class Stream:
                     f"{where} goes by the time of day, so its output has no event time: leave out output_time"
                 )
             if goes_by and op.combined is not None:
-                raise UsageError(
-                    f"{where} goes by event time, and combines rows before the shuffle, where none can be told late: "
-                    "leave out combined"
-                )
+                self._check_combined_times(op, where)
+
+    def _check_combined_times(self, op: Operator, where: str) -> None:
+        """Check that rows which are combined before the shuffle can still be told late.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        times = self.row_times(op)
+        assert times is not None, "it goes by event time"
+        if lacks := [name for name in times.columns if name not in op.combined.names]:
+            raise UsageError(
+                f"{where} goes by event time, and the rows that it combines before the shuffle do not have "
+                f"{', '.join(lacks)}: leave out combined (of an Aggregate: map_side)"
+            )
+        if times.late == _DEAD_LETTER:
+            raise UsageError(
+                f"{where} combines rows before the shuffle, so no single one can become a dead letter: leave out "
+                f'combined (of an Aggregate: map_side), or late="{_DEAD_LETTER}"'
+            )
 
     def _check_autonomous(self) -> None:
         """Check the autonomous operators, each also as the stream that it is kept as."""
@@ -319,7 +335,7 @@ class Stream:
             return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
         if isinstance(self.event_time, str) and operator.name == self.event_time_operator():
             return RowTimes(self.event_time)
-        if not isinstance(self.event_time, EventTime) or operator.combined is not None:
+        if not isinstance(self.event_time, EventTime) or (late is None and operator.combined is not None):
             return None
         one = self.event_time
         return RowTimes(one.at, one.partition, True, one.max_ahead // timedelta(microseconds=1), late)
@@ -328,7 +344,11 @@ class Stream:
         """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""
         if self.event_column is None:
             return None
-        readers = [op for op in self.operators if op.reads == SOURCE and op.combined is None]
+        readers = [
+            op
+            for op in self.operators
+            if op.reads == SOURCE and (op.combined is None or self.event_column in op.combined.names)
+        ]
         having = [op for op in readers if not op.inputs or self.event_column in (*op.inputs, *op.key.names)]
         return next((op.name for op in [*having, *readers]), None)
 

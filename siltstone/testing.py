@@ -20,6 +20,7 @@ operator is a stream of its own (`Stream.autonomous_streams`), with a tester of 
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -274,7 +275,8 @@ class StreamTester:
                 region.acknowledge(name, acknowledgements)
             made, ends = digest_made(outputs, received), region.checkpoint_due
             came = self.parallelism, region.digests(), made
-            taken = TakenStep(rows, region.checkpoint, ends, *came, region.clock.text, finishes)
+            late = {name: count for name, each in received.items() if (count := sum(a.late for a in each))}
+            taken = TakenStep(rows, region.checkpoint, ends, *came, region.clock.text, finishes, late)
             self._steps[number - 1 : number] = [taken]
             if ends:
                 completed = region.complete()
@@ -337,6 +339,11 @@ class StreamTester:
     def dead_letters(self) -> pa.Table:
         """The dead letters delivered so far (`siltstone.run.dead_letters`)."""
         return self._join(DEAD_LETTERS, LETTERS)
+
+    @property
+    def late(self) -> dict[str, int]:
+        """Operator -> its late rows so far, of those that had any."""
+        return dict(sum((Counter(step.late) for step in self._steps), Counter()))
 
     def delivered(self, operator: str) -> pa.Table:
         """Return all rows that the sink of an operator's output was given so far.

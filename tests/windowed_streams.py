@@ -69,15 +69,15 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
     return pa.table([pa.array(part, f.type) for part, f in zip(columns, ROWS, strict=True)], schema=ROWS)
 
 
-def windowed(window: Any, delay: timedelta, emit: str = "close", **options: Any) -> Stream:
+def windowed(window: Any, delay: timedelta, emit: str = "close", map_side: bool = False, **options: Any) -> Stream:
     """A stream of all functions over windows."""
-    operator = Aggregate("a", key={"user": pa.int64()}, aggregates=FUNCTIONS, window=window, emit=emit)
-    ahead = timedelta(days=36500)
+    operator = Aggregate("a", {"user": pa.int64()}, FUNCTIONS, window=window, emit=emit, map_side=map_side)
+    event_time = EventTime("at", delay=delay, max_ahead=timedelta(days=36500))
     return Stream(
         "s",
         None,
         options.pop("operators", [operator]),
-        event_time=EventTime("at", delay=delay, max_ahead=ahead),
+        event_time=options.pop("event_time", event_time),
         sinks={"a": None},
         **options,
     )

@@ -23,14 +23,15 @@ import pyarrow as pa
 from siltstone.aggregates.functions import Average, Count, First, Function, Last, Max, Min, Overflow, Sum
 from siltstone.aggregates.panes import PaneTotals
 from siltstone.aggregates.sessions import SessionTotals
-from siltstone.aggregates.totals import Totals
-from siltstone.aggregates.windowed import Windowed, WindowTotals
+from siltstone.aggregates.totals import PARTIAL, Totals
+from siltstone.aggregates.windowed import TIME, Windowed, WindowTotals
 from siltstone.aggregates.windows import AlignedWindow, Cumulative, Session, Sliding, Tumbling, Window
 from siltstone.errors import UsageError
-from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
+from siltstone.operator import COMBINED_ROWS, SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import fixed_values, null_mask, read_times
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
+from siltstone.state.reduction import extreme_by
 from siltstone.state.time_index import DueRows
 from siltstone.state.variables import ColumnTypes, schema_of
 
@@ -49,8 +50,6 @@ __all__ = [
     "Tumbling",
 ]
 
-PARTIAL = "__partial_"
-"""prefix of the columns of state in rows that were aggregated before the shuffle"""
 EMIT = ("close", "update")
 """when a window is returned"""
 _SPARK_TYPES = {
@@ -83,8 +82,8 @@ class Aggregate(Operator):
         nullable: see `Operator`; by default all key columns, as in SQL's GROUP BY.
         aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
         output: whether `process` returns the keys of its rows with their new aggregates.
-        map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed; not
-            with a window.
+        map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed: per
+            key, or per key and pane of the windows; not for sessions.
         window: `Tumbling`, `Sliding`, `Cumulative` or `Session`. The column `on` must be the event time of the rows.
         emit: "close" returns a window once, when the watermark reaches its end. The output then has the event time
             `window_time`, the last microsecond of the window, so that other operators can read it; of sessions, it is
@@ -134,20 +133,27 @@ class Aggregate(Operator):
             order_by=self._order(keys),
             output=(shown if self._windowed is None else self._windowed.output(closes=closes)) if output else None,
             output_time=self._windowed.output_time if self._windowed is not None and closes else None,
-            combined=_combined_schema(keys, totals.schema) if map_side else None,
+            combined=_combined_schema(keys, self._time_columns, totals.schema) if map_side else None,
         )
         self._check_names(keys, totals)
 
     def combine(self, table: pa.Table) -> pa.Table:
-        """Aggregate rows of the source to one row per key, as input of `process`.
+        """Aggregate rows of the source to one row per key, or key and pane, as input of `process`.
 
-        A null key is kept, also one that `process` refuses.
+        A null key is kept, also one that `process` refuses. Of a pane, the latest time is kept: its rows are in the
+        same windows, so they are late together.
 
         Raises:
             UsageError: a column is missing or does not fit.
         """
         keys = normalise_keys(conform(table, self.key, table.num_rows, f"operator {self.name}"))
         first, group = find_distinct(xxhash64(keys.columns), keys.columns)
+        times = [
+            pa.array(read_times(table.column(name)), TIME, mask=null_mask(table.column(name)))
+            for name in self._time_columns
+        ]
+        if self._windowed is not None:
+            first, group = self._windowed.find_pieces(group, times[0])
         lifted = self._totals.lift(table)
         try:
             reduced = self._totals.reduce(lifted, group, len(first))
@@ -156,8 +162,12 @@ class Aggregate(Operator):
             fits = False
         if not fits:
             # The sum of all rows of a key may still fit, so pass on the single rows: `process` checks their sum.
-            reduced, first = lifted, np.arange(table.num_rows)
-        columns = [*keys.take(pa.array(first)).columns, *reduced]
+            reduced = lifted
+            first = group = np.arange(table.num_rows)
+        own = [extreme_by(at, group, len(first), largest=True) for at in times]
+        if times:
+            own.append(pa.array(np.bincount(group, minlength=len(first))))
+        columns = [*keys.take(pa.array(first)).columns, *own, *reduced]
         fitted = [c.cast(f.type) for c, f in zip(columns, self.combined, strict=True)]
         return pa.table(fitted, schema=self.combined)
 
@@ -166,9 +176,8 @@ class Aggregate(Operator):
         if self._windowed is not None:
             return self._windowed.process(rows, state, state.totals, updates=self.emit == "update")
         keys = rows.keys
-        partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
-        lifted = self._read_partials(rows.table) if partial else self._totals.lift(rows.table)
         try:
+            lifted = self._totals.read(rows.table)
             reduced = self._totals.merge(state.totals.lookup(keys), lifted, rows.key_index, len(keys))
         except Overflow as overflow:
             raise self._totals.overflow_error(overflow, keys, rows.key_index, rows.key_index) from None
@@ -234,8 +243,8 @@ class Aggregate(Operator):
             raise UsageError(
                 f"{what}: emit='update' is not for sessions, since one may become part of another: leave it out"
             )
-        if self.map_side:
-            raise UsageError(f"{what} has a window, so it cannot combine rows before the shuffle: leave out map_side")
+        if isinstance(self.window, Session) and self.map_side:
+            raise UsageError(f"{what} has sessions, so it cannot combine rows before the shuffle: leave out map_side")
         if not output:
             raise UsageError(f"{what} has a window, whose state ends with it: leave out output=False")
 
@@ -252,13 +261,6 @@ class Aggregate(Operator):
         if len(set(names)) != len(names):
             raise UsageError(f"operator {self.name}: the names of keys and aggregates must be distinct")
 
-    def _read_partials(self, table: pa.Table) -> list[pa.Array]:
-        kept = self._totals.schema
-        names = {f"{PARTIAL}{name}": name for name in kept.names}
-        given = table.select([name for name in table.column_names if name in names])
-        given = given.rename_columns([names[name] for name in given.column_names])
-        return [one_array(c) for c in conform(given, kept, table.num_rows, f"operator {self.name}").columns]
-
 
 def _windowed(window: Window | None, key: pa.Schema, totals: Totals) -> Windowed | None:
     if isinstance(window, AlignedWindow):
@@ -266,9 +268,10 @@ def _windowed(window: Window | None, key: pa.Schema, totals: Totals) -> Windowed
     return SessionTotals(window, key, totals) if isinstance(window, Session) else None
 
 
-def _combined_schema(key: pa.Schema, kept: pa.Schema) -> pa.Schema:
+def _combined_schema(key: pa.Schema, times: Sequence[str], kept: pa.Schema) -> pa.Schema:
     """Return the schema of what `combine` returns, in types that Spark has."""
-    fields = [(f.name, f.type) for f in key] + [(f"{PARTIAL}{f.name}", f.type) for f in kept]
+    own = [*((name, TIME) for name in times), (COMBINED_ROWS, pa.int64())] if times else []
+    fields = [*((f.name, f.type) for f in key), *own, *((f"{PARTIAL}{f.name}", f.type) for f in kept)]
     return pa.schema([(name, _spark_type(kind)) for name, kind in fields])
 
 

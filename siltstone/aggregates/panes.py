@@ -70,6 +70,11 @@ class PaneTotals(Windowed):
                 "rows: leave both as they are in the state"
             )
 
+    def find_pieces(self, key: np.ndarray, times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        null = null_mask(times)
+        pane = np.where(null, 0, self._panes.index(read_times(times)))
+        return distinct_pairs(2 * key + null, pane)
+
     def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
         return self._panes.find_late(at, before_us)
 

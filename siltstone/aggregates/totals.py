@@ -16,6 +16,9 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.nested import nested_columns
 from siltstone.state.types import is_nested
 
+PARTIAL = "__partial_"
+"""prefix of the columns of state in rows that were aggregated before the shuffle"""
+
 
 class Totals:
     """The functions of one operator. `what` begins error messages; `schema` has the columns of state."""
@@ -34,6 +37,19 @@ class Totals:
             end = start + len(function.columns())
             yield function, columns[start:end]
             start = end
+
+    def read(self, table: pa.Table) -> list[pa.Array]:
+        """Return the columns of state of rows, or of rows that were aggregated before the shuffle.
+
+        Raises:
+            UsageError, BadRow: see `lift`.
+        """
+        names = {f"{PARTIAL}{name}": name for name in self.schema.names}
+        partial = [name for name in table.column_names if name in names]
+        if not partial:
+            return self.lift(table)
+        given = table.select(partial).rename_columns([names[name] for name in partial])
+        return [one_array(c) for c in conform(given, self.schema, table.num_rows, self._what).columns]
 
     def lift(self, table: pa.Table) -> list[pa.Array]:
         """Convert rows to columns of state.

@@ -129,6 +129,18 @@ class Windowed(ABC):
             BadRow: a sum does not fit.
         """
 
+    def find_pieces(self, key: np.ndarray, times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Find the rows of a key that are in the same windows; those without a time are a piece of their own.
+
+        Args:
+            key: int64[n], the key of each row.
+            times: their event times.
+
+        Returns:
+            A row of each piece, and the piece of each row.
+        """
+        raise NotImplementedError(f"rows of {type(self).__name__} are not combined")
+
     @abstractmethod
     def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
         """See `Operator.find_late`."""
@@ -152,7 +164,7 @@ class Windowed(ABC):
         Raises:
             BadRow: a sum does not fit, or values do not.
         """
-        lifted = self._totals.lift(rows.table)
+        lifted = self._totals.read(rows.table)
         columns = self._totals.join(old, lifted)
         try:
             return self._totals.reduce(columns, np.concatenate([old_group, group]), size)

@@ -1,7 +1,7 @@
 """Take the steps of a `siltstone.testing.StreamTester` again, and compare what they come to."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ class TakenStep:
         made: operator, or `OPERATOR.dead_letters` -> the rows that it made.
         clock: its clock, as it is recorded.
         finishes: whether the source had ended.
+        late: operator -> late rows, if it had any.
     """
 
     rows: pa.Table | None
@@ -46,6 +47,7 @@ class TakenStep:
     made: Mapping[str, DigestedRows]
     clock: str
     finishes: bool = False
+    late: Mapping[str, int] = field(default_factory=dict)
 
 
 def digest_made(

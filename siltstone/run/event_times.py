@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow
+from siltstone.operator import COMBINED_ROWS
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
-from siltstone.state.columns import null_mask, read_times
+from siltstone.state.columns import fixed_values, null_mask, one_array, read_times
 from siltstone.time.clock_rules import FOREVER, check_partitions, describe_watermark
 from siltstone.time.event_time import partition_name
 from siltstone.times import show_us
@@ -42,6 +43,13 @@ def find_late(task: StepTask, table: pa.Table) -> np.ndarray | None:
     at, null = read_times(column), null_mask(column)
     late = ~null & task.operator.find_late(at, clock.before_us)
     return late if late.any() else None
+
+
+def count_rows(table: pa.Table, which: np.ndarray) -> int:
+    """Count some rows (bool[n]); one that was combined before the shuffle counts as those that it stands for."""
+    if COMBINED_ROWS not in table.column_names:
+        return int(which.sum())
+    return int(fixed_values(one_array(table.column(COMBINED_ROWS)))[which].sum())
 
 
 def late_reason(task: StepTask) -> str:

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from siltstone.operator import State
 from siltstone.run import callbacks
-from siltstone.run.event_times import find_bad_times, find_late
+from siltstone.run.event_times import count_rows, find_bad_times, find_late
 from siltstone.run.firing import StepTimers
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import Taken, call, calls, check_output, find_broken_rows, rows_of
@@ -47,7 +47,7 @@ def _cut_late(task: StepTask, table: pa.Table, taken: Taken) -> pa.Table:
     late = find_late(task, table)
     if late is None:
         return table
-    taken.late += int(late.sum())
+    taken.late += count_rows(table, late)
     if task.times is not None and task.times.late == "process":
         return table
     taken.left_out += int(late.sum())

@@ -35,13 +35,14 @@ def act(tester: StreamTester, what: str, number: int) -> None:
     given=batches,
     actions=actions,
     every=st.integers(1, 2),
+    map_side=st.booleans(),
 )
 def test_windows_close_with_what_was_accepted(
-    name: str, backend: str, given: list[Any], actions: list[str], every: int
+    name: str, backend: str, given: list[Any], actions: list[str], every: int, map_side: bool
 ) -> None:
     window, begin, unit = CASES[name]
     by_hand, rows = ByHand(window), times_of(given, begin, unit)
-    stream = windowed(window, DELAY * unit)
+    stream = windowed(window, DELAY * unit, map_side=map_side and name != "session")
     with StreamTester(stream, parallelism=2, backend=backend, checkpoint_every=every) as tester:
         for number, batch in enumerate(rows):
             before = tester.watermark
@@ -62,7 +63,7 @@ def test_windows_close_with_what_was_accepted(
 def test_the_last_update_of_a_window_is_the_window(name: str, given: list[Any], lost: bool) -> None:
     window, begin, unit = CASES[name]
     by_hand, rows, last = ByHand(window), times_of(given, begin, unit), dict[Any, Any]()
-    with StreamTester(windowed(window, DELAY * unit, "update"), parallelism=2) as tester:
+    with StreamTester(windowed(window, DELAY * unit, "update", map_side=not lost), parallelism=2) as tester:
         for batch in rows:
             before = tester.watermark
             made = read_windows(tester.step(table_of(batch))["a"])

@@ -84,7 +84,8 @@ def by_spark(spark: SparkSession, files: Path, name: str) -> list[tuple[Any, ...
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_are_those_of_spark(spark: SparkSession, tmp_path: Path, name: str) -> None:
     kept, window = Kept(), WINDOWS[name][0]
-    operator = Aggregate("a", key={"user": pa.int64()}, aggregates=FUNCTIONS, window=window)
+    combines = name in ("offset", "sliding")
+    operator = Aggregate("a", key={"user": pa.int64()}, aggregates=FUNCTIONS, window=window, map_side=combines)
     times = EventTime("at", delay="10 minutes", max_ahead=timedelta(days=36500))
     stream = Stream("s", source_of(batches()), [operator], event_time=times, sinks={"a": kept})
     settings = settings_at(tmp_path / "w", checkpoint_steps=2)

@@ -53,7 +53,9 @@ def shown(made: pa.Table) -> list[tuple[Any, ...]]:
 
 def counted(window: Any, emit: str = "close", late: str = "drop", **options: Any) -> Stream:
     """A stream of counts in windows, five minutes late."""
-    operator = Aggregate("a", key=KEY, aggregates=COUNT, window=window, emit=emit)
+    operator = Aggregate(
+        "a", key=KEY, aggregates=COUNT, window=window, emit=emit, map_side=options.pop("map_side", False)
+    )
     return windowed(window, 5 * MINUTE, operators=[operator, *options.pop("readers", ())], late=late, **options)
 
 
@@ -228,6 +230,29 @@ def test_a_row_at_the_end_of_a_session_belongs_to_it() -> None:
         assert shown(tester.finish()["a"]) == [(0, 15, 3)]
 
 
+def test_rows_that_are_combined_are_late_together_and_counted_one_by_one() -> None:
+    with StreamTester(counted(HOUR, map_side=True)) as tester:
+        tester.step(rows_at(1, 15))
+        tester.advance()
+        assert shown(tester.step(rows_at(-1, -2, -9, 9, 9.5, 15))["a"]) == [], "three are late"
+        assert tester.late == {"a": 3}
+        assert shown(tester.finish()["a"]) == [(0, 20, 5), (10, 30, 2)]
+        with pytest.raises(BadRow, match="event time at is null in 1 rows"):
+            tester.step(table_of([(0, None, 1)]))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"late": "dead-letter"}, "no single one can become a dead letter"),
+        ({"event_time": EventTime("at", delay="1m", per="partition")}, "do not have partition"),
+    ],
+)
+def test_rows_are_combined_only_if_they_can_be_told_late(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        counted(TEN, map_side=True, **options)
+
+
 def test_late_rows_become_dead_letters() -> None:
     with StreamTester(counted(TEN, late="dead-letter")) as tester:
         tester.step(rows_at(1, 15))
@@ -389,7 +414,7 @@ def test_a_wrong_window_is_refused(make: Any, message: str) -> None:
         ({"emit": "change"}, "emit is 'change': use 'close' or 'update'"),
         ({"emit": "update", "window": None}, "emit='update' is for windows"),
         ({"emit": "update", "window": Session("1m", on="at")}, "not for sessions"),
-        ({"map_side": True}, "leave out map_side"),
+        ({"map_side": True, "window": Session("1m", on="at")}, "leave out map_side"),
         ({"output": False}, "leave out output=False"),
         ({"aggregates": [Count("due")]}, "due"),
         ({"aggregates": [Count("window_end")]}, "window_end is a column of windows"),
