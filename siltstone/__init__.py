@@ -2,9 +2,10 @@
 
     import siltstone as st
 
-Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`), or take
-the ready-made `Aggregate`, also over windows (`Tumbling`), and put it into a `Stream`. `st.open(warehouse)` returns a
-client with one method for each operation. `st.write_stream(rows, stream)` runs a stream over a streaming DataFrame.
+Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`, `Bloom`),
+or take the ready-made `Aggregate`, also over windows (`Tumbling`), and put it into a `Stream`. `st.open(warehouse)`
+returns a client with one method for each operation. `st.write_stream(rows, stream)` runs a stream over a streaming
+DataFrame.
 """
 
 from importlib import import_module

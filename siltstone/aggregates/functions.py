@@ -33,13 +33,20 @@ class Overflow(Exception):
 
 @dataclass(frozen=True)
 class Function(ABC):
-    """An aggregate function whose result is the column `name`."""
+    """An aggregate function whose result is the column `name`; subclass it to add one (`docs/structures.md`).
+
+    Old state, new rows and rows that were combined before the shuffle are reduced together, in any order and any number
+    of times: equal rows must come to equal bytes of state.
+    """
 
     name: str
 
     @abstractmethod
     def inputs(self) -> dict[str, pa.DataType | None]:
-        """Return the columns it reads and the types they are cast to; None for any type."""
+        """Return the columns it reads and the types they are cast to; None for any type.
+
+        If there are none, `lift` is not called: each row is a 1 (int64).
+        """
 
     @abstractmethod
     def columns(self) -> dict[str, pa.DataType]:

@@ -74,6 +74,9 @@ class Aggregate(Operator):
     in each window that contains it and has not ended; it is late if all have (`Stream.late`). A late row that is
     processed anyway makes a window of late rows alone, which closes in the same step.
 
+    "The operator TopN" of other engines is this one with the function `TopN`: rows are ranked per key, or per key and
+    window.
+
     Sums of floats depend on the order of additions. Within a call of `process`, values are added in ascending order.
     So that a task that runs twice makes the same calls, an operator with such sums orders its rows (`order_by`).
 

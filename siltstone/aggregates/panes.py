@@ -32,7 +32,7 @@ from siltstone.aggregates.windows import AlignedWindow, Panes
 from siltstone.errors import UsageError
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
-from siltstone.state.columns import null_mask, read_times, row_bytes
+from siltstone.state.columns import null_mask, read_times, row_bytes, take_from
 from siltstone.state.time_index import DueRows
 
 PANE = "pane"
@@ -113,7 +113,7 @@ class PaneTotals(Windowed):
         row, end = self._explode(panes.ends_after(k, due - 1), panes.last_end(k))
         one, _ = distinct_pairs(owner[row], end)
         whose, end = owner[row][one], end[one]
-        for part in split_whole(whose, end - panes.start(end), ROWS_A_BATCH):
+        for part in split_whole(whose, end - panes.start(end), self._limit(ROWS_A_BATCH)):
             own, ends = whose[part], end[part]
             window, pane = explode(panes.start(ends), ends - 1)
             # An empty pane, where clocks skip time, begins when the next one does: that one's rows count once.
@@ -141,14 +141,14 @@ class PaneTotals(Windowed):
 
     def close(self, take: Take, state: State, access: TotalsAccess, *, closes: bool) -> Iterator[pa.Table]:
         if self._panes.is_single:
-            while len((due := take(ROWS_A_BATCH)).at):
+            while len((due := take(self._limit(ROWS_A_BATCH))).at):
                 access.remove(due.keys)
                 if closes:
                     yield self._make_single(due)
             return
         # The panes of a window may be in different batches, so all are taken first.
         batches = list[DueRows]()
-        while len((due := take(ROWS_A_BATCH)).at):
+        while len((due := take(self._limit(ROWS_A_BATCH))).at):
             batches.append(due)
         watermark = state.clock.watermark_us
         if not batches or watermark is None:
@@ -182,7 +182,7 @@ class PaneTotals(Windowed):
         """Yield the windows of due panes that end by the watermark, some keys at a time."""
         panes = self._panes
         columns = pa.concat_tables([batch.keys.columns for batch in batches])
-        values = pa.concat_tables([batch.values for batch in batches])
+        values = [batch.values for batch in batches]
         groups = np.concatenate([batch.keys.key_groups for batch in batches])
         owners, owner = access.owners(columns, groups)
         k = panes.index(read_times(columns.column(PANE)))
@@ -190,13 +190,13 @@ class PaneTotals(Windowed):
         high = panes.ends_until(k, watermark)
         order = np.argsort(owner, kind="stable")
         counts = (high - low) // panes.end_step + 1
-        sizes = counts * np.maximum(1, row_bytes(values) // _ROW_BYTES)
+        sizes = counts * np.maximum(1, np.concatenate([row_bytes(table) for table in values]) // _ROW_BYTES)
         for part in split_whole(owner[order], sizes[order], ROWS_A_BATCH):
             chosen = order[part]
             row, end = self._explode(low[chosen], high[chosen])
             own = owner[chosen][row]
             one, group = distinct_pairs(own, end)
-            state = self._totals.of_state(values.take(pa.array(chosen)))
+            state = self._totals.of_state(take_from(values, chosen))
             spread = self._totals.take(state, row)
             reduced = self._reduce(spread, group, len(one), owners, own[one])
             shown = owners.columns.take(pa.array(own[one]))

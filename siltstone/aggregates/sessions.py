@@ -82,7 +82,7 @@ class SessionTotals(Windowed):
         return None
 
     def close(self, take: Take, state: State, access: TotalsAccess, *, closes: bool) -> Iterator[pa.Table]:
-        while len((due := take(ROWS_A_BATCH)).at):
+        while len((due := take(self._limit(ROWS_A_BATCH))).at):
             # All sessions of these keys that are over are closed at once, so none is taken twice.
             keys, owner = access.owners(due.keys.columns, due.keys.key_groups)
             known, count, heads = self._read(keys, access)

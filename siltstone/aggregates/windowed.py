@@ -15,14 +15,17 @@ from siltstone.operator import Keys, MapState, Rows, State
 from siltstone.state.access import DUE, MapAccess
 from siltstone.state.backend import KeyedState, Lookup
 from siltstone.state.hashing import find_distinct, xxhash64
-from siltstone.state.nested import stored_columns
+from siltstone.state.nested import is_variable, stored_columns
 from siltstone.state.time_index import DueRows
+from siltstone.state.types import is_nested
 from siltstone.state.variables import CLOCKS, DueColumn, Purpose, schema_of
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW_START, WINDOW_END, WINDOW_TIME = "window_start", "window_end", "window_time"
 ROWS_A_BATCH = 1 << 18
 """rows that are taken, or windows that are made, at once"""
+_LONG = 16
+"""how many rows one counts for that may be long, such as a sketch of 64 KiB"""
 Take = Callable[[int], DueRows]
 
 
@@ -101,6 +104,11 @@ class Windowed(ABC):
     def __init__(self, window: Window, key: pa.Schema, totals: Totals) -> None:
         self.on: str = window.on
         self._key, self._totals = key, totals
+        self._has_long_rows = any(is_nested(kind) or is_variable(kind) for kind in totals.schema.types)
+
+    def _limit(self, rows: int) -> int:
+        """Return how many rows to work on at once: fewer if they may be long, since Arrow cannot copy 2 GiB at once."""
+        return max(1, rows // _LONG) if self._has_long_rows else rows
 
     @property
     def reserved(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from siltstone.aggregates.lists import CollectList, TopN
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.spark.operations import RunRequest, restore, run
 from siltstone.stream import Stream
@@ -30,6 +31,9 @@ def test_spark_aggregates_the_same(spark: SparkSession, tmp_path: Path) -> None:
         Max("hi", of="x", type=pa.float64()),
         First("first", of="v", by="t", by_type=pa.int64()),
         Last("last", of="v", by="t", by_type=pa.int64()),
+        CollectList("all", of="x", type=pa.float64()),
+        CollectList("some", of="s", type=pa.string(), distinct=True),
+        TopN("top", 3, by="v", of={"s": pa.string()}),
     ]
     key = {"k": pa.float64(), "day": pa.date32()}
     operators = [
@@ -47,7 +51,9 @@ def test_spark_aggregates_the_same(spark: SparkSession, tmp_path: Path) -> None:
     files.createOrReplaceTempView("measurements")
     aggregated = spark.sql(
         "select k, day, count(*) n, count(v) n_v, sum(v) total, avg(v) mean, min(s) lo, max(x) hi, "
-        "min(struct(t, v)) filter (where v is not null).v first, max(struct(t, v)) filter (where v is not null).v last "
+        "min(struct(t, v)) filter (where v is not null).v first, max(struct(t, v)) filter (where v is not null).v last"
+        ", sort_array(collect_list(x)) all, sort_array(collect_set(s)) some, "
+        "slice(sort_array(collect_list(struct(v, s)) filter (where v is not null), false), 1, 3) top "
         "from measurements group by k, day"
     )
     query = aggregated.writeStream.outputMode("complete").format("memory").queryName("spark_state")

@@ -115,7 +115,7 @@ def test_sketches_and_lists_pass_the_shuffle_and_a_delta_table(
         for name in OPERATORS
     ]
     tables = [listed(seed) for seed in range(2)]
-    sinks = dict.fromkeys(OPERATORS) if shown else {}
+    sinks: dict[str, Any] = dict.fromkeys(OPERATORS) if shown else {}
     run(at(tmp_path / "w"), Stream("lists", source_of(tables), operators, sinks=sinks, max_parallelism=8), RunRequest())
     restore(at(tmp_path / "w"), "lists", to=tmp_path / "out")
     plain, combining = (pq.read_table(tmp_path / "out" / name / "totals").sort_by("page") for name in OPERATORS)
