@@ -52,6 +52,8 @@ def merge_sketches(array: pa.Array, group: np.ndarray, size: int, precision: int
     registers = 1 << precision
     dense = lengths == registers // 4
     entries = words if not dense.any() else words[np.repeat(~dense, lengths)]
+    if len(entries) and entries.max() >> 8 >= registers:
+        raise _not_sketch_error(precision, what)
     entries, owner = _greatest(entries, np.repeat(group, np.where(dense, 0, lengths)))
     sizes = np.bincount(owner, minlength=size)
     is_dense = 4 * sizes >= registers
@@ -100,12 +102,17 @@ def estimate(array: pa.Array, precision: int, what: str) -> np.ndarray:
     dense = lengths == registers // 4
     for rows in _chunks(np.flatnonzero(dense), registers):
         every = _take_dense(words, starts[rows], registers).astype(np.int64)
+        if every.max() >= ranks:
+            raise _not_sketch_error(precision, what)
         every += np.arange(len(rows))[:, None] * ranks
         found[rows] = _estimate(np.bincount(every.reshape(-1), minlength=len(rows) * ranks).reshape(-1, ranks))
     for rows in _chunks(np.flatnonzero(~dense), ranks * 8):
         sizes = lengths[rows]
         places = np.arange(sizes.sum()) + np.repeat(starts[rows] - (np.cumsum(sizes) - sizes), sizes)
-        rank = (words[places] & _WORD.type(255)).astype(np.int64) + np.repeat(np.arange(len(rows)), sizes) * ranks
+        rank = (words[places] & _WORD.type(255)).astype(np.int64)
+        if len(rank) and rank.max() >= ranks:
+            raise _not_sketch_error(precision, what)
+        rank += np.repeat(np.arange(len(rows)), sizes) * ranks
         counts = np.bincount(rank, minlength=len(rows) * ranks).reshape(-1, ranks)
         counts[:, 0] = registers - sizes
         found[rows] = _estimate(counts)
@@ -157,8 +164,12 @@ def _read_words(array: pa.Array, precision: int, what: str) -> tuple[np.ndarray,
     if array.null_count:
         lengths = np.where(null_mask(array), 0, lengths)
     if len(lengths) and ((lengths % 4).any() or lengths.max() > 1 << precision):
-        raise UsageError(f"{what}: its state has bytes that are not a sketch of precision {precision}")
+        raise _not_sketch_error(precision, what)
     return data[: len(data) // 4 * 4].view(_WORD), starts // 4, lengths // 4
+
+
+def _not_sketch_error(precision: int, what: str) -> UsageError:
+    return UsageError(f"{what}: its state has bytes that are not a sketch of precision {precision}")
 
 
 def _greatest(entries: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -143,9 +143,9 @@ def test_another_precision_does_not_read_old_sketches() -> None:
     with pytest.raises(SchemaConflict, match="d_hll12"):
         check_definition("s", recorded, now)
     function = ApproxDistinct("d", of="v", precision=4)
-    for wrong in (b"abc", b"\0" * 20):
+    for wrong in (b"abc", b"\0" * 20, b"\1\x10\0\0", b"\x3e\0\0\0", b"\x3e" * 16):
         with pytest.raises(UsageError, match="aggregate d: its state has bytes that are not a sketch of precision 4"):
-            function.reduce([pa.array([b"", wrong])], np.zeros(2, np.int64), 1)
+            function.result(function.reduce([pa.array([b"", wrong])], np.zeros(2, np.int64), 1))
 
 
 # Lists
