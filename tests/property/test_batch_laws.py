@@ -1,7 +1,7 @@
 """Timed operators come to what a batch query says of the accepted rows, whatever happens to the stream meanwhile.
 
-By pandas, over all rows at once (`tests.batch_answers`). Not for `emit="update"`, of which only the last row of a window is
-what the window is (`test_window_laws`), and not for the time of day, which no row has.
+By pandas, over all rows at once (`tests.batch_answers`). Not for `emit="update"`, of which only the last row of a
+window is what the window is (`test_window_laws`), and not for the time of day, which no row has.
 """
 
 import tempfile
