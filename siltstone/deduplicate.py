@@ -31,7 +31,7 @@ class Deduplicate(Operator):
 
     Args:
         name, key, reads: see `Operator`.
-        within: how long, such as "1 hour".
+        within: how long, such as "1 hour"; at most 365,000 days.
         on: the column with the event time; None for the time of day, with `clock="processing"`.
         columns: further columns of the rows that are passed on, `{name: type}`.
         clock: "event", or "processing": then a row's time is that of the step that reads it.

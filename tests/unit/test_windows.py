@@ -286,6 +286,34 @@ def test_days_of_sessions_take_each_session_once() -> None:
         assert sum(n for each in made for _, _, n in each) == 5
 
 
+@pytest.mark.parametrize("late", ["drop", "process"])
+def test_no_row_is_lost_or_doubled_from_windows_to_windows_to_windows(late: str) -> None:
+    sums = [Sum("n", of="n")]
+    visits = Aggregate("b", KEY, sums, reads="a", window=Session("3 minutes", on="window_time"))
+    hours = Aggregate("c", KEY, sums, reads="b", window=Tumbling("1 hour", on="window_end"))
+    with StreamTester(counted(HOUR, late=late, readers=[visits, hours])) as tester:
+        made = [tester.step(rows_at(*m)) for m in ((1, 2, 14), (3, 30), (11, 45), (28, 70), (5, 90), (95,))]
+        made.append(tester.finish())
+        counts = [sum(sum(each[name]["n"].to_pylist()) for each in made) for name in "abc"]
+        assert counts == [{"drop": 22, "process": 24}[late]] * 3, "the row at 5 is late, and in two windows"
+        assert not any(tester.state(name, "totals").num_rows for name in "abc")
+        tester.replay(parallelism=2)
+
+
+@pytest.mark.parametrize("late", ["drop", "process"])
+@pytest.mark.parametrize("window", [TEN, HOUR, Session("5 minutes", on="at")], ids=lambda one: type(one).__name__)
+def test_after_the_end_every_row_is_late(window: Any, late: str) -> None:
+    with StreamTester(counted(window, late=late)) as tester:
+        tester.step(rows_at(1))
+        tester.finish()
+        tester.restart(lost=True)
+        made = tester.step(rows_at(2, 100))["a"]
+        each = 2 if window is HOUR else 1
+        assert sum(made["n"].to_pylist()) == (2 * each if late == "process" else 0)
+        assert tester.state("a", "totals").num_rows == 0
+        tester.replay(backend="rocksdb")
+
+
 # Sums
 
 
@@ -363,6 +391,18 @@ def test_an_edit_leaves_a_pane_due_at_the_end_of_one_of_its_windows(pane: int, d
         cast_changes(rows, schema, "rows", variable=variable)
     gone = rows.append_column(DELETED, pa.array([True]))
     assert cast_changes(gone, schema, "rows", variable=variable).num_rows == 1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "session"])
+def test_an_edit_may_put_back_what_there_is(name: str) -> None:
+    window, begin, unit = CASES[name]
+    stream, times = windowed(window, DELAY * unit), [begin + number * unit for number in range(60)]
+    with StreamTester(stream) as tester:
+        for start in range(0, 60, 15):
+            tester.step(table_of((0, at, 1) for at in times[start : start + 15]))
+            rows = tester.state("a", "totals")
+            operator, schema = find_editable(stream, "a", "totals")
+            assert cast_changes(rows, schema, "rows", variable=operator.variables()["totals"]).num_rows == len(rows) > 0
 
 
 def test_an_edit_cannot_leave_a_timer_without_a_time() -> None:
