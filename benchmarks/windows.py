@@ -58,7 +58,7 @@ class WindowWorkload(Workload):
     def load_steps(self) -> int:
         return OPEN_STEPS
 
-    def _batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def draw(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         random = np.random.default_rng(self.seed)
         for step in range(self.batches):
             times = random.integers(0, SIZE_US, self.step_rows)

@@ -55,7 +55,7 @@ class Workload:
         """Write the input files."""
         directory.mkdir(parents=True)
         number = 0
-        for keys, values in self._batches():
+        for keys, values in self.draw():
             for part in np.array_split(np.arange(len(keys)), FILES_A_STEP):
                 path = directory / f"{number:06d}.parquet"
                 pq.write_table(pa.table({KEY: keys[part], VALUE: values[part]}), path)
@@ -63,7 +63,7 @@ class Workload:
                 os.utime(path, (_FIRST_MTIME_S + number, _FIRST_MTIME_S + number))
                 number += 1
 
-    def _batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def draw(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         random = np.random.default_rng(self.seed)
         everything = random.permutation(self.state_rows)
         loads = np.array_split(everything, self.load_steps)

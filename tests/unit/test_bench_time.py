@@ -34,7 +34,7 @@ def test_a_restore_and_steps_that_fire_are_measured(tmp_path: Path) -> None:
 def test_each_step_opens_windows_and_a_watermark_later_closes_as_many() -> None:
     workload = WindowWorkload.of(50, warm_up=1, measured=2)
     minutes = []
-    for keys, times in workload._batches():
+    for keys, times in workload.draw():
         assert sorted(keys) == list(range(50))
         assert times.max() % SIZE_US == SIZE_US - 1 and len({*(times // SIZE_US)}) == 1
         minutes.append(int(times[0] // SIZE_US))

@@ -185,8 +185,12 @@ class HeapTable:
     def delete(self, batch: Keys) -> None:
         """Delete the rows of these keys; a missing row is no error."""
         found = self._find(batch)
-        which = np.flatnonzero((found.ids >= 0) & (found.block["live"] != 0))
-        ids, block = found.ids[which], found.block[which]
+        live = (found.ids >= 0) & (found.block["live"] != 0)
+        if live.all():
+            ids, block = found.ids, found.block
+            del batch.memo[self]  # its records change here
+        else:
+            ids, block = found.ids[live], found.block.view(self._layout.opaque)[live].view(self._layout.dtype)
         self._keep(self.records.rows, ids, block)
         # The record stays and can become live again, so that a rollback need not repair the index.
         self._layout.clear_values(block)

@@ -138,7 +138,9 @@ class RocksDBTable:
         check_keys(batch, self.schema, self.groups)
         columns = normalise_keys(batch.columns)
         encoded = self._keys.encode(columns, batch.key_groups)
-        order = sort_by_start(encoded, len(self._rows))
+        order = batch.memo.get(_Sorted)  # the same in all tables, since all have the same keys
+        if order is None:
+            order = batch.memo[_Sorted] = sort_by_start(encoded, len(self._rows))
         return _Sorted(columns, order, take(encoded, order))
 
     def _recall(self, batch: Keys) -> _FoundRows | None:
@@ -154,6 +156,8 @@ class RocksDBTable:
 
     def _read(self, keys: Packed, enough_bytes: float = math.inf) -> Packed:
         """Return the values of keys, null if missing. Stop after the first keys that reach `enough_bytes` together."""
+        if not self.rows:  # RocksDB would look for each of them among what was deleted
+            return pa.nulls(len(keys), pa.large_binary())
         parts, size = [from_list([])], 0
         for at in range(0, len(keys), _READ_KEYS):
             parts.append(from_list(self._database.get_many(to_list(keys[at : at + _READ_KEYS]))))
@@ -331,7 +335,7 @@ class RocksDBTable:
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """Yield all live rows of `groups` by key group, then primary key."""
-        if not len(groups):
+        if not len(groups) or not self.rows:
             return
         sizes, parts, rows, size = [_FIRST_PAIRS], list[tuple[Packed, Packed]](), 0, 0
         start, end = self._keys.group_start(groups.start), self._keys.group_start(groups.end)
