@@ -24,6 +24,8 @@ from siltstone.state.schema import TableSchema
 
 COMPACT_ROWS = 1 << 16
 """with fewer rows, dropping dead rows and values does not pay"""
+EMPTIED_ROWS = 1 << 14
+"""the same of a table without live rows"""
 
 BeforeImages = Callable[[int, np.ndarray, np.ndarray], None]
 """called before a mutation: maximum rows of the table afterwards, ids (uint32[n]), their current records"""
@@ -287,10 +289,11 @@ class HeapTable:
     def compact_if_worth(self) -> bool:
         """Drop dead rows and values if they are more than half; only while no before-images are pending.
 
+        A table that was emptied has nothing to copy, so few dead rows are enough.
         Fills a new generation of files; `sweep` removes the old one, once a header names the new one.
         """
         counts = self._counts
-        wanted = 2 * max(counts.live, COMPACT_ROWS)
+        wanted = 2 * max(counts.live, COMPACT_ROWS) if counts.live or counts.listed else EMPTIED_ROWS
         if counts.rows <= wanted and counts.entries <= wanted * max(1, self._layout.variable_columns):
             return False
         keep = self.records.column("live") != 0
