@@ -29,6 +29,8 @@ _NETWORK = tuple(
 """errors of connections"""
 _CHANNEL = "sun.nio.ch.Socket"
 """where Java reads and writes connections since it has channels, whose errors have no class of their own"""
+_PIPE = "java.io.DataOutputStream"
+"""where it writes to the pipe by which Spark tells the process that its Python workers are forked from to end one"""
 _GONE = ("FetchFailedException", "MetadataFetchFailedException", "BlockNotFoundException")
 """errors when what a machine or an executor kept is gone"""
 _SPARK = "org.apache.spark.SparkException"
@@ -75,7 +77,7 @@ class Cause:
         parameters: what Spark filled into its message.
         of_worker: whether it arose where Spark waits for a Python worker.
         thrower: the class that it began in, outside of Java's own.
-        of_connection: whether Java's own code that it began in reads or writes a connection.
+        of_connection: whether Java's own code that it began in reads or writes a connection, or a pipe to Python.
     """
 
     name: str
@@ -188,7 +190,8 @@ def read_causes(error: BaseException) -> list[Cause]:
             of_worker = any(name.startswith(_PYTHON) for name in stack[:_FRAMES])
             thrower = next((name for name in stack if not name.startswith(_JDK)), "")
             java = itertools.takewhile(lambda name: name.startswith(_JDK), stack)
-            of_connection = any(name.startswith(_CHANNEL) for name in java)
+            reaches = (_CHANNEL, _PIPE) if thrower.startswith(_PYTHON) else (_CHANNEL,)
+            of_connection = any(name.startswith(reaches) for name in java)
             name, said = origin.getClass().getName(), origin.getMessage() or ""
             causes.append(Cause(name, said, _parameters(origin), of_worker, thrower, of_connection))
             origin = origin.getCause()

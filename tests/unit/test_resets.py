@@ -1,9 +1,10 @@
 """Which failures a run resets itself after, how often, and from whose epoch."""
 
 from dataclasses import replace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from siltstone.catalog.epochs import Tenure
@@ -53,6 +54,30 @@ def because(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_only_what_may_pass_resets_a_run(error: BaseException, passes: bool) -> None:
+    assert may_pass(error) is passes
+
+
+FACTORY = "org.apache.spark.api.python.PythonWorkerFactory"
+
+
+@pytest.mark.parametrize(
+    ("stack", "passes"),
+    [
+        (["java.io.FileOutputStream", "java.io.BufferedOutputStream", "java.io.DataOutputStream", FACTORY], True),
+        (["java.lang.ProcessBuilder$NullOutputStream", "java.io.DataOutputStream", FACTORY], True),
+        (["java.lang.ProcessBuilder", "java.lang.ProcessBuilder", FACTORY], False),
+        (["java.io.FileOutputStream", "java.io.DataOutputStream", "org.apache.hadoop.fs.RawLocalFileSystem"], False),
+    ],
+)
+def test_a_pipe_to_the_process_that_workers_are_forked_from_may_break(stack: list[str], passes: bool) -> None:
+    """Spark writes into it which worker is to end, and does not expect that the process was killed. If there is no such
+    program, nothing was written."""
+    java = Mock(getStackTrace=lambda: [Mock(getClassName=lambda name=name: name) for name in stack])
+    java.getClass.return_value.getName.return_value = "java.io.IOException"
+    java.configure_mock(**{"getMessage.return_value": "Broken pipe", "getCause.return_value": None})
+    java.getMessageParameters.side_effect = Py4JError("it is not Spark's")
+    error = PySparkException("IOException: Broken pipe")
+    error.__dict__["_origin"] = java
     assert may_pass(error) is passes
 
 
