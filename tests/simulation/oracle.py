@@ -10,10 +10,13 @@ from siltstone.catalog.records.steps import Step, StepKind
 from siltstone.catalog.repository import Catalog
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest, with_materializations
+from siltstone.operator import SOURCE
 from siltstone.restore.export import unit_tasks
+from siltstone.run.stream_clock import clock_of
 from siltstone.store.paths import CheckpointPath
+from siltstone.time.clock_rules import SourceClock, StepClock, decode_clock, is_repeated
 from tests.simulation.processes import MemoryStore, SimulatedStore
-from tests.simulation.writer import OPERATORS, TABLE, Contents, advance, digests_of, restored
+from tests.simulation.writer import GROWN, OPERATORS, TABLE, Contents, advance, digests_of, restored
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class _Seen:
     epoch: int
     contents: Contents
     last_step: int
+    clock: StepClock | None = None
+    """of its last step"""
 
 
 _NOTHING = _Seen(0, {}, 0)
@@ -38,6 +43,8 @@ class _Followed:
     """the newest writer's, when it was last looked at; who takes the stream over may complete a checkpoint of its"""
     visible: frozenset[int] = frozenset()
     """checkpoints that could be restored, when it was last looked at"""
+    clocks: dict[str, StepClock] = field(default_factory=dict)
+    """a micro-batch -> the clock that was recorded with it"""
 
 
 class Oracle:
@@ -180,15 +187,36 @@ class Oracle:
     def _replayed(self, stream: str, id: int, epoch: int, before: _Seen) -> _Seen:
         """What a checkpoint is: its steps, taken by the operators that it has. The last of them drains."""
         contents = {name: dict(before.contents.get(name, {})) for name in self._operators(stream, id)}
-        last_step = before.last_step
-        query = "SELECT step, batch_id, offsets, kind FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
+        last_step, clock = before.last_step, before.clock
+        query = (
+            "SELECT step, batch_id, offsets, kind, clock FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
+        )
         found = self.rows(query, stream, id)
-        for step, batch, packed, kind in found:
+        for step, batch, packed, kind, text in found:
             assert step == last_step + 1, f"step {step} of {stream} follows {last_step}"
             last_step = step
             drains = step == found[-1][0] and kind != StepKind.CHANGE
-            advance(contents, Step(step, batch, unpack(packed), kind=StepKind(kind)), drains)
-        return _Seen(epoch, contents, last_step)
+            taken = Step(step, batch, unpack(packed), kind=StepKind(kind), clock=text)
+            clock = self._clock(stream, taken, clock)
+            fires = None if kind == StepKind.CHANGE else clock
+            clocks = {operator.name: clock_of(GROWN, operator, fires) for operator in GROWN.operators}
+            advance(contents, taken, drains, clocks)
+        return _Seen(epoch, contents, last_step, clock)
+
+    def _clock(self, stream: str, step: Step, before: StepClock | None) -> StepClock | None:
+        """A step's clock: it never goes back, follows that of the step before, and is decided once."""
+        clock = decode_clock(step.clock)
+        if clock is None or before is None:
+            assert clock is not None or step.kind is StepKind.CHANGE, f"step {step.step} of {stream} has no clock"
+        else:
+            old, new = before.sources.get(SOURCE, SourceClock()), clock.sources.get(SOURCE, SourceClock())
+            assert clock.now >= before.now, f"the clock of step {step.step} of {stream} goes back"
+            assert old.watermark is None or (new.watermark or 0) >= old.watermark, f"the watermark of step {step.step}"
+            assert step.kind is StepKind.CHANGE or new.before == old.watermark, f"late in step {step.step} of {stream}"
+        if step.batch_id is not None and clock is not None:
+            decided = self._streams[stream].clocks.setdefault(step.offsets, clock)
+            assert is_repeated(decided, clock), f"the clock of step {step.step} of {stream} was decided anew"
+        return clock
 
     def _operators(self, stream: str, id: int) -> list[str]:
         """Those of the definition under which a checkpoint was made. One that comes back begins empty."""
@@ -205,7 +233,8 @@ class Oracle:
         if parent is None:
             return _Followed()
         known = self._streams[parent].checkpoints
-        return _Followed({id: seen for id, seen in known.items() if id <= at}, self.rollbacks(stream))
+        clocks = dict(self._streams[parent].clocks)
+        return _Followed({id: seen for id, seen in known.items() if id <= at}, self.rollbacks(stream), clocks=clocks)
 
     def restore(self, stream: str, id: int) -> None:
         """A checkpoint is what it was when it was made."""

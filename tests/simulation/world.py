@@ -38,6 +38,7 @@ from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.take_over import take_over
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath, LocalLayout
+from siltstone.times import to_us
 from tests.catalog_cases import beginnings
 from tests.simulation.loss import IDENTITY, fail_over, lose
 from tests.simulation.oracle import Oracle
@@ -51,7 +52,18 @@ from tests.simulation.processes import (
     SimulatedTransactions,
 )
 from tests.simulation.uploads import name_store, simulated_uploads
-from tests.simulation.writer import GROUPS, GROWN, LATER, NAME, OPERATORS, STREAM, TABLE, Writer, restored
+from tests.simulation.writer import (
+    EVENT_TIMES,
+    GROUPS,
+    GROWN,
+    LATER,
+    NAME,
+    OPERATORS,
+    STREAM,
+    TABLE,
+    Writer,
+    restored,
+)
 
 POLICY = AdjustD(PolicyOptions(d0=3, d_max=4, size_ratio_max=None))
 GUARD = timedelta(days=3)
@@ -158,13 +170,18 @@ class World:
 
     def _run(self, a: int) -> Work:
         chance = random.Random(a)
-        options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2, 3]))
+        options = RegionOptions(
+            parallelism=chance.choice([1, 2]),
+            checkpoint_steps=chance.choice([1, 1, 2, 3]),
+            time_us=self._time_of_day(chance),
+        )
+        event_time = chance.choices(EVENT_TIMES, weights=[3, 3, 3, 1])[0]
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             for attempt in range(1 + RESETS):
                 known = LATER in place.catalog.streams.get(stream).definition["operators"]
                 grows = chance.random() < (0.6 if known else 0.3)
-                definition = replace(GROWN if grows else STREAM, name=stream)
+                definition = replace(GROWN if grows else STREAM, name=stream, event_time=event_time)
                 own = replace(options, drop=(LATER,) if known and not grows else ())
                 region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, own, "a writer")
                 process.epoch = region.epoch
@@ -181,6 +198,18 @@ class World:
                     region.close("reset")
 
         return work
+
+    def _time_of_day(self, chance: random.Random) -> Callable[[], int]:
+        """A driver's clock: it may be off by five minutes at most, and jumps."""
+        off = timedelta(seconds=chance.uniform(-300, 300))
+
+        def time_us() -> int:
+            nonlocal off
+            if chance.random() < 0.1:
+                off = timedelta(seconds=chance.uniform(-300, 300))
+            return to_us(self.clock.now() + off)
+
+        return time_us
 
     def _materialize(self, a: int) -> Work:
         operator, id = OPERATORS[a % 3], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex

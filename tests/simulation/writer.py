@@ -1,12 +1,14 @@
 """A stream of two or three operators in a row with tiny data, and what its executors do.
 
+The first operator has timers in event time, of a source of two partitions; the others by the time of day.
+
 They keep the state and write each subtask's part of a checkpoint, made here directly. All that reads it is the real
 code.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -29,16 +31,33 @@ from siltstone.state.schema import DELETED
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.stream import Stream
+from siltstone.time.clock_rules import OperatorClock
+from siltstone.time.event_time import EventTime, partition_name
+from siltstone.times import to_us
+from tests.simulation.processes import NOON
 
 NAME, TABLE, GROUPS = "s", "totals", 2
+MINUTE = 60_000_000
+EVENT_TIMES = (
+    EventTime("at", delay="1 minute"),
+    EventTime("at", delay="1 minute", per="part"),
+    EventTime("at", delay="1 minute", per="part", idle_after="5 minutes"),
+    EventTime("at", delay="1 minute", per="part", idle_after="3 days", on_idle="advance"),
+)
 
 
 class Totals(Operator):
-    """Adds up, and holds some rows back until an interval ends. `advance` has its logic, so it processes none."""
+    """Adds up, holds some rows back until an interval ends, and some until a timer. `advance` has its logic, so it
+    processes none."""
 
     key = {"k": pa.int64()}  # noqa: RUF012
     output = pa.schema({"k": pa.int64(), "n": pa.int64()})
     totals = ValueState(value={"n": pa.int64()})
+
+    @property
+    def clocks(self) -> frozenset[str]:
+        """The clock of its timers, which are rows of `totals`."""
+        return frozenset(["event" if self.reads == SOURCE else "processing"])
 
     def process(self, rows: Rows, state: State) -> None:
         raise NotImplementedError
@@ -55,44 +74,65 @@ LATER = "c"
 
 def _stream_of(*names: str) -> Stream:
     operators = [Totals(name=name, reads=reads) for name, reads in zip(names, (SOURCE, *names), strict=False)]
-    return Stream(NAME, lambda spark, _: spark.sql(""), operators=operators, max_parallelism=GROUPS)
+    return Stream(NAME, lambda spark, _: spark.sql(""), operators, event_time=EVENT_TIMES[0], max_parallelism=GROUPS)
 
 
 GROWN = _stream_of(*OPERATORS)
 STREAM = _stream_of(*(name for name in OPERATORS if name != LATER))
 SCHEMA = STREAM.operators[0].tables()[TABLE]
-KEYS, HELD = range(6), range(6, 9)
-"""the keys of totals, and those of rows that are held back"""
-_ALL = range(len(KEYS) + len(HELD))
+KEYS, HELD, TIMED = range(6), range(6, 9), range(9, 12)
+"""the keys of totals, those of rows that are held back, and those of timers, whose value is when they are due"""
+_ALL = range(len(KEYS) + len(HELD) + len(TIMED))
 GROUP_OF = dict(zip(_ALL, key_groups(xxhash64([pa.array(_ALL, pa.int64())]), GROUPS).tolist(), strict=True))
 Rows_ = dict[int, int]
 Contents = dict[str, Rows_]
 """operator -> key -> value"""
 
 
-def advance(contents: Contents, step: Step, drains: bool) -> dict[str, set[int]]:
+Row = tuple[int, int, int | None]
+"""key, number, event time"""
+
+
+def rows_of(step: Step) -> list[Row]:
+    """The input of a step: about a minute later for each step, where some partitions lag."""
+    if step.batch_id is None:
+        return []
+    chance = random.Random(step.offsets)
+    at = to_us(NOON) + step.step * MINUTE
+    lags = [0, chance.choice([0, 0, 1, 5])]
+    rows = [(k, chance.randrange(100)) for k in chance.sample(KEYS, chance.randint(0, 3))]
+    return [(k, n, at - lags[k % 2] * MINUTE - chance.randrange(MINUTE)) for k, n in rows]
+
+
+def advance(
+    contents: Contents, step: Step, drains: bool, clocks: Mapping[str, OperatorClock | None]
+) -> dict[str, set[int]]:
     """Take a step: the input changes the first operator, and what each hands on changes the one that reads it.
 
     Args:
         contents: what was before it; changed.
         drains: whether operators let go what they hold back.
+        clocks: what each operator sees of the step's clock; None if nothing may fire.
 
     Returns:
         Operator -> the keys that changed.
     """
-    chance, rows, changed = random.Random(step.offsets), list[tuple[int, int]](), dict[str, set[int]]()
-    if step.batch_id is not None:
-        rows = [(k, chance.randrange(100)) for k in chance.sample(KEYS, chance.randint(0, 3))]
+    rows, changed = rows_of(step), dict[str, set[int]]()
     for operator in (name for name in OPERATORS if name in contents):
-        rows, changed[operator] = _process(contents[operator], rows, drains)
+        rows, changed[operator] = _process(contents[operator], rows, drains, clocks[operator])
     return changed
 
 
-def _process(state: Rows_, rows: list[tuple[int, int]], drains: bool) -> tuple[list[tuple[int, int]], set[int]]:
+def _process(state: Rows_, rows: list[Row], drains: bool, clock: OperatorClock | None) -> tuple[list[Row], set[int]]:
     """One operator's step: what it hands on, and the keys that changed."""
-    made, changed = [], set[int]()
-    for k, n in rows:
-        if n % 3 == 0:  # held back, instead of an earlier one
+    made, changed = list[Row](), set[int]()
+    for k, n, at in rows:
+        if at is not None and clock is not None and clock.before_us is not None and at < clock.before_us:
+            continue
+        if n % 4 == 1 and clock is not None:  # a timer, instead of an earlier one
+            key = TIMED[k % len(TIMED)]
+            state[key] = (clock.now_us if at is None else at) + MINUTE
+        elif n % 3 == 0:  # held back, instead of an earlier one
             key, state[HELD[k % len(HELD)]] = HELD[k % len(HELD)], n
         else:
             key, total = k, (state.get(k, 0) * 7 + n) % 100
@@ -100,11 +140,17 @@ def _process(state: Rows_, rows: list[tuple[int, int]], drains: bool) -> tuple[l
                 state[k] = total
             else:
                 state.pop(k, None)
-            made.append((k, total))
+            made.append((k, total, None))
         changed.add(key)
+    upto = None if clock is None else clock.now_us if clock.watermark_us is None else clock.watermark_us
+    for key in TIMED:
+        if upto is not None and (due := state.get(key, upto + 1)) <= upto:
+            del state[key]
+            made.append((key - TIMED.start, due % 100, None))
+            changed.add(key)
     for key in HELD if drains else ():
         if (n := state.pop(key, None)) is not None:
-            made.append((key - len(KEYS), n + 1))
+            made.append((key - HELD.start, n + 1, None))
             changed.add(key)
     return made, changed
 
@@ -146,6 +192,7 @@ class Writer:
         self.version = -1
         self.contents: Contents = {}
         self.changed: dict[str, set[int]] = {}
+        self.heard: dict[str, int] = {}
 
     def run(self, region: ConsistentRegion) -> None:
         """Some steps, and the clean end of the run."""
@@ -158,8 +205,10 @@ class Writer:
             step, ends = logged.get(number, (None, None))
             if step is None:
                 new = Step(number, number - 1, f"{region.epoch}.{number}.{self.chance.random()}")
+                due = region.clock.is_due() and self.chance.random() < 0.5
                 empty = region.has_steps and self.chance.random() < 0.15
-                self._take(region, Step.without_rows(number) if empty else new, ends=True if empty else None)
+                taken = Step.without_rows(number) if empty or due else new
+                self._take(region, taken, ends=True if empty else None)
             else:
                 self._take(region, step, ends if follows or step.batch_id is None else None)
         if region.has_steps and self.chance.random() < 0.5:
@@ -170,8 +219,13 @@ class Writer:
         tasks = region.begin_step(step, ends=ends)
         self._have_state(tasks)
         [drains] = {task.drains for task in tasks.values()}
-        for operator, keys in advance(self.contents, step, drains).items():
+        self._note_times(region, step)
+        timed = {(op, key) for op, rows in self.contents.items() for key in rows if key in TIMED}
+        clocks = {operator: task.clock for operator, task in tasks.items()}
+        for operator, keys in advance(self.contents, step, drains, clocks).items():
             self.changed[operator] |= keys
+            if any(op == operator and key not in self.contents[op] for op, key in timed):
+                self.counts[f"{operator} fired {'without' if step.batch_id is None else 'with'} rows"] += 1
             if keys and step.batch_id is None:
                 self.counts[f"{operator} drained or read without input"] += 1
         self.version = region.step
@@ -181,6 +235,15 @@ class Writer:
                 self.changed[operator] = set()
         if region.checkpoint_due:
             region.complete()
+
+    def _note_times(self, region: ConsistentRegion, step: Step) -> None:
+        """Note the highest event time of each partition, as the first operator hears it."""
+        event_time = region.stream.event_time
+        assert isinstance(event_time, EventTime)
+        self.heard = {}
+        for k, _, at in rows_of(step):
+            name = partition_name(event_time.partition, [k % 2]) if event_time.partition else ""
+            self.heard[name] = max(at or 0, self.heard.get(name, 0))
 
     def _have_state(self, tasks: dict[str, StepTask]) -> None:
         """An executor that starts, or has lost its state, restores it where that can be, and rolls it forward."""
@@ -225,6 +288,9 @@ class Writer:
             handles, stored = [handle], [object_]
         digests = group_sums(row_digests(rows), owners, GROUPS)[groups.start : groups.end]
         said = {"digests": {TABLE: digests}, "rows_in": 1, "table_rows": {TABLE: len(rows)}, "logged": bool(handles)}
+        due = [at for key, at in self.contents[operator].items() if key in TIMED and GROUP_OF[key] in groups]
+        said["due"] = {next(iter(task.operator.clocks)): min(due)} if due else {}
+        said["heard"] = self.heard if task.operator.reads == SOURCE and subtask == 0 else {}
         return Acknowledgement(operator, subtask, groups, handles, stored, **said)
 
     def _base(self, task: StepTask, subtask: int, groups: KeyGroupRange) -> tuple[Handle, StoredObject]:
