@@ -125,8 +125,9 @@ bench-policy: $(READY)run ## the checkpoint policies against the optimum in hind
 fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen and starved on every kind of warehouse; nothing may be lost or doubled
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 300 --process-kinds all --warehouse-kind all --catalog-kind all
 
-fault-timers: $(READY)dev ## 300 runs of a stream with timers killed; every session, hour and first row once
+fault-timers: $(READY)dev $(READY)gateway ## 300 processes of streams with timers killed, and 100 on a cluster (as root); clocks jump; every session, hour and first row once
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 300
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 100 --cluster
 
 FUZZ_MINUTES ?= 60
 fuzz: $(READY)dev ## every decoder of stored bytes against crafted ones, FUZZ_MINUTES long; what is found stays in the corpus

@@ -42,20 +42,27 @@ class RegionSteps:
         """those that were pending before"""
 
     def step(
-        self, rows: pa.Table, *, last: bool = False, ends: bool | None = None, offsets: str = "v1\n{}\n"
+        self,
+        rows: pa.Table,
+        *,
+        last: bool = False,
+        ends: bool | None = None,
+        offsets: str = "v1\n{}\n",
+        clock: str | None = None,
     ) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one.
 
-        If checkpoints may be pending, it is only prepared: `complete_oldest` completes it.
+        If checkpoints may be pending, it is only prepared: `complete_oldest` completes it. A step that was logged has
+        the clock that was recorded with it.
         """
         self.make_room()
-        step = Step(self.region.step + 1, self.batches, offsets, clock=self._clock())
+        step = Step(self.region.step + 1, self.batches, offsets, clock=self._clock() if clock is None else clock)
         self.batches += 1
         self._take(step, {SOURCE: rows}, ends=last or None if ends is None else ends)
         return self.end_interval() if self.region.checkpoint_due else None
 
-    def _without_rows(self, kind: StepKind) -> Step:
-        return replace(Step.without_rows(self.region.step + 1, kind), clock=self._clock())
+    def _without_rows(self, kind: StepKind, clock: str | None = None) -> Step:
+        return replace(Step.without_rows(self.region.step + 1, kind), clock=self._clock() if clock is None else clock)
 
     def _clock(self) -> str:
         return clock_of(self.region.step + 1)
@@ -87,11 +94,16 @@ class RegionSteps:
         return run_tasks(task, rows)
 
     def step_without_rows(
-        self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True, finishes: bool = False
+        self,
+        kind: StepKind = StepKind.EMPTY,
+        *,
+        ends: bool = True,
+        finishes: bool = False,
+        clock: str | None = None,
     ) -> Completed | None:
         """A step that takes no micro-batch; a checkpoint in which it ends is only prepared if some may be pending."""
         self.make_room()
-        self._take(self._without_rows(kind), {}, ends=ends, finishes=finishes)
+        self._take(self._without_rows(kind, clock), {}, ends=ends, finishes=finishes)
         return self.end_interval() if ends else None
 
     def follow(self, rows_of: Callable[[str], pa.Table]) -> None:
@@ -198,7 +210,8 @@ def acknowledgement_of(last: pa.RecordBatch) -> Acknowledgement:
 def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
     """Each subtask's rows, with their hashes, in the operator's order."""
     operator = task.operator
-    rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names)])))
+    times = task.times.columns if task.times is not None else ()
+    rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names), *times])))
     if operator.combined is not None and len(rows):
         parts = rows[: len(rows) // 2], rows[len(rows) // 2 :]
         rows = pa.concat_tables([combine(operator, part) for part in parts if len(part)])

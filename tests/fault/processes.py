@@ -113,11 +113,7 @@ class Run:
 
     def processes(self) -> dict[int, list[str]]:
         """Every living process of the tree, orphans too: pid -> command line."""
-        return {
-            int(entry): command
-            for entry in os.listdir("/proc")
-            if entry.isdigit() and (command := _command_of(int(entry), self.mark))
-        }
+        return processes_of(self.mark)
 
     def machine(self) -> list[int]:
         """The JVM."""
@@ -125,7 +121,7 @@ class Run:
 
     def workers(self) -> list[int]:
         """Spark's Python workers, and the daemon that they are forked from."""
-        return [pid for pid, command in self.processes().items() if DAEMONS & set(command)]
+        return workers_of(self.mark)
 
     def kill_all(self) -> None:
         """kill -9 of every process, until none is left."""
@@ -143,6 +139,34 @@ class Run:
             self.process.poll()
             time.sleep(POLL_S * 10)
         return True
+
+
+def processes_of(mark: str) -> dict[int, list[str]]:
+    """Every living process that carries a mark in its environment (`MARK`): pid -> command line."""
+    return {
+        int(entry): command
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and (command := _command_of(int(entry), mark))
+    }
+
+
+def workers_of(mark: str) -> list[int]:
+    """Spark's Python workers among them, and the daemon that they are forked from."""
+    return [pid for pid, command in processes_of(mark).items() if DAEMONS & set(command)]
+
+
+def forked_of(mark: str) -> list[int]:
+    """Spark's Python workers without the daemon, which while it starts cannot be told from one that never will."""
+    workers = workers_of(mark)
+    return [pid for pid in workers if _parent_of(pid) in workers]
+
+
+def _parent_of(pid: int) -> int:
+    """The parent of a process; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

@@ -12,12 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from siltstone.catalog.records.checkpoints import RetainedCheckpoint
-from siltstone.catalog.records.steps import InputPosition, StepRecord
+from siltstone.catalog.records.steps import InputPosition, StepKind, StepRecord
 from siltstone.catalog.records.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import OUTCOME
 from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
+from siltstone.time.clock_rules import SourceClock, decode_clock
 from tests.fault.deliveries import Deliveries, Memory, birth_of
 from tests.fault.journal import journal_of, published
 from tests.fault.reference import Reference
@@ -139,6 +140,7 @@ def _histories(
         yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
     if any(before.step + 1 != after.step for before, after in pairwise(steps)):
         yield f"steps {[s.step for s in steps]} have gaps"
+    yield from _clocks(steps)
     records, newest = catalog.checkpoints.list(name), catalog.checkpoints.last_id(name)
     if newest and (not records or records[-1].id != newest):
         yield f"the newest checkpoint {newest} is not to be seen"
@@ -150,7 +152,7 @@ def _histories(
     for record in records:
         # One without a batch, such as that of another parallelism, is of the same state as the one before.
         batches = max((max(held) for checkpoint, held in of.items() if checkpoint <= record.id), default=0)
-        if not batches or record.digest != reference.digests[batches - 1]:
+        if not reference.has(record.digest, batches):
             yield f"checkpoint {record.id} does not have the digest of {batches} batches"
     runs = catalog.runs.list(name)
     epochs = [run.epoch for run in runs]
@@ -162,6 +164,20 @@ def _histories(
         yield f"epochs {epochs} have gaps, or do not end with {stream.epoch}"
     if open_ := [run.epoch for run in runs[:-1] if run.ended_at is None]:
         yield f"epochs {open_} were taken over and are still open"
+
+
+def _clocks(steps: Iterable[StepRecord]) -> Iterable[str]:
+    """No clock is before that of the step before, and rows are late by the watermark that has fired."""
+    for before, after in pairwise(steps):
+        one, next_ = decode_clock(before.clock), decode_clock(after.clock)
+        if one is None or next_ is None or next_.now < one.now:
+            yield f"step {after.step} has clock {after.clock!r}, after {before.clock!r}"
+            continue
+        for source, clock in next_.sources.items():
+            known = one.sources.get(source, SourceClock())
+            follows = after.kind is StepKind.CHANGE or clock.before == known.watermark
+            if not follows or (clock.watermark or 0) < (known.watermark or 0):
+                yield f"step {after.step} has clock {after.clock!r}, after {before.clock!r}"
 
 
 def _input(place: OpenWarehouse, name: str, newest: int) -> Iterable[str]:

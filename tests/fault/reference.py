@@ -42,6 +42,8 @@ class Reference:
     stream: Stream
     batches: Sequence[pa.Table]
     digests: Sequence[str]
+    waited: Sequence[str]
+    """the digests after a further step without rows, in which what the newest rows made due has fired"""
     outputs: Mapping[str, "SinkRows"]
     steps: int
     """how many a warehouse of the campaign takes"""
@@ -54,6 +56,10 @@ class Reference:
     def written(self) -> Sequence[pa.Table]:
         """What its first sink has after each step."""
         return next(iter(self.outputs.values())).written
+
+    def has(self, digest: str | None, batches: int) -> bool:
+        """Whether this is the digest after so many batches."""
+        return batches > 0 and digest in (self.digests[batches - 1], self.waited[batches - 1])
 
     @property
     def whole(self) -> bool:
@@ -89,8 +95,8 @@ class SinkRows:
         return self._deliveries[begin, end]
 
 
-def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str], dict[str, SinkRows]]:
-    digests, written = [], dict[str, list[pa.Table]]((name, []) for name in stream.sinks)
+def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str], list[str], dict[str, SinkRows]]:
+    digests, waited, written = [], [], dict[str, list[pa.Table]]((name, []) for name in stream.sinks)
     with TemporaryDirectory() as directory, OpenWarehouse.open_writable(f"{directory}/warehouse") as place:
         run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY))
         for rows in batches:
@@ -102,8 +108,11 @@ def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str]
                     parts = [part for each in output.objects for part in read_output(place.warehouse.store, each)]
                     schema = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
                     written[output.name].append(pa.Table.from_batches(parts, schema))
+            waits = run.step_without_rows() if stream.is_timed else completed
+            assert waits is not None
+            waited.append(waits.digest)
     assert all(len(tables) == len(digests) for tables in written.values()), "each batch has rows for each sink"
-    return digests, {name: SinkRows(tables) for name, tables in written.items()}
+    return digests, waited, {name: SinkRows(tables) for name, tables in written.items()}
 
 
 @cache
@@ -120,9 +129,9 @@ def held() -> Reference:
 
 def _whole(stream: Stream) -> Reference:
     batches = purchases()
-    digests, outputs = _undisturbed(stream, batches)
+    digests, waited, outputs = _undisturbed(stream, batches)
     journaled = [name for name, sink in stream.sinks.items() if sink is not None]
-    return Reference(stream, batches, digests, outputs, len(batches), journaled=journaled)
+    return Reference(stream, batches, digests, waited, outputs, len(batches), journaled=journaled)
 
 
 @cache
@@ -134,8 +143,8 @@ def flights() -> Reference:
         batches = [pq.read_table(path) for path in islice(files, WEEKS + MORE_WEEKS)]
     place = batches[0].column_names.index("tailnum")
     named_ = [rows.set_column(place, "tailnum", rows["tailnum"].fill_null(UNKNOWN)) for rows in batches]
-    digests, outputs = _undisturbed(FLIGHTS, named_)
-    return Reference(FLIGHTS, named_, digests, outputs, WEEKS, _as_pandas_says)
+    digests, waited, outputs = _undisturbed(FLIGHTS, named_)
+    return Reference(FLIGHTS, named_, digests, waited, outputs, WEEKS, _as_pandas_says)
 
 
 def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:

@@ -1,22 +1,41 @@
-"""Kill runs of a stream with timers, at random moments, and compare what its sinks got with a batch computation.
+"""Kill runs of a stream with timers, at random moments, and compare what its sinks got with a computation row by row.
 
-    python -m tests.fault.timed_kills --kills 300 [--seed N] [--directory DIR]
+    python -m tests.fault.timed_kills --kills 300 [--seed N] [--directory DIR] [--cluster]
 
 Sessions by a timer, the hours that they ended in by a timer of the operator that reads them, the first row of each user
-and hour, counts of each user over sliding windows, and the newest row of each user with a time to live. Each run is a
-process of its own and is killed while it starts, runs, fires or completes a checkpoint. Backend, parallelism, steps per
-checkpoint and pending checkpoints change from run to run. Once the input is used up, a last run finishes. Then every
-row of each output must have been delivered once, nothing timed may be left, and a replay must come to the same digests.
+and hour, counts of each user over sliding windows, the newest row of each user with a time to live, and alarms by the
+time of day. The source has two partitions, of which one may lag, stay away and turn idle. Files come while runs wait,
+so steps without rows are taken, too.
+
+Each run is a process of its own and is killed while it starts, runs, waits, fires or completes a checkpoint; before
+that, processes of its tasks are. Its time of day jumps, forward and back, within what is not refused. Backend,
+parallelism, steps per checkpoint and pending checkpoints change from run to run; some rescale the stream first. Once
+the input is used up, a last run finishes. Then
+
+- the recorded clock never went back;
+- each sink was delivered once what `Model` makes of the input at the recorded clocks, late rows included;
+- nothing timed is left, every checkpoint is proven, and a replay comes to the same digests.
+
+With `--cluster`, runs have a cluster of two workers that share no disk (`tests.cluster.cluster`), the objects are on S3
+and the catalog is in PostgreSQL. Runs are killed as before; so are workers with all they have, and new ones take their
+place. Needs root.
 """
 
 import argparse
+import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from datetime import UTC, datetime
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +43,44 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import URL
 
 from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Sliding
+from siltstone.catalog.records.steps import StepKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.deduplicate import Deduplicate
-from siltstone.operator import Due, Operator, Rows, State, ValueState
+from siltstone.operator import SOURCE, Due, Operator, Rows, State, ValueState
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, replay, restore, run, verify
+from siltstone.spark.failures import may_pass
+from siltstone.spark.operations import RunRequest, replay, rescale, restore, run, verify
+from siltstone.spark.session import spark_session
 from siltstone.state.ttl import TTL
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
+from siltstone.time.clock_rules import SourceClock, decode_clock
+from siltstone.time.event_time import LATE, SOURCE_WIDE, EventTime
+from siltstone.times import to_us
+from tests.cluster.cluster import Cluster
+from tests.fault.jumping_clock import OFFSET_S, jumping_clock
+from tests.fault.processes import MARK, forked_of, send
+from tests.fault.warehouses import WAREHOUSES
+from tests.postgres_server import new_schema, postgres_server
+from tests.servers import use_test_credentials
 from tests.spark_streams import read_files, write_files
-from tests.timed_streams import CLICKS, TIME, Hours, Sessions, at, clicks, sessions_of, timed
+from tests.timed_streams import CLICKS, GAP, HOUR, TIME, Alarms, Hours, Sessions, at, clicks, timed
 
-FILES, USERS, A_FILE = 40, 30, 40
+USERS, A_FILE = 30, 40
 NAME = "killed"
+MINUTE, LONG_AGO = 60_000_000, -(1 << 63)
+GIVES_UP, LIFE_S = 3, 120.0
+_EVENT_TIMES = [
+    {},
+    {"per": "from"},
+    {"per": "from", "idle_after": timedelta(seconds=2)},
+    {"per": "from", "idle_after": timedelta(seconds=30)},
+]
 
 
 class SessionsWithHour(Sessions):
@@ -89,119 +130,444 @@ def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
-def inputs(seed: int) -> list[list[tuple[int, float]]]:
-    """(user, minute) of each file: an hour each, in any order within three minutes.
+@dataclass(frozen=True)
+class Drawn:
+    """What is drawn for a whole stream of so many files.
 
-    Each user comes in every third file, within eight minutes: so a session is in one file, and is over before the next.
+    Attributes:
+        lag: by how many files one partition is behind the other.
+        away: the files in which it has no rows; they come after these.
     """
-    draw = np.random.default_rng(seed)
-    made = []
-    for number in range(FILES):
+
+    files: int
+    event_time: EventTime
+    late: str
+    lag: int
+    away: range
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> "Drawn":
+        """Draw by the seed."""
+        draw, files = random.Random(given.seed), given.files
+        options = _EVENT_TIMES[given.seed % len(_EVENT_TIMES)]
+        event_time = EventTime("at", delay="4 minutes", max_ahead=timedelta(days=36500), **options)
+        lags = event_time.per != SOURCE_WIDE
+        begin = draw.randrange(files)
+        away = range(begin, begin + draw.choice([0, 3, 5])) if lags else range(0)
+        return cls(files, event_time, draw.choice(LATE[:2]), draw.choice([0, 1, 2]) if lags else 0, away)
+
+    def comes_in(self, number: int) -> int:
+        """The file in which the lagging partition's rows of an hour come."""
+        file = number + self.lag
+        return min(self.away.stop if file in self.away else file, self.files - 1)
+
+
+def inputs(given: argparse.Namespace) -> list[list[tuple[int, float]]]:
+    """(user, minute) of each file: an hour each, in any order within three minutes, where no partition lags.
+
+    Each user comes in every third hour, within eight minutes.
+    """
+    draw, drawn = np.random.default_rng(given.seed), Drawn.of(given)
+    made: list[list[tuple[int, float]]] = [[] for _ in range(drawn.files)]
+    for number in range(drawn.files):
         users = [user for user in range(USERS) if user % 3 == number % 3]
         begins = {user: draw.uniform(60 * number, 60 * number + 50) for user in users}
         rows = [(user, begins[user] + draw.uniform(0, 8)) for user in draw.choice(users, A_FILE)]
         rows.sort(key=lambda row: row[1] + draw.uniform(-1.5, 1.5))
-        made.append([(int(user), round(float(minute), 2)) for user, minute in rows])
+        for user, minute in rows:
+            made[drawn.comes_in(number) if user % 2 else number].append((int(user), round(float(minute), 2)))
     return made
 
 
-def define(directory: Path, seed: int) -> Stream:
-    """The stream, whose sinks are below the directory."""
-    names = ("sessions", "hours", "once", "counts")
+def note(directory: Path) -> None:
+    """Note that a run is about to take the stream over, or has completed a checkpoint: the file grows by a byte."""
+    with (directory / "progress").open("ab") as file:
+        file.write(b".")
+
+
+def define(given: argparse.Namespace) -> Stream:
+    """The stream, whose files and sinks are below the directory."""
+    drawn, directory = Drawn.of(given), given.directory
     window = Sliding("20 minutes", every="10 minutes", on="at")
     counts = Aggregate("counts", {"user": pa.int64()}, [Count("clicks")], window=window)
     once = Deduplicate("once", {"user": pa.int64()}, "1 hour", on="at")
+    names = ["sessions", "hours", "once", "counts", "alarms", *([DEAD_LETTERS] if drawn.late == "dead-letter" else [])]
+
+    def source(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        note(directory)
+        return read_files(spark, directory / "files", CLICKS)
+
     return timed(
         NAME,
-        lambda spark, options: read_files(spark, directory / "files", CLICKS),
-        delay="4 minutes",
-        operators=[SessionsWithHour(), Hours(), once, counts, Newest()],
+        source,
+        event_time=drawn.event_time,
+        late=drawn.late,
+        operators=[SessionsWithHour(), Hours(), once, counts, Newest(), Alarms()],
         sinks={name: Files(directory / "sinks" / name) for name in names},
         max_parallelism=8,
     )
 
 
-def settings_of(directory: Path, draw: random.Random) -> Settings:
+@dataclass
+class Model:
+    """The operators, computed row by row at the clocks that were recorded. Times are microseconds since 1970."""
+
+    sessions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    hours: Counter[int] = field(default_factory=Counter)
+    once: dict[int, int] = field(default_factory=dict)
+    alarms: dict[int, int] = field(default_factory=dict)
+    made: dict[str, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
+    """sink -> its rows; windows as (user, start) for each click"""
+    late: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """(operator, step) -> late rows"""
+
+    def take(self, step: int, rows: Sequence[tuple[int, int]], now: int, source: SourceClock) -> None:
+        """Take a step: its rows, then what is due."""
+        before = LONG_AGO if source.before is None else source.before
+        for user, t in rows:
+            self.alarms[user] = now + Alarms.AFTER // timedelta(microseconds=1)
+            starts = [start for start in _starts(t) if start + 20 * MINUTE > before]
+            self.made["counts"] += [(user, start) for start in starts]
+            self.late["counts", step] += not starts
+            if t < before:
+                self.late.update((name, step) for name in ("sessions", "once", "newest"))
+                continue
+            count, ends = self.sessions.get(user, (0, LONG_AGO))
+            self.sessions[user] = count + 1, max(ends, t + GAP // timedelta(microseconds=1))
+        for user, t in sorted(row for row in rows if row[1] >= before):
+            if t >= self.once.get(user, LONG_AGO):
+                self.once[user] = t + 60 * MINUTE
+                self.made["once"].append((user, t))
+        self._fire(now, LONG_AGO if source.watermark is None else source.watermark)
+
+    def _fire(self, now: int, watermark: int) -> None:
+        for user, (count, ends) in list(self.sessions.items()):
+            if ends <= watermark:
+                del self.sessions[user]
+                self.made["sessions"].append((user, count, ends))
+                self.hours[ends - ends % (60 * MINUTE)] += 1
+        for hour in [hour for hour in self.hours if hour + HOUR // timedelta(microseconds=1) <= watermark]:
+            self.made["hours"].append((hour, self.hours.pop(hour)))
+        for user, due in list(self.alarms.items()):
+            if due <= now:
+                self.made["alarms"].append((user, self.alarms.pop(user)))
+
+
+def _starts(t: int) -> list[int]:
+    newest = t - t % (10 * MINUTE)
+    return [newest - 10 * MINUTE, newest]
+
+
+def model_of(settings: Settings, given: argparse.Namespace) -> tuple[Model, Counter[str]]:
+    """Take the steps that the catalog has recorded, whose clock must never go back; count the kinds of steps."""
+    made, files, kinds = Model(), inputs(given), Counter[str]()
+    with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as place:
+        steps = place.catalog.input_log.list(NAME, place.catalog.checkpoints.last_id(NAME))
+        kinds["epochs"] = len(place.catalog.runs.list(NAME))
+        kinds["epochs with checkpoints"] = len({each.epoch for each in place.catalog.checkpoints.list(NAME)})
+    assert [step.step for step in steps] == [*range(1, len(steps) + 1)], "not every step is recorded"
+    assert [step.batch_id for step in steps if step.batch_id is not None] == [*range(len(files))], "not each batch once"
+    last, before = 0, None
+    for step in steps:
+        clock = decode_clock(step.clock)
+        assert clock is not None, f"step {step.step} has no clock"
+        source = clock.sources[SOURCE]
+        # A change between two runs has the clock of the step before it.
+        changes = step.kind is StepKind.CHANGE
+        assert clock.now >= last and (changes or source.before == before), f"the clock of step {step.step} went back"
+        assert before is None or (source.watermark or LONG_AGO) >= before, (
+            f"the watermark of step {step.step} went back"
+        )
+        kinds["changes" if changes else "steps without rows" if step.batch_id is None else "with rows"] += 1
+        last, before = clock.now, source.watermark
+        if not changes:
+            rows = [] if step.batch_id is None else files[step.batch_id]
+            made.take(step.step, [(user, to_us(at(minute))) for user, minute in rows], clock.now, source)
+    return made, kinds
+
+
+# --- one run ---------------------------------------------------------------------------------------------------------
+
+
+def settings_of(given: argparse.Namespace, draw: random.Random) -> Settings:
     """Settings of one run."""
     return Settings(
-        warehouse=str(directory / "warehouse"),
+        warehouse=given.warehouse or str(given.directory / "warehouse"),
+        catalog=given.catalog,
+        master=given.master,
+        spark=json.loads(given.spark),
         backend=draw.choice(["heap", "rocksdb"]),
-        parallelism=draw.choice([1, 2, 3]),
+        parallelism=draw.choice([None, 1, 2, 3]),
         checkpoint_steps=draw.choice([1, 2, 3]),
         max_pending=draw.choice([0, 2]),
     )
 
 
-def child(directory: Path, seed: int, draw: random.Random) -> None:
-    """One run, of a few micro-batches."""
-    run(settings_of(directory, draw), define(directory, seed), RunRequest(batches=draw.choice([1, 2, 4])))
+def child(given: argparse.Namespace) -> None:
+    """One run, once a line says so: of a few micro-batches, or until it is killed."""
+    draw = random.Random(f"{given.seed} {given.child}")
+    settings, stream = settings_of(given, draw), define(given)
+    spark_session(settings.master, settings.spark, steps=True)
+    if not sys.stdin.readline():
+        return
+    # The highest clock grows from run to run, so that the recorded one goes on, too.
+    highest_s = min(OFFSET_S, 5.0 * given.child)
+    request = RunRequest(batches=draw.choice([1, 2, 4, 8]), follow=draw.random() < 0.6)
+    with jumping_clock(draw, highest_s=highest_s):
+        try:
+            if draw.random() < 0.15 and _has_checkpoint(settings):
+                rescale(settings, stream, draw.choice([1, 2, 3, 4]))
+            run(settings, stream, request, lambda _: note(given.directory))
+        except Exception as error:
+            if may_pass(error):  # its tasks were killed too often in a row
+                sys.exit(GIVES_UP)
+            raise
 
 
-def check(directory: Path, seed: int) -> None:
-    """Finish the stream, and compare."""
-    draw, stream = random.Random(seed), define(directory, seed)
-    settings = settings_of(directory, draw)
-    run(settings, stream, RunRequest(finish=True))
-    rows = [row for batch in inputs(seed) for row in batch]
-    sessions, hours, once, counts = (Files(directory / "sinks" / name).read() for name in stream.sinks)
-    expected = sessions_of(rows)
-    found, wanted = Counter((r["user"], r["clicks"], r["ended"]) for r in sessions), Counter(expected)
-    lost, more = list((wanted - found).elements()), list((found - wanted).elements())
-    assert not lost and not more, f"{len(lost)} sessions lost, {lost[:3]}, and {len(more)} made, {more[:3]}"
-    ends = Counter(ended.replace(minute=0, second=0, microsecond=0) for *_, ended in expected)
-    assert {r["hour"]: r["sessions"] for r in hours} == ends and len(hours) == len(ends), "hours"
-    windows = Counter((user, at(start)) for user, minute in rows for start in _starts(minute))
-    assert {(r["user"], r["window_start"]): r["clicks"] for r in counts} == windows and len(counts) == len(windows)
-    assert len({(r["user"], r["at"]) for r in once}) == len(once) and {r["user"] for r in once} == {u for u, _ in rows}
+def _has_checkpoint(settings: Settings) -> bool:
+    with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
+        known = [stream.name for stream in place.catalog.streams.list()]
+        return NAME in known and place.catalog.checkpoints.last_id(NAME) > 0
+
+
+def check(given: argparse.Namespace) -> str:
+    """Finish the stream, and compare; return what there was, for people."""
+    directory = given.directory
+    settings, stream = settings_of(given, random.Random(given.seed)), define(given)
+    # Later than all clocks before; and then later than the alarms of the last rows, with nothing to read.
+    for offset_s in (OFFSET_S + 30, OFFSET_S + 45):
+        with jumping_clock(random.Random(), offset_s, offset_s):
+            run(settings, stream, RunRequest(finish=True))
+    model, kinds = model_of(settings, given)
+    rows = {name: Files(directory / "sinks" / name).read() for name in stream.sinks}
+    columns = {
+        "sessions": ("user", "clicks", "ended"),
+        "hours": ("hour", "sessions"),
+        "once": ("user", "at"),
+        "alarms": ("user", "at"),
+    }
+    found: dict[str, Counter[Any]] = {
+        name: Counter(tuple(_us(row[c]) for c in of) for row in rows[name]) for name, of in columns.items()
+    }
+    wanted: dict[str, Counter[Any]] = {name: Counter(model.made[name]) for name in columns}
+    found["counts"] = Counter({(r["user"], _us(r["window_start"])): r["clicks"] for r in rows["counts"]})
+    wanted["counts"] = Counter(model.made["counts"])
+    assert len(rows["counts"]) == len(found["counts"]), "a window came twice"
+    if DEAD_LETTERS in rows:
+        found[DEAD_LETTERS] = Counter((row["operator"], row["step"]) for row in rows[DEAD_LETTERS])
+        wanted[DEAD_LETTERS] = +model.late
+    for name, one in found.items():
+        lost, more = list((wanted[name] - one).elements()), list((one - wanted[name]).elements())
+        assert not lost and not more, f"{name}: {len(lost)} lost, {lost[:3]}, and {len(more)} made, {more[:3]}"
+    assert not (model.sessions or model.hours or model.alarms), "something is left that is due"
     assert replay(settings, stream).proven and verify(settings, NAME, every=True).proven
     restore(settings, NAME, to=directory / "restored")
     left = [path for path in (directory / "restored").rglob("*.parquet") if pq.read_metadata(path).num_rows]
     assert not left, f"{left} has rows that nothing would ever remove"
+    made = {name: len(model.made[name]) for name in columns}
+    return ", ".join(f"{count} {what}" for what, count in {**kinds, **made, "late": model.late.total()}.items())
 
 
-def _starts(minute: float) -> list[float]:
-    newest = 10 * (minute // 10)
-    return [newest - 10, newest]
+def _us(value: Any) -> Any:
+    return to_us(value) if isinstance(value, datetime) else value
+
+
+# --- many runs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kills:
+    """Runs of one stream after the other, killed on this machine.
+
+    Args:
+        given: how many kills, the seed of the first stream, and the files of each.
+    """
+
+    given: argparse.Namespace
+    counts: Counter[str] = field(default_factory=Counter)
+    """what was killed, or ended"""
+
+    def run(self) -> None:
+        """Do it; a line for each stream."""
+        begun = time.monotonic()
+        while self.killed < self.given.kills:
+            with tempfile.TemporaryDirectory(dir=self.given.directory) as directory:
+                found = self.stream(Path(directory))
+            minutes = (time.monotonic() - begun) / 60
+            print(f"seed {self.given.seed}: {dict(self.counts)} in {minutes:.0f} min; {found}", flush=True)
+            self.given.seed += 1
+
+    @property
+    def killed(self) -> int:
+        """How many processes, or workers of a cluster, were killed."""
+        return self.counts.total() - self.counts["runs that ended"]
+
+    def stream(self, directory: Path) -> str:
+        """Run one stream until its input is used up, and check it; return what there was."""
+        draw = random.Random(f"kills {self.given.seed}")
+        # Not by the source: a run that is killed between a file and its time of change puts it in another order.
+        write_files(directory / "coming", [clicks(*rows) for rows in inputs(self.given)])
+        for name in ("files", "tmp"):
+            (directory / name).mkdir()
+        (directory / "progress").touch()
+        coming = sorted((directory / "coming").iterdir())
+        with self.options(directory) as options:
+            number, following = 0, self.start(directory, options, 0)
+            while coming and self.killed < self.given.kills:
+                process, number = following, number + 1
+                following = self.start(directory, options, number)
+                self.kill(process, directory, coming, draw)
+            following.process.kill()
+            following.process.wait()
+            for path in coming:
+                path.rename(directory / "files" / path.name)
+            last = self.start(directory, [*options, "--check"], number + 1)
+            assert last.process.wait(900) == 0, f"seed {self.given.seed}: {_end_of(last.said)}"
+            return last.said.read_text().strip().rpartition("\n")[2]
+
+    def kill(self, started: "Started", directory: Path, coming: list[Path], draw: random.Random) -> None:
+        """Let a run go, and kill parts of it and then it, unless it ends before; files come meanwhile."""
+        process = started.process
+        assert process.stdin is not None
+        before = (directory / "progress").stat().st_size
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+        # While it starts, or takes over, or once it has completed some checkpoints.
+        until, end = draw.choice([0, 1, 2, 2, 3, 4, 6]), time.monotonic() + LIFE_S
+        while process.poll() is None and time.monotonic() < end:
+            progress = (directory / "progress").stat().st_size
+            done = progress - before
+            if done >= until:
+                end, until = min(end, time.monotonic() + draw.uniform(0, 3)), sys.maxsize
+            # About as fast as checkpoints complete, so that runs often wait.
+            if coming and done and self.given.files - len(coming) <= progress and draw.random() < 0.7:
+                path = coming.pop(0)
+                path.rename(directory / "files" / path.name)
+            if done and draw.random() < 0.3:
+                self.kill_part(started, draw)
+            time.sleep(max(0, min(end - time.monotonic(), draw.choice([0.2, 1, 1, 2.5]))))
+        ends = process.poll() is not None
+        process.kill()
+        assert process.wait() in (0, -9, GIVES_UP), f"seed {self.given.seed}: {_end_of(started.said)}"
+        self.counts["runs that ended" if ends else "runs"] += 1
+
+    def kill_part(self, started: "Started", draw: random.Random) -> None:
+        """Kill a process of the run's tasks."""
+        if workers := forked_of(started.mark):
+            send([draw.choice(workers)], signal.SIGKILL)
+            self.counts["task processes"] += 1
+
+    def start(self, directory: Path, options: Sequence[str], number: int) -> "Started":
+        """Start a run that makes a session, and waits for its turn: so kills fall into the engine's work."""
+        command = [sys.executable, "-m", "tests.fault.timed_kills", "--child", str(number), *options]
+        command += ["--seed", str(self.given.seed), "--files", str(self.given.files), "--directory", str(directory)]
+        mark, path = uuid.uuid4().hex, directory / f"said-{number % 3}.txt"
+        environment = {**os.environ, "TMPDIR": str(directory / "tmp"), **self.variables(), MARK: mark}
+        with path.open("wb") as said:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        return Started(process, mark, path)
+
+    @contextmanager
+    def options(self, directory: Path) -> Iterator[list[str]]:
+        """The options of one stream's runs."""
+        yield ["--warehouse", str(directory / "warehouse")]
+
+    def variables(self) -> dict[str, str]:
+        """Further variables of runs."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run: its process, the mark that all processes of it carry, and what they say."""
+
+    process: subprocess.Popen
+    mark: str
+    said: Path
+
+
+def _end_of(said: Path) -> str:
+    """What a run has said, without Java's stacks."""
+    lines = said.read_text(errors="replace").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("\tat "))[-20_000:]
+
+
+class ClusterKills(Kills):
+    """The same on a cluster, of which workers are killed, too.
+
+    Args:
+        cluster: of two workers.
+        server: where catalogs are.
+    """
+
+    def __init__(self, given: argparse.Namespace, cluster: Cluster, server: URL) -> None:
+        super().__init__(given)
+        self.cluster, self.server = cluster, server
+
+    def kill_part(self, started: Started, draw: random.Random) -> None:
+        """Kill a worker with its executors and its disk, and start another."""
+        if draw.random() < 0.3:
+            worker = draw.choice(self.cluster.workers)
+            self.cluster.remove(worker)
+            self.cluster.add_worker(worker.host)
+            self.counts["workers"] += 1
+
+    @contextmanager
+    def options(self, directory: Path) -> Iterator[list[str]]:
+        """The options of one stream's runs."""
+        warehouse, spark = WAREHOUSES["s3"](self.cluster.private / "warehouse"), json.dumps(self.cluster.settings())
+        with new_schema(self.server) as catalog:
+            yield ["--warehouse", warehouse, "--catalog", catalog, "--master", self.cluster.master, "--spark", spark]
+
+    def variables(self) -> dict[str, str]:
+        """The driver's working state is where a worker's is."""
+        return {"XDG_STATE_HOME": str(self.cluster.private / "home" / "state")}
+
+
+def kill_on_cluster(given: argparse.Namespace, server: URL) -> None:
+    """Kill runs and workers on a cluster of its own.
+
+    Args:
+        server: where catalogs are.
+    """
+    use_test_credentials()
+    with tempfile.TemporaryDirectory() as directory, Cluster(Path(directory)) as cluster:
+        for host in ("127.0.0.2", "127.0.0.3"):
+            cluster.add_worker(host)
+        given.directory = cluster.shared
+        ClusterKills(given, cluster, server).run()
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What this module is asked for."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--kills", type=int, default=20)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--files", type=int, default=30)
+    options.add_argument("--directory", type=Path)
+    options.add_argument("--cluster", action="store_true")
+    own = options.add_argument_group("of the processes that it starts")
+    own.add_argument("--child", type=int)
+    own.add_argument("--check", action="store_true")
+    own.add_argument("--warehouse")
+    own.add_argument("--catalog")
+    own.add_argument("--master", default="local[2]")
+    own.add_argument("--spark", default="{}")
+    return options
 
 
 def main() -> int:
     """Kill runs, one after the other, and check a stream each time its input is used up."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kills", type=int, default=20)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--child", type=int)
-    options.add_argument("--directory", type=Path)
-    given = options.parse_args()
-    if given.child is not None:
-        child(given.directory, given.seed, random.Random(given.child))
-        return 0
-    draw, killed, ended, seed, begun = random.Random(given.seed), 0, 0, given.seed, time.monotonic()
-    while killed < given.kills:
-        with tempfile.TemporaryDirectory() as scratch:
-            directory = Path(given.directory or scratch) / f"stream-{seed}"
-            # Not by the source: a run that is killed between a file and its time of change puts it in another order.
-            write_files(directory / "files", [clicks(*rows) for rows in inputs(seed)])
-            for number in range(10_000):
-                if killed >= given.kills:
-                    break
-                command = [sys.executable, "-m", "tests.fault.timed_kills", "--child", str(number), "--seed", str(seed)]
-                process = subprocess.Popen([*command, "--directory", str(directory)], stderr=subprocess.PIPE, text=True)
-                try:
-                    _, said = process.communicate(timeout=draw.uniform(4, 12))
-                    assert process.returncode == 0, said
-                    ended += 1
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.communicate()
-                    killed += 1
-                if number > 2 * FILES:
-                    break
-            check(directory, seed)
-            minutes = (time.monotonic() - begun) / 60
-            print(
-                f"seed {seed}: {killed} killed and {ended} ended in {minutes:.0f} min, all as it should be", flush=True
-            )
-        seed += 1
+    given = arguments().parse_args()
+    if given.check:
+        print(check(given))
+    elif given.child is not None:
+        child(given)
+    elif given.cluster:
+        with postgres_server() as server:
+            kill_on_cluster(given, server)
+    else:
+        Kills(given).run()
     return 0
 
 

@@ -48,6 +48,7 @@ from siltstone.store.open import Warehouse
 from tests.fault import held_stream
 from tests.fault.attempts import LostAttempts
 from tests.fault.journal import JournaledSink
+from tests.fault.jumping_clock import jumping_clock
 from tests.fault.lines import Within, signal_at
 from tests.fault.pruning import prune_early
 from tests.fault.small_stream import purchases
@@ -109,9 +110,10 @@ def main(orders: Orders) -> None:
     sys.argv = ["siltstone", *orders.arguments]
     if orders.at_line is not None:
         signal_at(orders.at_line, orders.signal, orders.within)
-    if command == "run":
-        cli.main(lambda: run(rest[0], _options(rest), orders))
-    cli.main()
+    with jumping_clock(random.Random(orders.seed)):
+        if command == "run":
+            cli.main(lambda: run(rest[0], _options(rest), orders))
+        cli.main()
 
 
 def _without_spark() -> None:
@@ -178,13 +180,15 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
                 if steps.batches >= until and region.step == region.completed_step:
                     break
                 if step.batch_id is None:
-                    steps.step_without_rows(step.kind, ends=ends)
+                    steps.step_without_rows(step.kind, ends=ends, clock=step.clock)
                 else:
-                    steps.step(purchases()[steps.batches], ends=ends)
+                    steps.step(purchases()[steps.batches], ends=ends, clock=step.clock)
             steps.goes_on = region.options.max_pending > 0
             # Half of the runs end their last interval by a step without rows, as Spark's runner does.
             by_batch = region.epoch % 2 == 0
             for number in range(steps.batches, until):
+                if region.has_steps and region.clock.is_due() and number % 3 == 0:
+                    steps.step_without_rows(ends=False)
                 steps.step(purchases()[number], last=by_batch and number + 1 == until)
             if region.has_steps:
                 steps.step_without_rows()
@@ -225,18 +229,24 @@ class SinkingSteps(RegionSteps):
         self.behind = CheckpointsBehind(region, self._turn, self._deliver, self._fail)
         region.deliver(self._gives)
 
-    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
+    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None, **logged: Any) -> Completed | None:
         """One micro-batch, once there is room for the checkpoint that it may end in."""
         with self._turn:
             ends = last or self.region.ends_next if ends is None else ends
             self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
-            return super().step(rows, ends=ends)
+            return super().step(rows, ends=ends, **logged)
 
-    def step_without_rows(self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True) -> Completed | None:
+    def step_without_rows(
+        self, kind: StepKind = StepKind.EMPTY, *, ends: bool = True, **logged: Any
+    ) -> Completed | None:
         """One without a micro-batch, once there is room for the checkpoint that it may end in."""
         with self._turn:
             self._turn.wait_for(lambda: self.behind.has_room or not ends or self._failed)
-            return super().step_without_rows(kind, ends=ends)
+            return super().step_without_rows(kind, ends=ends, **logged)
+
+    def _clock(self) -> str:
+        """The region decides it, by a time of day that jumps."""
+        return ""
 
     def make_room(self) -> None:
         """Behind the stream, room is made."""
