@@ -2,9 +2,9 @@
 
     python -m benchmarks.windows SYSTEM INPUT WORK RESULT       one system, in a process of its own
 
-Rows of a step are of one minute, a later one in each step. The watermark is two steps behind, so three steps' windows
-are open, S = 3 K, and each step closes those of the one three steps before. All systems count and sum per key and
-window of a minute, in alternating rounds (`benchmarks.rounds`):
+Rows of a step are of one minute, and those of the next one of a minute that is 1 or 4 later. The watermark is 9 minutes
+behind, so the windows of 11 or 4 steps are open, S = 11 K or 4 K, and each step closes those of one step. All systems
+count and sum per key and window of a minute, in alternating rounds (`benchmarks.rounds`):
 
     heap        `Aggregate(window=...)`, each micro-batch a checkpoint
     rocksdb     the same with working state in RocksDB
@@ -40,34 +40,42 @@ HEAP, OWN_ROCKSDB, PEER = "heap", "rocksdb", "spark"
 TITLES = {HEAP: "Siltstone, heap", OWN_ROCKSDB: "Siltstone, RocksDB", PEER: "Spark, RocksDB"}
 AT_MOST = 0.4
 AT, SIZE, SIZE_US = "at", "1 minute", 60_000_000
-OPEN_STEPS = 3
-"""steps whose windows are open after a step"""
+DELAY_MINUTES = 9
+DELAY = f"{DELAY_MINUTES} minutes"
 _FIRST_US = 28_333_334 * SIZE_US
 
 
 @dataclass(frozen=True)
 class WindowWorkload(Workload):
-    """Steps of `step_rows` rows, each of a key of its own; the value is the event time, in microseconds since 1970."""
+    """Steps of `step_rows` rows, each of a key of its own; the value is the event time, in microseconds since 1970.
+
+    `apart` is the minutes from one step to the next.
+    """
+
+    apart: int = 1
 
     @classmethod
-    def of(cls, step_rows: int, warm_up: int, measured: int) -> "WindowWorkload":
-        """Make the workload, whose state is as large as the windows that are open."""
-        return cls(OPEN_STEPS * step_rows, step_rows, warm_up, measured)
+    def of(cls, step_rows: int, warm_up: int, measured: int, apart: int) -> "WindowWorkload":
+        """Make the workload, whose state is as large as the windows that are open.
+
+        Step n + 1 has the watermark that step n has moved, to less than `DELAY_MINUTES` before the end of its window.
+        """
+        return cls((DELAY_MINUTES // apart + 2) * step_rows, step_rows, warm_up, measured, apart=apart)
 
     @property
     def load_steps(self) -> int:
-        return OPEN_STEPS
+        return self.state_rows // self.step_rows
 
     def draw(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         random = np.random.default_rng(self.seed)
         for step in range(self.batches):
             times = random.integers(0, SIZE_US, self.step_rows)
-            times[0] = SIZE_US - 1  # so that each step moves the watermark by a minute
-            yield random.permutation(self.step_rows), _FIRST_US + step * SIZE_US + times
+            times[0] = SIZE_US - 1  # so that each step moves the watermark as far
+            yield random.permutation(self.step_rows), _FIRST_US + step * self.apart * SIZE_US + times
 
 
-FULL = (WindowWorkload.of(100_000, warm_up=4, measured=15),)
-QUICK = (WindowWorkload.of(10_000, warm_up=2, measured=4),)
+FULL = tuple(WindowWorkload.of(100_000, warm_up=4, measured=15, apart=apart) for apart in (4, 1))
+QUICK = (WindowWorkload.of(10_000, warm_up=2, measured=4, apart=4),)
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
@@ -103,7 +111,7 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path, backend: str) -
     """Run `Aggregate` with a window."""
     functions = [Count("rows"), Sum("total", of=VALUE)]
     operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, window=Tumbling(SIZE, on=AT))
-    stream = Stream("bench", None, [operator], event_time=EventTime(AT, delay=SIZE))
+    stream = Stream("bench", None, [operator], event_time=EventTime(AT, delay=DELAY))
     steps, before = run_stream(stream, spark, inputs, work, read, backend=backend), 0
     for step in steps:  # each row is of another window
         step["closed"] = before + step["rows"] - step["state_rows"]
@@ -115,7 +123,7 @@ def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, A
     """Run Spark's own windowed aggregation."""
     for key, value in ROCKSDB.items():
         spark.conf.set(key, value)
-    rows = read(spark, str(inputs)).withWatermark(AT, SIZE)
+    rows = read(spark, str(inputs)).withWatermark(AT, DELAY)
     totals = rows.groupBy(KEY, F.window(AT, SIZE)).agg(F.count(F.lit(1)).alias("rows"), F.sum(VALUE).alias("total"))
     writer = totals.writeStream.format("noop").outputMode("append")
     writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)

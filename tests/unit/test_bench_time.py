@@ -31,19 +31,21 @@ def test_a_restore_and_steps_that_fire_are_measured(tmp_path: Path) -> None:
     assert 0 < part < 1
 
 
-def test_each_step_opens_windows_and_a_watermark_later_closes_as_many() -> None:
-    workload = WindowWorkload.of(50, warm_up=1, measured=2)
+@pytest.mark.parametrize(("apart", "open_steps"), [(1, 11), (4, 4)])
+def test_each_step_opens_windows_and_a_watermark_later_closes_as_many(apart: int, open_steps: int) -> None:
+    workload = WindowWorkload.of(50, warm_up=1, measured=2, apart=apart)
     minutes = []
     for keys, times in workload.draw():
         assert sorted(keys) == list(range(50))
         assert times.max() % SIZE_US == SIZE_US - 1 and len({*(times // SIZE_US)}) == 1
         minutes.append(int(times[0] // SIZE_US))
-    assert minutes == list(range(minutes[0], minutes[0] + workload.batches)) and workload.first_measured == 4
+    assert minutes == list(range(minutes[0], minutes[0] + apart * workload.batches, apart))
+    assert workload.first_measured == open_steps + 1 and workload.state_rows == 50 * open_steps
 
 
 def test_systems_that_close_other_windows_are_no_comparison() -> None:
-    workload = WindowWorkload.of(50, warm_up=0, measured=2)
-    steps = [{"batch": 3 + number, "rows": 50, "closed": 50} for number in range(2)]
+    workload = WindowWorkload.of(50, warm_up=0, measured=2, apart=4)
+    steps = [{"batch": 4 + number, "rows": 50, "closed": 50} for number in range(2)]
     run = Run("heap", workload, steps, {}, {}, 0, 0.0)
     windows.check_closed(run)
     for changed in ([{**steps[0], "closed": 49}, steps[1]], steps[:1]):
