@@ -266,9 +266,9 @@ class Stream:
                 name=f"{self.name}-{one.operator.name}",
                 source=self.source,
                 operators=[one.operator],
-                event_time=self.event_time if one.operator.combined is None else None,
+                event_time=self.event_time if _tells_times(one.operator) else None,
                 late=self.late,
-                event_days=self.event_days if one.operator.combined is None else None,
+                event_days=self.event_days if _tells_times(one.operator) else None,
                 sinks={} if one.sink is NO_SINK else {one.operator.name: one.sink},
                 max_parallelism=self.max_parallelism,
                 options=self.options,
@@ -335,7 +335,7 @@ class Stream:
             return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
         if isinstance(self.event_time, str) and operator.name == self.event_time_operator():
             return RowTimes(self.event_time)
-        if not isinstance(self.event_time, EventTime) or (late is None and operator.combined is not None):
+        if not isinstance(self.event_time, EventTime) or not _tells_times(operator):
             return None
         one = self.event_time
         return RowTimes(one.at, one.partition, True, one.max_ahead // timedelta(microseconds=1), late)
@@ -344,11 +344,7 @@ class Stream:
         """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""
         if self.event_column is None:
             return None
-        readers = [
-            op
-            for op in self.operators
-            if op.reads == SOURCE and (op.combined is None or self.event_column in op.combined.names)
-        ]
+        readers = [op for op in self.operators if op.reads == SOURCE and _tells_times(op)]
         having = [op for op in readers if not op.inputs or self.event_column in (*op.inputs, *op.key.names)]
         return next((op.name for op in [*having, *readers]), None)
 
@@ -377,6 +373,11 @@ class Stream:
         """Return the part of the definition that recorded state depends on, as JSON: the operators' variables and
         their schemas."""
         return {"operators": {op.name: op.definition() for op in self.operators}}
+
+
+def _tells_times(operator: Operator) -> bool:
+    """Whether the rows that an operator takes of the source still have their event time after they were combined."""
+    return operator.combined is None or "event" in operator.clocks
 
 
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:

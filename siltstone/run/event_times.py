@@ -24,7 +24,7 @@ def find_bad_times(task: StepTask, table: pa.Table) -> Iterator[BadRow]:
     column = table.column(times.column)
     at, null = read_times(column), null_mask(column)
     if null.any():
-        yield BadRow(f"{what} is null in {int(null.sum())} rows", rows=null, reason=f"{what} is null")
+        yield BadRow(f"{what} is null in {count_rows(task, table, null)} rows", rows=null, reason=f"{what} is null")
     if times.max_ahead_us is None:
         return
     ahead = ~null & (at > min(clock.now_us + times.max_ahead_us, FOREVER))
@@ -45,9 +45,9 @@ def find_late(task: StepTask, table: pa.Table) -> np.ndarray | None:
     return late if late.any() else None
 
 
-def count_rows(table: pa.Table, which: np.ndarray) -> int:
+def count_rows(task: StepTask, table: pa.Table, which: np.ndarray) -> int:
     """Count some rows (bool[n]); one that was combined before the shuffle counts as those that it stands for."""
-    if COMBINED_ROWS not in table.column_names:
+    if task.operator.combined is None or COMBINED_ROWS not in table.column_names:  # a source may have such a column
         return int(which.sum())
     return int(fixed_values(one_array(table.column(COMBINED_ROWS)))[which].sum())
 

@@ -47,7 +47,7 @@ def _cut_late(task: StepTask, table: pa.Table, taken: Taken) -> pa.Table:
     late = find_late(task, table)
     if late is None:
         return table
-    taken.late += count_rows(table, late)
+    taken.late += count_rows(task, table, late)
     if task.times is not None and task.times.late == "process":
         return table
     taken.left_out += int(late.sum())

@@ -8,10 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from siltstone.aggregates.functions import Count
+from siltstone.aggregates.operator import Aggregate
+from siltstone.aggregates.windows import Tumbling
 from siltstone.errors import UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Autonomous, Stream, find_stream, find_streams
+from siltstone.time.event_time import EventTime
 
 
 class Counts(Operator):
@@ -50,6 +54,20 @@ def test_it_is_kept_as_a_stream_of_its_own_that_reads_the_same_source() -> None:
     assert [operator.name for operator in audit.operators] == ["audit"] and not audit.autonomous
     [without] = replace(STREAM, autonomous=[Autonomous(Audit())]).autonomous_streams()
     assert "audit" not in without.sinks
+
+
+def test_windows_that_combine_rows_have_its_event_time() -> None:
+    window = Tumbling("1 hour", on="at")
+    visits = Aggregate("visits", {"key": pa.int64()}, [Count("n")], window=window, map_side=True)
+    [kept] = Stream(
+        "s", None, [Counts()], event_time=EventTime("at"), autonomous=[Autonomous(visits)]
+    ).autonomous_streams()
+    assert kept.event_time == EventTime("at") and kept.event_time_operator() == "visits"
+    plain = Aggregate("plain", {"key": pa.int64()}, [Count("n")], map_side=True)
+    [kept] = Stream(
+        "s", None, [Counts()], event_time=EventTime("at"), autonomous=[Autonomous(plain)]
+    ).autonomous_streams()
+    assert kept.event_time is None
 
 
 @pytest.mark.parametrize(

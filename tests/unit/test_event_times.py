@@ -14,8 +14,8 @@ import pytest
 from siltstone.catalog.records.steps import Step, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.errors import BadRow
-from siltstone.operator import SOURCE, Due, OpaqueState, Operator, Rows, State, Timer
+from siltstone.errors import BadRow, UsageError
+from siltstone.operator import SOURCE, Due, OpaqueState, Operator, Rows, State, Timer, ValueState
 from siltstone.stream import Stream
 from siltstone.testing import StreamTester
 from siltstone.time.clock_rules import SourceClock, decode_clock
@@ -71,6 +71,39 @@ def test_a_day_that_microseconds_have_no_room_for_is_not_another_day(day: int) -
         tester.step({"user": [1, 2], "at": days})
         tester.step()
         assert tester.watermark == datetime(2024, 10, 3, 23, 55, tzinfo=UTC)
+
+
+class Passing(Operator):
+    """Passes on rows that it combines before the shuffle, and does not go by event time itself."""
+
+    name = "passing"
+    key = {"user": pa.int64()}  # noqa: RUF012
+    combined = {"user": pa.int64(), "at": TIME}  # noqa: RUF012
+    output = pa.schema([("user", pa.int64()), ("at", TIME)])
+    output_time = "at"
+    counts = ValueState({"n": pa.int64()})
+
+    def combine(self, table: pa.Table) -> pa.Table:
+        return table.select(["user", "at"])
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        return rows.table.select(["user", "at"])
+
+
+def test_a_watermark_that_no_operator_would_measure_is_refused() -> None:
+    ends = Ends()
+    ends.reads = "passing"
+    with pytest.raises(UsageError, match="one operator must read the source and not combine rows"):
+        timed("s", operators=[Passing(), ends])
+
+
+def test_a_column_of_the_source_does_not_count_late_rows() -> None:
+    rows = [{"user": 1, "at": at(20), "__rows": "x"}, {"user": 2, "at": at(1), "__rows": "y"}]
+    with StreamTester(timed("s", operators=[Ends()])) as tester:
+        tester.step(rows)
+        tester.step(rows[:1])
+        tester.step(rows)
+        assert tester.late == {"ends": 1}
 
 
 def test_each_partition_has_a_name_of_its_own() -> None:
