@@ -226,6 +226,8 @@ class First(_ColumnFunction):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_flat(self.name, self.by, self.by_type)
+        if self.by == self.of:
+            raise UsageError(f"aggregate {self.name} takes {self.of} by itself: use Min or Max")
 
     def inputs(self) -> dict[str, pa.DataType | None]:
         return {self.of: self.type, self.by: self.by_type}

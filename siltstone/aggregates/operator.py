@@ -167,7 +167,8 @@ class Aggregate(Operator):
             # The sum of all rows of a key may still fit, so pass on the single rows: `process` checks their sum.
             reduced = lifted
             first = group = np.arange(table.num_rows)
-        own = [extreme_by(at, group, len(first), largest=True) for at in times]
+        latest = [extreme_by(at, group, len(first), largest=True) for at in times]
+        own = [at for name, at in zip(self._time_columns, latest, strict=True) if name not in self.key.names]
         if times:
             own.append(pa.array(np.bincount(group, minlength=len(first))))
         columns = [*keys.take(pa.array(first)).columns, *own, *reduced]
@@ -260,6 +261,9 @@ class Aggregate(Operator):
         own = () if self._windowed is None else self._windowed.reserved
         if taken := sorted({*keys.names, *totals.schema.names, *totals.result_schema.names} & set(own)):
             raise UsageError(f"operator {self.name}: {', '.join(taken)} is a column of windows: use other names")
+        given = [*keys.names, *(name for function in self.aggregates for name in function.inputs())]
+        if taken := sorted({name for name in given if name.startswith(PARTIAL)}):
+            raise UsageError(f"operator {self.name}: {taken[0]} is a name of Siltstone's own: rename the column")
         names = [*keys.names, *totals.result_schema.names]
         if len(set(names)) != len(names):
             raise UsageError(f"operator {self.name}: the names of keys and aggregates must be distinct")
@@ -273,7 +277,7 @@ def _windowed(window: Window | None, key: pa.Schema, totals: Totals) -> Windowed
 
 def _combined_schema(key: pa.Schema, times: Sequence[str], kept: pa.Schema) -> pa.Schema:
     """Return the schema of what `combine` returns, in types that Spark has."""
-    own = [*((name, TIME) for name in times), (COMBINED_ROWS, pa.int64())] if times else []
+    own = [*((name, TIME) for name in times if name not in key.names), (COMBINED_ROWS, pa.int64())] if times else []
     fields = [*((f.name, f.type) for f in key), *own, *((f"{PARTIAL}{f.name}", f.type) for f in kept)]
     return pa.schema([(name, _spark_type(kind)) for name, kind in fields])
 

@@ -243,6 +243,7 @@ def test_a_wrong_definition_is_refused(fields, message):
         (TopN, {"n": 0, "by": "v"}, "n of m is 0: use a number of rows"),
         (TopN, {"n": True, "by": "v"}, "n of m is True: use a number of rows"),
         (TopN, {"n": 2, "by": "v", "of": {"v": pa.int64()}}, "aggregate m: v is the column to sort by"),
+        (Last, {"of": "v", "by": "v"}, "aggregate m takes v by itself: use Min or Max"),
         (TopN, {"n": 2, "by": "v", "of": ["w"]}, "of of aggregate m must be a pyarrow schema or a dict"),
     ],
 )

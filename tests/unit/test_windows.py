@@ -237,8 +237,23 @@ def test_rows_that_are_combined_are_late_together_and_counted_one_by_one() -> No
         assert shown(tester.step(rows_at(-1, -2, -9, 9, 9.5, 15))["a"]) == [], "three are late"
         assert tester.late == {"a": 3}
         assert shown(tester.finish()["a"]) == [(0, 20, 5), (10, 30, 2)]
-        with pytest.raises(BadRow, match="event time at is null in 1 rows"):
-            tester.step(table_of([(0, None, 1)]))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(BadRow, match="event time at is null in 2 rows"):
+            tester.step(table_of([(0, None, 1), (0, None, 2)]))  # pyright: ignore[reportArgumentType]
+
+
+def test_combined_rows_may_have_their_event_time_in_the_key() -> None:
+    def close(*, map_side: bool) -> list[dict[str, Any]]:
+        operator = Aggregate("a", key={"at": ROWS.field("at").type}, aggregates=COUNT, window=TEN, map_side=map_side)
+        with StreamTester(windowed(TEN, MINUTE, operators=[operator]), parallelism=2) as tester:
+            tester.step(rows_at(1, 1, 2, 31))
+            tester.advance()
+            tester.step(rows_at(1, 1, 32))
+            tester.finish()
+            assert tester.late == {"a": 2}
+            return sorted(tester.delivered("a").to_pylist(), key=lambda row: row["at"])
+
+    assert [row["n"] for row in close(map_side=True)] == [2, 1, 1, 1]
+    assert close(map_side=True) == close(map_side=False)
 
 
 @pytest.mark.parametrize(
@@ -459,6 +474,8 @@ def test_a_wrong_window_is_refused(make: Any, message: str) -> None:
         ({"aggregates": [Count("due")]}, "due"),
         ({"aggregates": [Count("window_end")]}, "window_end is a column of windows"),
         ({"key": {"window_start": pa.int64()}}, "window_start is a column of windows"),
+        ({"key": {"__partial_n": pa.int64()}}, "__partial_n"),
+        ({"aggregates": [Count("n", of="__partial_n")]}, "__partial_n is a name of Siltstone's own"),
     ],
 )
 def test_a_wrong_aggregate_is_refused(fields: dict[str, Any], message: str) -> None:
