@@ -37,6 +37,11 @@ class _OrderedRows(Function):
     def _is_plain(self) -> bool:
         """Whether an element is the only column's value, rather than a struct."""
 
+    @property
+    @abstractmethod
+    def _most(self) -> int | None:
+        """How many rows are kept; None for all."""
+
     @abstractmethod
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
         """Return which rows are kept, by group and in their order."""
@@ -61,7 +66,15 @@ class _OrderedRows(Function):
         return [self._make_lists([field.take(pa.array(rows)) for field in fields], counts)]
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
-        return self._make_lists(self._fields(columns[0]), _lengths(columns[0]))
+        return self._make_lists(*self._shown(columns[0]))
+
+    def _shown(self, lists: pa.Array) -> tuple[list[pa.Array], np.ndarray]:
+        """Return all elements and the lengths of lists, of which an older one may have more rows than are kept now."""
+        fields, lengths = self._fields(lists), _lengths(lists)
+        if self._most is None or not (lengths > self._most).any():
+            return fields, lengths
+        rows = first_in_order(np.arange(int(lengths.sum())), np.repeat(np.arange(len(lengths)), lengths), self._most)
+        return [field.take(pa.array(rows)) for field in fields], np.minimum(lengths, self._most)
 
     def _fields(self, lists: pa.Array) -> list[pa.Array]:
         """Return the columns of all elements."""
@@ -124,6 +137,10 @@ class CollectList(_OrderedRows):
     def _is_plain(self) -> bool:
         return self.by is None
 
+    @property
+    def _most(self) -> int | None:
+        return self.limit
+
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
         rows = sort_by([_comparable(field) for field in fields], group)
         if self.distinct:
@@ -131,9 +148,9 @@ class CollectList(_OrderedRows):
         return rows if self.limit is None else first_in_order(rows, group, self.limit)
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
-        values = self._fields(columns[0])[-1]
-        ends = pa.array(np.concatenate(([0], np.cumsum(_lengths(columns[0])))), pa.int32())
-        return pa.ListArray.from_arrays(ends, values, type=self.result_type())
+        fields, lengths = self._shown(columns[0])
+        ends = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+        return pa.ListArray.from_arrays(ends, fields[-1], type=self.result_type())
 
     def result_type(self) -> pa.DataType:
         return pa.list_(self.type)
@@ -185,6 +202,10 @@ class TopN(_OrderedRows):
     @property
     def _is_plain(self) -> bool:
         return False
+
+    @property
+    def _most(self) -> int | None:
+        return self.n
 
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
         rows = sort_by([_comparable(field) for field in fields], group, largest=self.largest)

@@ -45,6 +45,8 @@ _SPARKS = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
     pa.date64(): pa.date32(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
 }
 """types of which Spark has no columns -> the type that it gives them"""
 _WHOLE = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}

@@ -13,7 +13,7 @@ import pytest
 import siltstone
 from siltstone.aggregates import hyperloglog
 from siltstone.aggregates.distinct import ApproxDistinct
-from siltstone.aggregates.functions import Function
+from siltstone.aggregates.functions import EVENT_TIME, Function
 from siltstone.aggregates.lists import CollectList, TopN
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.totals import Totals
@@ -202,6 +202,28 @@ def test_lists_that_are_newer_than_a_row_are_empty() -> None:
     assert function.result([absent]).to_pylist() == [[], []]
     assert function.reduce([absent], np.array([1, 1]), 2)[0].to_pylist() == [[], []]
     assert ApproxDistinct("d", of="v").result([pa.nulls(2, pa.binary())]).to_pylist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        (CollectList("l", of="v", limit=3), CollectList("l", of="v", limit=2), [[1, 2], [7]]),
+        (CollectList("l", of="v", by="w"), CollectList("l", of="v", by="w", limit=2), [[3, 2], [7]]),
+        (TopN("l", 3, by="v"), TopN("l", 2, by="v"), [[{"v": 3}, {"v": 2}], [{"v": 7}]]),
+    ],
+)
+def test_a_list_that_is_longer_than_is_kept_now_is_cut(old: Any, new: Any, wanted: list[Any]) -> None:
+    columns = {"v": pa.array([2, 1, 3, 7]), "w": pa.array([2, 3, 1, 0], EVENT_TIME)}
+    kept = old.reduce(old.lift([columns[name] for name in old.inputs()]), np.array([0, 0, 0, 2]), 3)
+    assert new.result(kept).to_pylist() == [wanted[0], [], wanted[1]]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.large_string(), pa.large_binary()])
+def test_a_tester_takes_every_form_of_text(kind: pa.DataType) -> None:
+    wanted = pa.string() if "string" in str(kind) else pa.binary()
+    with StreamTester(Stream("s", None, [Aggregate("a", KEY, [CollectList("l", of="v", type=wanted)])])) as tester:
+        tester.step(pa.table({"k": ["x", "x"], "v": pa.array(["b", "a"], wanted).cast(kind)}))
+        assert tester.state("a", "totals")["l"].to_pylist() == [pa.array(["a", "b"], wanted).to_pylist()]
 
 
 def test_a_large_group_and_a_key_of_several_columns() -> None:
