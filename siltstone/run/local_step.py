@@ -5,6 +5,7 @@ combined, hashed, sent to the subtask of their key group, and sorted there. Each
 Spark worker does, so what the operator keeps in attributes is lost after the task.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -36,6 +37,7 @@ from siltstone.run.users_code import OperatorFailed
 from siltstone.state.columns import null_mask, one_array
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.state.json_rows import SHOWN_CHARACTERS, json_rows
+from siltstone.state.types import is_nested
 from siltstone.stream import Stream
 
 _compute: Any = pyarrow.compute
@@ -235,8 +237,26 @@ def _sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     keys = dict[str, Any]()
     for name in names:
         column = one_array(rows.column(name))
+        if is_nested(column.type):
+            column = _rank_nested(column)
         rank = np.where(null_mask(column), 0, 1)
         if pa.types.is_floating(column.type):
             rank[np.asarray(_compute.fill_null(_compute.is_nan(column), False))] = 2
         keys |= {f"{len(keys)} {name}": rank, f"{len(keys) + 1} {name}": column}
     return rows.take(_compute.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys]))
+
+
+def _rank_nested(column: pa.Array) -> pa.Array:
+    """Return the ranks of lists and structs, which Spark compares element by element and field by field."""
+    order = [_order_of(value) for value in column.to_pylist()]
+    ranks = {value: rank for rank, value in enumerate(sorted(set(order)))}
+    return pa.array([ranks[value] for value in order], pa.int64(), mask=null_mask(column))
+
+
+def _order_of(value: Any) -> tuple[Any, ...]:
+    """Return a tuple in the order of a Python value: nulls first, and NaN after all numbers."""
+    if value is None:
+        return (0,)
+    if isinstance(value, dict | list):
+        return 1, tuple(map(_order_of, value.values() if isinstance(value, dict) else value))
+    return (2,) if isinstance(value, float) and math.isnan(value) else (1, value)

@@ -4,7 +4,7 @@ import ast
 import datetime as dt
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from siltstone.aggregates.totals import Totals
 from siltstone.bloom import Bloom
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.keyed import KeyedProcessor
-from siltstone.operator import TTL, Operator, Rows, State
+from siltstone.operator import TTL, ListState, Operator, Rows, State
 from siltstone.run.definition import check_definition, definition_of
 from siltstone.stream import Stream
 from siltstone.testing import StreamTester
@@ -224,6 +224,27 @@ def test_a_tester_takes_every_form_of_text(kind: pa.DataType) -> None:
     with StreamTester(Stream("s", None, [Aggregate("a", KEY, [CollectList("l", of="v", type=wanted)])])) as tester:
         tester.step(pa.table({"k": ["x", "x"], "v": pa.array(["b", "a"], wanted).cast(kind)}))
         assert tester.state("a", "totals")["l"].to_pylist() == [pa.array(["a", "b"], wanted).to_pylist()]
+
+
+def test_a_tester_sorts_lists_as_spark_does() -> None:
+    kind = pa.list_(pa.struct([("x", pa.float64()), ("y", pa.list_(pa.string()))]))
+
+    class Order(Operator):
+        name = "order"
+        key: ClassVar = KEY
+        order_by = ("l",)
+        places = ListState({"l": kind})
+
+        def process(self, rows: Rows, state: State) -> None:
+            state.places.append(rows.keys, rows.key_index, rows.table.select(["l"]))
+
+    one, two = {"x": 1.0, "y": []}, {"x": 2.0, "y": None}
+    wanted = [None, [], [None], [{"x": None, "y": ["b"]}], [{"x": 1.0, "y": None}], [one], [one, one]]
+    wanted += [[{"x": 1.0, "y": [None]}], [{"x": 1.0, "y": ["a"]}], [two], [{"x": NAN, "y": None}]]
+    with StreamTester(Stream("s", None, [Order()])) as tester:
+        shuffled = pa.array([wanted[n] for n in np.random.default_rng(1).permutation(len(wanted))], kind)
+        tester.step(pa.table({"k": ["x"] * len(wanted), "l": shuffled}))
+        assert str(tester.state("order", "places")["l"].to_pylist()) == str(wanted)
 
 
 def test_a_large_group_and_a_key_of_several_columns() -> None:
