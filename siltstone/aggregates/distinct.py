@@ -26,7 +26,7 @@ class ApproxDistinct(Function):
 
     Args:
         of: the column.
-        type: the type that it is cast to. A wider one later counts on.
+        type: the type that it is cast to. A wider one later counts on; values of another type are other values.
         precision: from 4 to 16.
 
     Raises:

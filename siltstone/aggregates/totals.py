@@ -69,7 +69,13 @@ class Totals:
                 name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
             }
             fitted = self._cast_inputs(table, pa.schema(list(wanted.items())))
-            lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
+            made = function.lift([one_array(column) for column in normalise_keys(fitted).columns])
+            if [len(column) for column in made] != [table.num_rows] * len(function.columns()):
+                names = ", ".join(function.columns())
+                raise UsageError(
+                    f"{self._what}: lift of {function.name} is to return {names} with a value for each row"
+                )
+            lifted += made
         return lifted
 
     def _cast_inputs(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:

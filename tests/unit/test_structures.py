@@ -260,6 +260,19 @@ def test_a_large_group_and_a_key_of_several_columns() -> None:
         assert row["t"] == [{"v": 59_999}, {"v": 59_998}]
 
 
+class _Skipping(CollectList):
+    """Leaves out rows without a value, rather than make empty lists of them."""
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return super().lift([column.drop_null() for column in columns])
+
+
+@pytest.mark.parametrize("options", [{}, {"map_side": True}])
+def test_a_function_has_a_value_of_each_row(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="operator a: lift of l is to return l with a value for each row"):
+        aggregated(_Skipping("l", of="v"), {"k": ["x", "y"], "v": [None, 1]}, **options)
+
+
 def test_functions_of_no_rows() -> None:
     for function in (ApproxDistinct("d", of="v"), CollectList("l", of="v", by="w"), TopN("t", 2, by="v")):
         columns = [pa.array([], kind) for kind in function.inputs().values()]
