@@ -79,6 +79,8 @@ class Aggregate(Operator):
 
     Sums of floats depend on the order of additions. Within a call of `process`, values are added in ascending order.
     So that a task that runs twice makes the same calls, an operator with such sums orders its rows (`order_by`).
+    With `map_side`, their last digits depend on how the source's rows were split, too: a replay that splits them
+    differently does not prove.
 
     Args:
         name, key, reads: see `Operator`.
