@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -50,9 +50,10 @@ CLUSTER := tests/cluster
 # Each of their tests is many processes, which a slow machine starts slowly.
 PATIENT := --timeout 1800
 CASSANDRA := tests/cassandra
+KAFKA := tests/kafka
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
-	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER) --ignore $(CASSANDRA)
+	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER) --ignore $(CASSANDRA) --ignore $(KAFKA)
 
 test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights; half an hour
 	@$(TEST) $(PATIENT) $(SYSTEM)
@@ -87,8 +88,12 @@ test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real 
 		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA) && \
 		$(BIN)/python tests/fault/harness.py --kills 6 --spark-kills 1 --process-kinds run --warehouse-kind cassandra
 
+test-kafka: $(READY)dev ## streams that read a real Kafka, which is killed, as they are; fetches it and Spark's connector with Maven once
+	@$(BIN)/python -m tests.kafka_server
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) --durations 10 $(KAFKA)
+
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## all three with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough); needs root
-	@$(TEST) --hypothesis-profile thorough --timeout 3600 --ignore $(CLUSTER) --ignore $(CASSANDRA)
+	@$(TEST) --hypothesis-profile thorough --timeout 3600 --ignore $(CLUSTER) --ignore $(CASSANDRA) --ignore $(KAFKA)
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --hypothesis-profile thorough --durations 20 $(CLUSTER)
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute

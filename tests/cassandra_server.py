@@ -22,6 +22,8 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.policies import WhiteListRoundRobinPolicy
 
+from tests.jvm import java
+from tests.maven import fetch_jars
 from tests.servers import free_port
 
 VERSION = "5.0.4"
@@ -30,15 +32,6 @@ SUPERUSER, SUPERUSER_PASSWORD = "cassandra", "cassandra"
 """what a new Cassandra has"""
 KEYSPACE = "warehouses"
 
-_POM = f"""\
-<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>siltstone</groupId><artifactId>cassandra-for-tests</artifactId><version>1</version>
-  <dependencies><dependency>
-    <groupId>org.apache.cassandra</groupId><artifactId>cassandra-all</artifactId><version>{VERSION}</version>
-  </dependency></dependencies>
-</project>
-"""
 _YAML = """\
 cluster_name: tests
 num_tokens: 4
@@ -160,7 +153,7 @@ class CassandraServer:
         flags += [f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTED]
         flags += [f"-Dcassandra.config=file://{self.root}/cassandra.yaml", "-Dcassandra-foreground=yes"]
         flags += [f"-Dlogback.configurationFile={self.root}/logback.xml", f"-Dcassandra.storagedir={self.root}"]
-        command = [_java(), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
+        command = [java(), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
         with (self.root / "output").open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
         end = time.monotonic() + 180
@@ -176,7 +169,7 @@ class CassandraServer:
 
     def _make_keys(self) -> None:
         """Make the server's key and its certificate, which clients are to trust."""
-        keytool = str(Path(_java()).with_name("keytool")) if os.sep in _java() else "keytool"
+        keytool = str(Path(java()).with_name("keytool")) if os.sep in java() else "keytool"
         store = ["-alias", "node", "-keystore", str(self.root / "keys.p12"), "-storepass", SUPERUSER_PASSWORD]
         make = ["-genkeypair", "-keyalg", "RSA", "-dname", "CN=node", "-ext", "san=ip:127.0.0.1"]
         for command in (make, ["-exportcert", "-rfc", "-file", str(self.certificate)]):
@@ -203,10 +196,6 @@ class CassandraServer:
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-def _java() -> str:
-    return str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if "JAVA_HOME" in os.environ else "java"
 
 
 class _Session:
@@ -240,27 +229,8 @@ def shared_cassandra() -> CassandraServer:
     return CassandraServer()
 
 
-def fetch() -> None:
-    """Fetch Cassandra and what it needs from where Maven is set up to look."""
-    if any(JARS.glob(f"cassandra-all-{VERSION}.jar")):
-        return
-    maven = shutil.which("mvn")
-    if maven is None:
-        sys.exit("Cassandra's tests need Maven once, to fetch the server: install it (Debian: apt-get install maven)")
-    with tempfile.TemporaryDirectory() as scratch:
-        pom, jars = Path(scratch) / "pom.xml", Path(scratch) / "jars"
-        pom.write_text(_POM)
-        command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            said = next((line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line), "no message")
-            sys.exit(f"Cassandra's tests are not run: Maven cannot fetch cassandra-all {VERSION} ({said})")
-        shutil.rmtree(JARS, ignore_errors=True)
-        shutil.move(jars, JARS)
-
-
 if __name__ == "__main__":
     if "--where" in sys.argv:
         print(JARS)
     else:
-        fetch()
+        fetch_jars(f"org.apache.cassandra:cassandra-all:{VERSION}", JARS, "Cassandra's tests")

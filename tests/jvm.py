@@ -35,6 +35,11 @@ def environment() -> dict[str, str]:
     }
 
 
+def java() -> str:
+    """Return the command that starts a JVM."""
+    return str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if "JAVA_HOME" in os.environ else "java"
+
+
 def main() -> None:
     """Load what tests load, by commands of every sort on a small stream, and archive it."""
     os.environ["SPARK_SUBMIT_OPTS"] = f"{_SHORT_LIVED} {_INTERPRETED} {_QUIET} -XX:ArchiveClassesAtExit={ARCHIVE}"

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests import jvm
@@ -55,10 +56,16 @@ class Run:
         output: a directory for what they say.
         master: a Spark master; `local[2,3]` lets a task fail twice.
         streams: further modules with streams.
+        spark: further settings of Spark.
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], output: Path, master: str, streams: Sequence[str] = ()
+        self,
+        commands: Sequence[Sequence[str]],
+        output: Path,
+        master: str,
+        streams: Sequence[str] = (),
+        spark: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.commands = commands
@@ -71,7 +78,7 @@ class Run:
             "PYTHONPATH": str(ROOT),
             "SILTSTONE_STREAMS": json.dumps(["streams", journaled_stream.__name__, *streams]),
             "SILTSTONE_MASTER": master,
-            "SILTSTONE_SPARK": json.dumps(SPARK),
+            "SILTSTONE_SPARK": json.dumps({**SPARK, **spark}),
         }
         command = [sys.executable, "-m", series.__name__, json.dumps(commands)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
