@@ -19,6 +19,7 @@ from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordF
 from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
 _CLEANING = "cleanSource"
+_LOSING = "failOnDataLoss"
 _SOCKET = "socket"
 _NAMED = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _READS = ("path", "subscribe", "subscribePattern", "assign", "topic", "table")
@@ -33,7 +34,8 @@ def check_source(rows: DataFrame) -> None:
     """Check that the sources of a streaming DataFrame can be read again.
 
     Raises:
-        UsageError: one is a socket, or deletes the files that it has read (the option `cleanSource`).
+        UsageError: one is a socket, deletes the files that it has read (the option `cleanSource`), or passes over input
+            that is gone (`failOnDataLoss`).
     """
     frame: Any = rows
     _check_plan(frame._jdf.queryExecution().analyzed())
@@ -92,17 +94,32 @@ def _check_plan(plan: Any) -> None:
                 "a socket source gives its lines once, and a stream that resumes, recovers or is rolled back reads "
                 "some again: write them to files or a Kafka topic, and read these"
             )
-        if kind != "StreamingRelation":
-            continue  # only file sources have the option below
-        options = leaf.dataSource().options()
-        for name in _iterate(options.keys().toSeq()):
-            value = options.apply(name)
-            if name.lower() == _CLEANING.lower() and value.lower() != "off":
-                raise UsageError(
-                    f"the option {_CLEANING}={value} of a file source removes files once Spark has read them, but a "
-                    "rollback or a replay reads them again: leave it out, and remove old files by other means when no "
-                    "retained checkpoint is older than they are"
-                )
+        if kind == "StreamingRelation":
+            _check_options(leaf.dataSource().options())
+        elif kind == "StreamingRelationV2" and (leaf.extraOptions().get(_LOSING) or "").lower() == "false":
+            raise _losing_error()
+
+
+def _check_options(options: Any) -> None:
+    """Check the options of a source of Spark's first interface, such as one of files."""
+    for name in _iterate(options.keys().toSeq()):
+        value = options.apply(name)
+        if name.lower() == _CLEANING.lower() and value.lower() != "off":
+            raise UsageError(
+                f"the option {_CLEANING}={value} of a file source removes files once Spark has read them, but a "
+                "rollback or a replay reads them again: leave it out, and remove old files by other means when no "
+                "retained checkpoint is older than they are"
+            )
+        if name.lower() == _LOSING.lower() and value.lower() == "false":
+            raise _losing_error()
+
+
+def _losing_error() -> UsageError:
+    return UsageError(
+        f"the option {_LOSING}=false of a source passes over input that is gone (in Kafka by retention), and a "
+        "rollback or a replay would make other rows of a step without a word: leave it out, and let the source keep "
+        "its input as long as the oldest checkpoint that you may go back to"
+    )
 
 
 def describe_sources(rows: DataFrame) -> list[str] | None:

@@ -15,6 +15,7 @@ from siltstone.errors import UsageError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
+from siltstone.spark.queries import check_source
 from siltstone.spark.source_log import COMPACT_INTERVAL
 from siltstone.stream import DIRECTORY
 from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
@@ -166,6 +167,43 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
 
 def test_a_source_that_is_told_to_take_nothing_away_is_fine(tmp_path: Path) -> None:
     assert run(at(tmp_path / "w"), replace(COUNTS, source=cleaning("off")), RunRequest(batches=1)).checkpoints == [1]
+
+
+def losing(version: int, value: str) -> Callable[[SparkSession, dict[str, str]], DataFrame]:
+    """A source of an interface of Spark's, with the option by which Kafka and Delta pass over input that is gone."""
+
+    def source(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+        if version == 2:
+            rows = spark.readStream.format("rate").option("failondataloss", value).load()
+            return rows.selectExpr("value % 2 as key", "value")
+        directory = Path(options[DIRECTORY])
+        write_files(directory, STEPS)
+        schema = read_files(spark, directory, STEPS[0].schema).schema
+        reader = spark.readStream.schema(schema).option("failOnDataLoss", value)
+        return reader.parquet(directory.as_uri())
+
+    return source
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_source_that_passes_over_input_that_is_gone_is_refused(
+    version: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    settings, stream = at(tmp_path / "w"), replace(COUNTS, source=losing(version, "False"))
+    refused = r"option failOnDataLoss=false .* a rollback or a replay would make other rows"
+    with pytest.raises(UsageError, match=refused):
+        run(settings, stream, RunRequest())
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        assert place.catalog.streams.list() == [], "before the stream is taken over"
+    rows = losing(version, "false")(spark, {DIRECTORY: str(tmp_path / "files")})
+    with stream_runner(settings, replace(COUNTS, source=None), spark) as runner:
+        writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        with pytest.raises(Exception, match="foreachBatch"):
+            writer.trigger(processingTime="0 seconds").start().awaitTermination()
+        assert isinstance(runner.failure, UsageError) and "failOnDataLoss" in str(runner.failure)
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        assert place.catalog.checkpoints.last_id("counts") == 0
+    check_source(losing(version, "true")(spark, {DIRECTORY: str(tmp_path / "files")}))
 
 
 @pytest.mark.parametrize(("checkpoint_steps", "ahead"), [(1, 0), (3, 2)])
