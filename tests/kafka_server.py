@@ -160,6 +160,12 @@ class KafkaServer:
         """Create a topic with these options of Kafka's."""
         _wait(self._admin.create_topics([NewTopic(topic, partitions, 1, config=dict(options))]))
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its records, and wait until its name is free."""
+        _wait(self._admin.delete_topics([topic]))
+        while topic in self._admin.list_topics(timeout=WAIT_S).topics:
+            time.sleep(0.1)
+
     def add_partitions(self, topic: str, total: int) -> None:
         """Let a topic have so many partitions in all."""
         _wait(self._admin.create_partitions([NewPartitions(topic, total)]))
@@ -173,7 +179,7 @@ class KafkaServer:
     def produce(
         self,
         topic: str,
-        rows: Iterable[tuple[int, int]],
+        rows: Iterable[tuple[int | str, int]],
         partition: int = 0,
         at_ms: Sequence[int] | None = None,
         commit: bool | None = None,

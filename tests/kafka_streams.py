@@ -24,11 +24,21 @@ COLUMNS = (
 """what a source makes of Kafka's columns"""
 
 
-def read_kafka(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
-    """Read Kafka with these options of Spark's source; the broker is the one of `ADDRESS`."""
+def read_records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
+    """Read Kafka with these options of Spark's source, and its columns; the broker is the one of `ADDRESS`."""
     given = {name: value for name, value in options.items() if name != DIRECTORY}
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", os.environ[ADDRESS])
-    return reader.options(**given).load().selectExpr(*COLUMNS)
+    return reader.options(**given).load()
+
+
+def read_numbers(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
+    """Read records whose keys and values are numbers."""
+    return read_records(spark, options).selectExpr(*COLUMNS)
+
+
+def read_texts(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
+    """Read records whose keys may be any text."""
+    return read_records(spark, options).selectExpr("cast(key as string) as key", *COLUMNS[1:])
 
 
 def tallies() -> Aggregate:
@@ -39,7 +49,7 @@ def tallies() -> Aggregate:
 def tallied(name: str = "tallied", **options: str) -> Stream:
     """A stream that counts and adds what these options of Kafka's source read, from the earliest record on."""
     given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "40", **options}
-    return Stream(name, read_kafka, [tallies()], options=given, max_parallelism=4)
+    return Stream(name, read_numbers, [tallies()], options=given, max_parallelism=4)
 
 
-TALLIES = tallied(subscribe="trickle")
+TALLIES = tallied(subscribe="trickle", maxOffsetsPerTrigger="400")
