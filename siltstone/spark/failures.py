@@ -38,6 +38,13 @@ _LOST = ("ExecutorLostFailure", "FetchFailed", "Executor heartbeat")
 """what Spark's scheduler says when it gives up a job for a machine or an executor, for which it has no class"""
 _OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
 """errors of our own that passed through Spark"""
+_EATEN = "org.apache.spark.sql.kafka010.KafkaIllegalStateException"
+"""error of Kafka's source if a topic no longer has what is to be read"""
+KEEP_INPUT = (
+    "it is the same at each try: the state is whole (`siltstone restore`), but the stream goes on only from records "
+    "that are there, so let topics keep them (retention.ms) for as long as you may go back, or leave the stream stopped"
+)
+"""what to do about input that is gone"""
 _PATHS = ("path", "filePath")
 _DECODERS = (
     "com.fasterxml.jackson.",
@@ -136,7 +143,7 @@ def describe(error: BaseException) -> str:
 
 def explain(error: BaseException) -> str:
     """Describe an error of Spark in one line: the user's own error; the file that was being read, and why it could not
-    be; or else the innermost cause."""
+    be; that records of Kafka are gone; or else the innermost cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
     if told := [line for line in users if line]:
@@ -144,12 +151,27 @@ def explain(error: BaseException) -> str:
     causes = read_causes(error)
     if _has_worker_died(causes):
         return f"a Python worker died, killed or out of memory ({causes[-1].name})"
+    if is_input_gone(error):
+        said = causes[-1].text if causes[-1].name != _EATEN else _say_gone(causes[-1])
+        return f"Kafka no longer has records that are to be read, and none is passed over: {said}"
     if causes and not causes[-1].of_worker and not causes[-1].name.startswith(_PROXY):
         files = _files(causes)
         return f"{files[0]} cannot be read: {causes[-1].text}" if files else causes[-1].text
     # Of an error in Python, or without one in the JVM, there is only the text: a stack, and then the error.
     rest = str(error).rpartition(_TRACEBACK)[2].splitlines()
     return next((line for line in rest if line.strip() and not line[0].isspace()), lines[0]).strip()
+
+
+def is_input_gone(error: BaseException) -> bool:
+    """Whether a topic of Kafka no longer has the records that were to be read: they were deleted, or it was."""
+    causes = read_causes(error) if isinstance(error, PySparkException | Py4JError) else []
+    return any(cause.name == _EATEN for cause in causes)
+
+
+def _say_gone(cause: Cause) -> str:
+    """Say what is gone as an error of Kafka's source does, without its advice, of which some is refused here."""
+    told = ", ".join(f"{name} {value}" for name, value in sorted(cause.parameters.items()))
+    return told or cause.text
 
 
 def _files(causes: Sequence[Cause]) -> list[str]:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.spark.failures import explain
+from siltstone.spark.failures import KEEP_INPUT, explain, is_input_gone
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.stopping import StopRequest
 
@@ -99,4 +99,5 @@ def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
         return cause
     region = runner.region
     step = max(region.step, region.completed_step + 1)
-    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause)}")
+    advice = KEEP_INPUT if is_input_gone(cause) else ""
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause)}", advice=advice)
