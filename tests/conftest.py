@@ -27,9 +27,9 @@ os.environ.update(jvm.environment() | os.environ)
 register_profiles()
 
 
-SYSTEM = {"tests/system", "tests/user", "tests/cluster"}
+SYSTEM = {"tests/system", "tests/user", "tests/cluster", "tests/cassandra", "tests/kafka"}
 """whole systems, each of some processes that are started, killed and started again: `make test-system` and
-`make test-cluster`"""
+`make test-cluster`, and those with servers that are fetched: `make test-cassandra` and `make test-kafka`"""
 SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 """fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
 
