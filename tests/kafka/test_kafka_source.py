@@ -17,6 +17,7 @@ from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.inspect import show_checkpoint
 from siltstone.errors import InputChanged, StateError, UsageError
 from siltstone.format.manifests import read_manifests
 from siltstone.restore.table import read_table
@@ -139,13 +140,18 @@ def test_from_the_latest_nothing_is_lost_between_runs(
     check_exact(settings, stream, rows_of(10, 30))
 
 
-def test_assigned_partitions_alone_are_read(kafka: KafkaServer, topic: str, settings: Settings) -> None:
+def test_assigned_partitions_alone_are_read_and_a_checkpoint_shows_their_offsets(
+    kafka: KafkaServer, topic: str, settings: Settings
+) -> None:
     kafka.create_topic(topic, partitions=3)
     for partition in range(3):
         kafka.produce(topic, rows_of(100 * partition, 30), partition=partition)
     stream = tallied(assign=json.dumps({topic: [0, 2]}))
     run(settings, stream, RunRequest())
     check_exact(settings, stream, rows_of(0, 30) + rows_of(200, 30))
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        shown = show_checkpoint(place.catalog, place.warehouse.store, "tallied", "latest")
+    assert json.loads(shown["steps"][-1]["offsets"].splitlines()[-1]) == {topic: {"0": 30, "2": 30}}
 
 
 def test_a_pattern_reads_partitions_and_topics_that_are_added_while_it_runs(
