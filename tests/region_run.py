@@ -121,7 +121,7 @@ class RegionSteps:
         for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:
-                task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True)
+                task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True, times=None)
                 there = shuffled(task, changes)
             self.outputs[own.name], received = run_tasks(task, there)
             self.region.acknowledge(own.name, received)

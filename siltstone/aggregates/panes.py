@@ -64,10 +64,10 @@ class PaneTotals(Windowed):
         wrong = null_mask(puts.column(DUE)) | (panes.boundary(end) != due) | (end < panes.first_end(k))
         wrong |= panes.boundary(k) != pane
         if wrong.any():
-            first = puts.slice(int(wrong.argmax()), 1).to_pylist()[0]
+            first, count = puts.slice(int(wrong.argmax()), 1).to_pylist()[0], int(wrong.sum())
             raise UsageError(
-                f"no window with the {PANE} {first[PANE]} ends at its {DUE} {first[DUE]}, and so in {int(wrong.sum())} "
-                "rows: leave both as they are in the state"
+                f"no window with the {PANE} {first[PANE]} ends at its {DUE} {first[DUE]}, and so in {count} rows",
+                advice="leave both as they are in the state",
             )
 
     def find_pieces(self, key: np.ndarray, times: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,7 @@ def cast_changes(
         try:
             variable.check_edit(changes.filter(pc.invert(columns[DELETED])))  # pyright: ignore[reportAttributeAccessIssue]
         except UsageError as error:
-            raise UsageError(f"{what}: {error}") from None
+            raise UsageError(f"{what}: {error}", advice=error.advice) from None
     return changes
 
 

@@ -252,7 +252,9 @@ class Timer(Variable):
 
     def check_edit(self, puts: pa.Table) -> None:
         if nulls := puts.column(DUE).null_count:
-            raise UsageError(f"{DUE} is null in {nulls} rows, so they would never fire: set it, or delete them")
+            raise UsageError(
+                f"{DUE} is null in {nulls} rows, so they would never fire", advice="set it, or delete them"
+            )
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         return {name: TableSchema(key, _NOTHING, _DUE)}

@@ -198,7 +198,7 @@ def test_a_source_that_passes_over_input_that_is_gone_is_refused(
     rows = losing(version, "false")(spark, {DIRECTORY: str(tmp_path / "files")})
     with stream_runner(settings, replace(COUNTS, source=None), spark) as runner:
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
-        with pytest.raises(Exception, match="failOnDataLoss|foreachBatch"):
+        with pytest.raises(Exception, match=r"failOnDataLoss|foreachBatch"):
             writer.trigger(processingTime="0 seconds").start().awaitTermination()
         assert isinstance(runner.failure, UsageError) and "failOnDataLoss" in str(runner.failure)
     with OpenWarehouse.open_existing(settings.warehouse) as place:
