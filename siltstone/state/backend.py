@@ -135,8 +135,12 @@ class StateTable(Protocol):
         """Forget the changes, since a checkpoint that contains them is being taken."""
         ...
 
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Yield all live rows of `groups` in bounded batches by key group: (`schema.rows` table, key groups)."""
+    def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups` in bounded batches: (`schema.rows` table, key groups).
+
+        Args:
+            in_order: by key group, then primary key; otherwise in the order that the backend reads fastest.
+        """
         ...
 
 

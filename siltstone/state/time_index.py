@@ -56,7 +56,7 @@ RUN_ROWS = 1 << 22
 """entries that a rebuild sorts at once"""
 SPARE_ENTRIES = 1 << 20
 """entries beyond two per live row from which on the index is rebuilt"""
-PEEKED = 1 << 10
+PEEKED = 1 << 6
 """entries that `next_due` reads first"""
 _INT64 = np.iinfo(np.int64)
 
@@ -225,11 +225,15 @@ class TimedTable(WrappedTable):
                 parts.append(rows.take(chosen))
             wanted -= len(chosen)
             count = max(wanted, min(2 * count, MERGE_ROWS))
-        due = _join(parts) if parts else self._read(self._entry_schema.empty_table())[0]
+        due = _join(parts) if parts else self._nothing()
         due.keys.memo[self] = _Seen(self._mutation, due.at, np.ones(len(due.at), bool))
         if len(due.at):
             self._taken.append((due.keys, due.at))
         return due
+
+    def _nothing(self) -> DueRows:
+        keys = Keys(self.schema.primary_key.empty_table(), np.empty(0, np.uint64), np.empty(0, np.uint16))
+        return DueRows(keys, self.schema.value.empty_table(), np.empty(0, np.int64))
 
     def next_due(self) -> int | None:
         """Return the least due time of live rows that are not taken, also of those noted in this round."""
@@ -340,7 +344,7 @@ class TimedTable(WrappedTable):
         """Make the runs anew from all rows."""
         begun, self._runs = time.perf_counter(), []
         parts, rows, size, parallelism = [], 0, 0, len(self.table.digests)
-        for batch, groups in self.table.scan(KeyGroupRange(0, parallelism)):
+        for batch, groups in self.table.scan(KeyGroupRange(0, parallelism), in_order=False):
             keys = key_batch(self.schema, batch, parallelism, groups)
             parts.append(self._entries(keys, *self._due(keys.columns, batch)))
             rows, size = rows + len(parts[-1]), size + parts[-1].nbytes

@@ -52,11 +52,16 @@ class Run:
     def left(self) -> int:
         return len(self.entries) - self.start
 
+    def is_due(self, upto: int) -> bool:
+        """Whether an entry that is left is due."""
+        return self.left > 0 and self.entries.column(DUE)[self.start].as_py() <= upto
+
 
 class Heads:
     """The first `count` entries of several runs that are due until `upto`, without repetitions, in order."""
 
     def __init__(self, runs: Sequence[Run], count: int, upto: int = NEVER_AFTER) -> None:
+        runs = [run for run in runs if run.is_due(upto)]
         # A run has an entry once, so each repetition of the first ones is among the first of its run, too.
         parts = [run.entries.slice(run.start, min(count, run.left)) for run in runs]
         dues = [read_numbers(part, DUE) for part in parts]

@@ -147,9 +147,9 @@ class StampedTable(WrappedTable):
         """Insert or replace one row per key, with the step's stamp."""
         self.table.put(batch, with_stamp(values, self.table.schema, self._stamp))
 
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """See `StateTable.scan`."""
-        for rows, owners in self.table.scan(groups):
+        for rows, owners in self.table.scan(groups, in_order=in_order):
             yield rows.select(self.schema.rows.names), owners
 
     def _without_stamp(self, lookup: Lookup) -> Lookup:

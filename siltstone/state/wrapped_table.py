@@ -68,6 +68,6 @@ class WrappedTable:
         """Forget the changes, since a checkpoint that contains them is being taken."""
         self.table.mark()
 
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """See `StateTable.scan`."""
-        return self.table.scan(groups)
+        return self.table.scan(groups, in_order=in_order)

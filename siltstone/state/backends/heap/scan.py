@@ -1,4 +1,4 @@
-"""Scan live rows in the order of a base, by key group and then primary key, in bounded batches."""
+"""Scan live rows in bounded batches: as a base has them, by key group and then primary key, or as records lie."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,11 @@ from siltstone.state.schema import TableSchema
 PART_ROWS = 1 << 18
 
 
-def scan_records(records: Records, schema: TableSchema, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Yield the live records of `groups` in batches, and their rows (`schema.rows`)."""
-    for ids in scan_ids(records, groups):
+def scan_records(
+    records: Records, schema: TableSchema, groups: KeyGroupRange, *, in_order: bool = True
+) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Yield the live records of `groups` in batches, and their rows (`schema.rows`); `in_order` by key."""
+    for ids in scan_ids(records, groups) if in_order else _scan_any(records, groups):
         block = records.take(ids)
         keys, values = (
             records.layout.read_keys(block, records.arena),
@@ -40,6 +42,12 @@ def scan_ids(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
         run = _by_key(records, ids[start:end])
         yield from records.batches(run)
         start = end
+
+
+def _scan_any(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
+    """Yield ids of the live records of `groups`, ascending, one batch at a time."""
+    for found, _ in _scan_live(records, groups):
+        yield from records.batches(found)
 
 
 def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.ndarray]:

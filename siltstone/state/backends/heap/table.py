@@ -270,9 +270,12 @@ class HeapTable:
         self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
         self._listed, self._by_group = self._list(self._counts), None
 
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Yield all live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
-        for block, rows in scan_records(self.records, self.schema, groups):
+    def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups` by key group, then primary key, or in the order in which keys came.
+
+        The table must not change meanwhile.
+        """
+        for block, rows in scan_records(self.records, self.schema, groups, in_order=in_order):
             yield rows, block["group"].copy()
 
     # Upkeep, called by the subtask

@@ -333,8 +333,8 @@ class RocksDBTable:
         self._by_group = None
         self.counts = replace(self.counts, interval=self.counts.interval + 1, listed=0, known=True)
 
-    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Yield all live rows of `groups` by key group, then primary key."""
+    def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """Yield all live rows of `groups` by key group, then primary key: RocksDB has them in no other order."""
         if not len(groups) or not self.rows:
             return
         sizes, parts, rows, size = [_FIRST_PAIRS], list[tuple[Packed, Packed]](), 0, 0
