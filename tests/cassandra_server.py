@@ -6,15 +6,10 @@
 One node with a heap of 512 MB, which syncs each write to its commit log (`commitlog_sync: batch`).
 """
 
-import atexit
 import os
-import shutil
-import signal
 import ssl
 import subprocess
 import sys
-import tempfile
-import time
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +17,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.policies import WhiteListRoundRobinPolicy
 
+from tests.java_server import JavaServer
 from tests.jvm import java
 from tests.maven import fetch_jars
 from tests.servers import free_port
@@ -108,13 +104,12 @@ _TUNED = (
 )
 
 
-class CassandraServer:
+class CassandraServer(JavaServer):
     """One node on free ports, its data in a directory of its own; `guarded` asks for a password, over TLS."""
 
     def __init__(self, guarded: bool = False) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="siltstone-cassandra-"))
-        self.port, self.guarded = free_port(), guarded
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("Cassandra")
+        self.guarded = guarded
         kinds = ("PasswordAuthenticator", "CassandraAuthorizer") if guarded else ("AllowAllAuthenticator",) * 2
         (self.root / "cassandra.yaml").write_text(
             _YAML.format(
@@ -132,7 +127,6 @@ class CassandraServer:
             "<encoder><pattern>%d %p %c %m%n</pattern></encoder></appender>"
             '<root level="INFO"><appender-ref ref="F"/></root></configuration>'
         )
-        atexit.register(self.remove)
         if guarded:
             self._make_keys()
         self.start()
@@ -148,24 +142,20 @@ class CassandraServer:
         """A session of the superuser, to use in a `with` block."""
         return _Session(self)
 
-    def start(self) -> None:
+    def command(self) -> list[str]:
         flags = [f"--add-opens={each}=ALL-UNNAMED" for each in _OPEN]
         flags += [f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTED]
         flags += [f"-Dcassandra.config=file://{self.root}/cassandra.yaml", "-Dcassandra-foreground=yes"]
         flags += [f"-Dlogback.configurationFile={self.root}/logback.xml", f"-Dcassandra.storagedir={self.root}"]
-        command = [java(), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
-        with (self.root / "output").open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
-        end = time.monotonic() + 180
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                with self.session() as session:
-                    session.execute("SELECT release_version FROM system.local")
-                return
-            except Exception:  # whatever the driver raises until the server answers
-                time.sleep(0.3)
-        said = (self.root / "output").read_text()[-3000:]
-        raise AssertionError(f"Cassandra did not start on port {self.port}: {said}")
+        return [java(), *_TUNED, *flags, "-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"]
+
+    def answers(self) -> bool:
+        try:
+            with self.session() as session:
+                session.execute("SELECT release_version FROM system.local")
+        except Exception:  # whatever the driver raises until the server answers
+            return False
+        return True
 
     def _make_keys(self) -> None:
         """Make the server's key and its certificate, which clients are to trust."""
@@ -178,24 +168,6 @@ class CassandraServer:
     @property
     def certificate(self) -> Path:
         return self.root / "certificate.pem"
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def remove(self) -> None:
-        self.kill()
-        shutil.rmtree(self.root, ignore_errors=True)
 
 
 class _Session:

@@ -7,14 +7,10 @@ One node that is broker and controller (KRaft), with a heap of 512 MB. What it h
 and outlives a kill -9.
 """
 
-import atexit
 import base64
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +23,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests.java_server import JavaServer
 from tests.jvm import java
 from tests.maven import fetch_jars
 from tests.servers import free_port
@@ -81,17 +78,14 @@ class Record:
     value: int
 
 
-class KafkaServer:
+class KafkaServer(JavaServer):
     """One broker on free ports, its data in a directory of its own."""
 
     def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="siltstone-kafka-"))
-        self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("Kafka")
         properties = _PROPERTIES.format(root=self.root, port=self.port, controller=free_port())
         (self.root / "server.properties").write_text(properties)
         self._admin = AdminClient(self._client)
-        atexit.register(self.remove)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         with (self.root / "output").open("ab") as output:
             command = self._command("kafka.tools.StorageTool", "format", "-t", cluster, "-c")
@@ -108,48 +102,14 @@ class KafkaServer:
         """Settings of every client, which tell nobody that the broker is away."""
         return {"bootstrap.servers": self.address, "log_level": 2, "reconnect.backoff.max.ms": 500}
 
-    # The process
+    def command(self) -> list[str]:
+        return self._command("kafka.Kafka")
 
-    def start(self) -> None:
-        """Start the broker, again if it was killed, and wait until it answers."""
-        with (self.root / "output").open("ab") as output:
-            self._process = subprocess.Popen(self._command("kafka.Kafka"), stdout=output, stderr=output)
-        end = time.monotonic() + 180
-        while time.monotonic() < end and self._process.poll() is None:
-            try:
-                if self._admin.list_topics(timeout=2).brokers:
-                    return
-            except KafkaException:
-                time.sleep(0.2)
-        said = (self.root / "output").read_text()[-3000:]
-        raise AssertionError(f"Kafka did not start on port {self.port}: {said}")
-
-    def kill(self) -> None:
-        """End the broker at once (kill -9)."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        """Kill the broker, and start it on the same ports and data."""
-        self.kill()
-        self.start()
-
-    def freeze(self) -> None:
-        """Let the broker stand still."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let the broker go on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def remove(self) -> None:
-        """Kill the broker and delete its data."""
-        self.kill()
-        shutil.rmtree(self.root, ignore_errors=True)
+    def answers(self) -> bool:
+        try:
+            return bool(self._admin.list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
 
     def _command(self, main: str, *arguments: str) -> list[str]:
         return [java(), *_TUNED, "-cp", f"{JARS}/*", main, *arguments, str(self.root / "server.properties")]
@@ -167,7 +127,7 @@ class KafkaServer:
             time.sleep(0.1)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Let a topic have so many partitions in all."""
+        """Add partitions to a topic, until it has this many."""
         _wait(self._admin.create_partitions([NewPartitions(topic, total)]))
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
