@@ -238,8 +238,8 @@ class Operator(StateHandler):
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
         combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
-                    None if rows go through the shuffle unchanged. With event time, it has the column of that, too:
-                    a time for which a combined row is late just if each of its rows is
+                    None if rows go through the shuffle unchanged. With event time, it has that column, too, with
+                    a time by which a combined row is late if and only if all of its rows are
 
     Raises:
         UsageError: a field or a variable is missing or wrong; the message says which.

@@ -85,7 +85,7 @@ def windowed(window: Any, delay: timedelta, emit: str = "close", map_side: bool 
 
 @cache
 def boundary(number: int, width: timedelta, offset: timedelta, zone: str | None) -> datetime:
-    """The first moment at which clocks show so many widths after 1970, or later."""
+    """The first moment at which clocks show `number` widths after 1970, or later."""
     shown = datetime(1970, 1, 1) + offset + number * width
     if zone is None:
         return shown.replace(tzinfo=UTC)

@@ -85,8 +85,7 @@ class _OrderedRows(Function):
         """Make lists of these lengths from the columns of all elements."""
         [kind] = self.columns().values()
         elements = fields[0] if self._is_plain else pa.StructArray.from_arrays(fields, fields=list(kind.value_type))
-        ends = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-        return pa.ListArray.from_arrays(ends, elements, type=kind)
+        return _list_array(elements, lengths, kind)
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,7 @@ class CollectList(_OrderedRows):
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
         fields, lengths = self._shown(columns[0])
-        ends = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-        return pa.ListArray.from_arrays(ends, fields[-1], type=self.result_type())
+        return _list_array(fields[-1], lengths, self.result_type())
 
     def result_type(self) -> pa.DataType:
         return pa.list_(self.type)
@@ -210,6 +208,12 @@ class TopN(_OrderedRows):
     def _choose(self, fields: list[pa.Array], group: np.ndarray) -> np.ndarray:
         rows = sort_by([_comparable(field) for field in fields], group, largest=self.largest)
         return first_in_order(rows, group, self.n)
+
+
+def _list_array(elements: pa.Array, lengths: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Make lists of these lengths from all their elements."""
+    ends = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    return pa.ListArray.from_arrays(ends, elements, type=kind)
 
 
 def _lengths(lists: pa.Array) -> np.ndarray:

@@ -151,7 +151,7 @@ def explain(error: BaseException) -> str:
     causes = read_causes(error)
     if _has_worker_died(causes):
         return f"a Python worker died, killed or out of memory ({causes[-1].name})"
-    if is_input_gone(error):
+    if _lacks_input(causes):
         said = causes[-1].text if causes[-1].name != _EATEN else _say_gone(causes[-1])
         return f"Kafka no longer has records that are to be read, and none is passed over: {said}"
     if causes and not causes[-1].of_worker and not causes[-1].name.startswith(_PROXY):
@@ -164,7 +164,10 @@ def explain(error: BaseException) -> str:
 
 def is_input_gone(error: BaseException) -> bool:
     """Whether a topic of Kafka no longer has the records that were to be read: they were deleted, or it was."""
-    causes = read_causes(error) if isinstance(error, PySparkException | Py4JError) else []
+    return isinstance(error, PySparkException | Py4JError) and _lacks_input(read_causes(error))
+
+
+def _lacks_input(causes: Sequence[Cause]) -> bool:
     return any(cause.name == _EATEN for cause in causes)
 
 

@@ -58,7 +58,7 @@ class Reference:
         return next(iter(self.outputs.values())).written
 
     def has(self, digest: str | None, batches: int) -> bool:
-        """Whether this is the digest after so many batches."""
+        """Whether this is the digest after that number of batches."""
         return batches > 0 and digest in (self.digests[batches - 1], self.waited[batches - 1])
 
     @property

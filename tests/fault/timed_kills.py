@@ -132,7 +132,7 @@ def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is drawn for a whole stream of so many files.
+    """What is drawn for a whole stream, given how many files it has.
 
     Attributes:
         lag: by how many files one partition is behind the other.

@@ -70,8 +70,8 @@ FACTORY = "org.apache.spark.api.python.PythonWorkerFactory"
     ],
 )
 def test_a_pipe_to_the_process_that_workers_are_forked_from_may_break(stack: list[str], passes: bool) -> None:
-    """Spark writes into it which worker is to end, and does not expect that the process was killed. If there is no such
-    program, nothing was written."""
+    """Spark writes to this pipe which worker is to end, and fails if the process at its other end was killed. A
+    program that cannot be started, and any other stream, are no reason to try again."""
     java = Mock(getStackTrace=lambda: [Mock(getClassName=lambda name=name: name) for name in stack])
     java.getClass.return_value.getName.return_value = "java.io.IOException"
     java.configure_mock(**{"getMessage.return_value": "Broken pipe", "getCause.return_value": None})

@@ -41,7 +41,7 @@ COUNT = (Count("n"),)
 
 
 def rows_at(*minutes: float, v: int | None = 1) -> pa.Table:
-    """Rows of user 0, so many minutes after the beginning."""
+    """Rows of user 0, one at each of these minutes after the beginning."""
     return table_of([(0, BEGIN + minute * MINUTE, v) for minute in minutes])
 
 
