@@ -26,6 +26,7 @@ from siltstone.dagster.definitions import (
 )
 from siltstone.dagster.jobs import operation_jobs, stream_job
 from siltstone.dagster.launch import Launch, in_subprocess
+from siltstone.dagster.messages import WholeMessages
 from siltstone.dagster.names import OpOptions
 from siltstone.dagster.project import Project, load_project, project_of
 from siltstone.dagster.resources import (
@@ -52,6 +53,7 @@ __all__ = [
     "Suite",
     "WarehouseResource",
     "WebhookNotifier",
+    "WholeMessages",
     "annotate",
     "asset_check",
     "events_asset",

@@ -21,6 +21,7 @@ from dagster._core.errors import DagsterPipesExecutionError
 from dagster._core.pipes.client import PipesClientCompletedInvocation
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.messages import WholeMessages
 from siltstone.dagster.names import Keys, asset_key
 from siltstone.errors import StateError, UsageError
 from siltstone.pipes.parts import BY_DAGSTER, CHECKPOINTS
@@ -53,7 +54,7 @@ def in_subprocess(
     context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]
 ) -> PipesClientCompletedInvocation:
     """Launch a process on this machine; if the step is terminated, it has ten minutes to end its run."""
-    client = dg.PipesSubprocessClient(termination_timeout_seconds=STOPPING_S)
+    client = dg.PipesSubprocessClient(message_reader=WholeMessages(), termination_timeout_seconds=STOPPING_S)
     return client.run(context=context, command=[sys.executable, "-m", "siltstone.cli", *command], extras=dict(extras))
 
 

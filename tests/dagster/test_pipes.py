@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.pipes.utils import PipesBlobStoreMessageReader, PipesFileContextInjector
+from dagster_pipes import decode_param as _decoded
 from dagster_pipes import encode_param as _encoded
 
 from siltstone.catalog.records.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster import in_subprocess, stream_definitions
+from siltstone.dagster import WholeMessages, in_subprocess, stream_definitions
 from tests.dagster_runs import Wing, made
 from tests.fault.small_stream import SMALL
 from tests.region_run import RegionRun
@@ -93,7 +95,7 @@ def test_a_run_elsewhere_that_fails_says_whether_a_recovery_may_help(
 ) -> None:
     def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
         ours = [*COMMAND, *does] if does else ["sh", "-c", "kill -9 $$"]
-        return dg.PipesSubprocessClient().run(context=context, command=ours, extras=dict(extras))
+        return _client().run(context=context, command=ours, extras=dict(extras))
 
     wing = Wing(SMALL, there, instance)
     wing.definitions = stream_definitions(SMALL, launch=launch)
@@ -111,7 +113,7 @@ def test_a_run_that_the_catalog_here_does_not_show_is_a_failure(
 ) -> None:
     def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
         elsewhere = {"SILTSTONE_WAREHOUSE": str(tmp_path / "another")}
-        client = dg.PipesSubprocessClient(env=elsewhere)
+        client = _client(elsewhere)
         return client.run(context=context, command=[*COMMAND, *command], extras=dict(extras))
 
     with OpenWarehouse.open_writable(there):
@@ -134,7 +136,7 @@ def test_an_older_checkpoint_of_another_warehouse_is_not_taken_for_that_of_the_r
     env: dict[str, str] = {}
 
     def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
-        client = dg.PipesSubprocessClient(env=env)
+        client = _client(env)
         return client.run(context=context, command=[*COMMAND, *command], extras=dict(extras))
 
     wing = Wing(SMALL, there, instance)
@@ -156,7 +158,7 @@ def test_a_check_that_fails_is_a_result_and_no_error(there: str, instance: dg.Da
     @dg.asset_check(asset=[NAME, "checkpoints"], name="digest")
     def digest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         command, wants = [*COMMAND, "verify", NAME], {"siltstone": {"checks": True}}
-        done = dg.PipesSubprocessClient().run(context=context.op_execution_context, command=command, extras=wants)
+        done = _client().run(context=context.op_execution_context, command=command, extras=wants)
         return done.get_asset_check_result()
 
     job = dg.define_asset_job("check", selection=dg.AssetSelection.checks(digest))
@@ -174,7 +176,7 @@ def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance
 
     @dg.asset(key=["lake", "flights"], check_specs=[dg.AssetCheckSpec("digest", asset=["lake", "flights"])])
     def flights(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        client = dg.PipesSubprocessClient()
+        client = _client()
         run = client.run(context=context, command=[*COMMAND, "run", "small", "--batches", "1"])
         wants = {"siltstone": {"checks": True}}
         proven = client.run(context=context, command=[*COMMAND, "verify", "small", "--sample", "0"], extras=wants)
@@ -184,7 +186,7 @@ def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance
 
     @dg.multi_asset(specs=[dg.AssetSpec("one"), dg.AssetSpec("two")])
     def several(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from dg.PipesSubprocessClient().run(context=context, command=[*COMMAND, "run", "small"]).get_results()
+        yield from (_client().run(context=context, command=[*COMMAND, "run", "small"]).get_results())
 
     definitions = dg.Definitions(assets=[flights, several])
     result = materialize(definitions, instance, "lake/flights")
@@ -283,3 +285,36 @@ def test_a_process_that_cannot_report_does_nothing(
 def _parts() -> list[str]:
     names = [f"{op.name}_{part}" for op in SMALL.operators for part in ("base_checkpoint", "delta_chain")]
     return [*names, "accounts_sink"]
+
+
+def test_a_message_that_is_just_being_written_is_read_whole(instance: dg.DagsterInstance) -> None:
+    """One of some pages of a file is written in more than one step: the reader may come in between."""
+
+    @dg.op
+    def slow(context: dg.OpExecutionContext) -> None:
+        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), WholeMessages()) as session:
+            path = _decoded(session.get_bootstrap_env_vars()["DAGSTER_PIPES_MESSAGES"])["path"]
+            for piece in ('{"__dagster_pipes_version": "0.1", "method": "report_custom_me', 'ssage", "params": ', "{"):
+                _append(path, piece)
+            _append(path, '"payload": {"much": "' + "x" * 20_000 + '"}}}\n')
+            _append(path, '{"__dagster_pipes_version": "0.1", "method": "closed", "params": {}}\n')
+        (told,) = session.get_custom_messages()
+        context.add_output_metadata({"read": len(told["much"])})
+
+    @dg.job
+    def told() -> None:
+        slow()
+
+    result = told.execute_in_process(instance=instance)
+    (output,) = (e for e in result.all_events if e.is_successful_output)
+    assert output.step_output_data.metadata["read"].value == 20_000
+
+
+def _client(env: Mapping[str, str] | None = None) -> dg.PipesSubprocessClient:
+    return dg.PipesSubprocessClient(env=env, message_reader=WholeMessages())
+
+
+def _append(path: str, text: str) -> None:
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(text)
+    time.sleep(0.1)

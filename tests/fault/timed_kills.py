@@ -54,7 +54,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.deduplicate import Deduplicate
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, ValueState
 from siltstone.settings import Settings
-from siltstone.spark.failures import may_pass
+from siltstone.spark.failures import is_lost, may_pass, read_causes
 from siltstone.spark.operations import RunRequest, replay, rescale, restore, run, verify
 from siltstone.spark.session import spark_session
 from siltstone.state.ttl import TTL
@@ -319,7 +319,8 @@ def child(given: argparse.Namespace) -> None:
                 rescale(settings, stream, draw.choice([1, 2, 3, 4]))
             run(settings, stream, request, lambda _: note(given.directory))
         except Exception as error:
-            if may_pass(error):  # its tasks were killed too often in a row
+            # A failure of the query is the cause of the error.
+            if may_pass(error) or is_lost(read_causes(error.__cause__ or error)):  # tasks killed too often in a row
                 sys.exit(GIVES_UP)
             raise
 

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster import WholeMessages
 
 JOBS = Path(__file__).parents[2] / "jobs"
 MADE = {
@@ -53,7 +54,7 @@ def test_a_job_that_makes_an_asset_materializes_it(script: str, warehouse: Path)
 
     @dg.asset(key=["small", part])
     def made(context: dg.AssetExecutionContext) -> Any:
-        client = dg.PipesSubprocessClient()
+        client = dg.PipesSubprocessClient(message_reader=WholeMessages())
         return client.run(context=context, command=command(script, *arguments)).get_materialize_result(
             implicit_materialization=False
         )
@@ -74,7 +75,11 @@ def test_a_job_that_makes_no_asset_tells_its_result(script: str, warehouse: Path
     @dg.op
     def does(context: dg.OpExecutionContext) -> None:
         arguments = command(script, *ARGUMENTS.get(script, ()))
-        told.extend(dg.PipesSubprocessClient().run(context=context, command=arguments).get_custom_messages())
+        told.extend(
+            dg.PipesSubprocessClient(message_reader=WholeMessages())
+            .run(context=context, command=arguments)
+            .get_custom_messages()
+        )
 
     @dg.job
     def operation() -> None:
@@ -95,7 +100,7 @@ def test_checks_are_check_results(warehouse: Path) -> None:
         only = [text for name in names for text in ("--only", name)]
         arguments = [sys.executable, "-m", "siltstone.dagster.checks", "small", *only]
         wants = {"siltstone": {"checks": True}}
-        client = dg.PipesSubprocessClient()
+        client = dg.PipesSubprocessClient(message_reader=WholeMessages())
         done = client.run(context=context.op_execution_context, command=arguments, extras=wants)
         yield from done.get_results(implicit_materializations=False)
 
