@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from siltstone.rows import Due, Rows
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
+    from siltstone.sinks.kafka import KafkaSink
     from siltstone.sinks.parquet import ParquetSink
     from siltstone.state.hashing import xxhash64
     from siltstone.state.ttl import TTL
@@ -70,6 +71,7 @@ __all__ = [
     "Fenced",
     "First",
     "Function",
+    "KafkaSink",
     "KeyedProcessor",
     "Last",
     "ListState",
@@ -151,6 +153,7 @@ _DOOR = {
     "siltstone.rows": ("Due", "Rows"),
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.delta": ("DeltaSink",),
+    "siltstone.sinks.kafka": ("KafkaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.state.hashing": ("xxhash64",),
     "siltstone.state.ttl": ("TTL",),

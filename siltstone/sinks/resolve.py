@@ -1,4 +1,4 @@
-"""Decide what a stream's sinks are in a warehouse: its Delta tables, its Parquet files, and the user's own.
+"""Decide what a stream's sinks are in a warehouse: its Delta tables, Parquet files and topics, and the user's own.
 
 An output whose definition names no sink goes to a Delta table. It goes to Parquet files on this machine instead if
 
@@ -17,13 +17,14 @@ from siltstone.errors import UsageError
 from siltstone.run.dead_letters import LETTERS
 from siltstone.run.processing import output_schema
 from siltstone.sinks.delta import DeltaSink, SinkTable
+from siltstone.sinks.kafka import KafkaSink, KafkaTopic
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.store.table_place import find_table_obstacle
 from siltstone.stream import DEAD_LETTERS, Stream
 
 
 def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
-    """Map each sink's name to its `SinkTable`, its `ParquetSink` with a path, or the user's own sink.
+    """Map each sink's name to its `SinkTable`, `KafkaTopic`, `ParquetSink` with a path, or the user's own sink.
 
     Raises:
         UsageError: a `DeltaSink` in a warehouse that cannot have tables.
@@ -32,6 +33,9 @@ def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
 
 
 def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> Any:
+    if isinstance(sink, KafkaSink):
+        times = {op.name: op.output_time for op in stream.operators}
+        return KafkaTopic(sink, warehouse, stream.name, name, times.get(name))
     if not (sink is None or isinstance(sink, DeltaSink | ParquetSink)):
         return sink
     path = warehouse.warehouse.local.sink(stream.name) / name
@@ -63,13 +67,15 @@ def tables_of(sinks: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, sink in sinks.items() if isinstance(sink, SinkTable))
 
 
-def check_tables(stream: Stream, sinks: dict[str, Any]) -> None:
-    """Check that the outputs of a stream can go on in its tables, before a run takes the stream over.
+def check_sinks(stream: Stream, sinks: dict[str, Any]) -> None:
+    """Check that the outputs of a stream can go on in its tables and topics, before a run takes the stream over.
 
     Raises:
-        UsageError: a column has a type or a name that a Delta table does not have, or another type than in the table.
+        UsageError: a column has a type or a name that a Delta table does not have, or another type than in the table;
+            or see `KafkaTopic.check`.
+        Unreachable, StateError: see `KafkaTopic.check`.
     """
     schemas = {op.name: output_schema(op) for op in stream.operators} | {DEAD_LETTERS: LETTERS}
     for name, sink in sinks.items():
-        if isinstance(sink, SinkTable):
+        if isinstance(sink, SinkTable | KafkaTopic):
             sink.check(schemas[name])

@@ -8,7 +8,7 @@ import siltstone as st
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
-    "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink Secret open write_stream Client",
+    "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink KafkaSink Secret open write_stream Client",
     "StreamClient Autonomous EventTime Due Deduplicate",
     "ValueState MapState ListState WindowState OpaqueState Timer TTL",
     "Aggregate Average Count First Last Max Min Sum ApproxDistinct CollectList TopN Function",
@@ -16,7 +16,7 @@ PUBLIC = {
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
     "NewerFormat StateError CorruptObject NoLiveState ProofFailed Unreachable Fenced Stopped",
 }
-HEAVY = ("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster", "deltalake")
+HEAVY = ("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster", "deltalake", "confluent_kafka")
 
 
 def loaded(code: str) -> set[str]:

@@ -17,7 +17,7 @@ from siltstone.format.table_file import table_schema
 from siltstone.operator import Rows, State
 from siltstone.sinks.delta import DeltaSink, SinkTable
 from siltstone.sinks.parquet import ParquetSink
-from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
+from siltstone.sinks.resolve import check_sinks, resolve_sinks, tables_of
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import TableRun, rows_in, table_directory
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, inputs
@@ -144,7 +144,7 @@ def test_an_output_is_refused_before_the_run_takes_the_stream_over(place: OpenWa
 
     stream = replace(DEFAULT, operators=[Unsigned(name=SINK)])
     with pytest.raises(UsageError, match="stream tallies: the output of by_key: column n is uint32"):
-        check_tables(stream, resolve_sinks(stream, place))
+        check_sinks(stream, resolve_sinks(stream, place))
     assert place.catalog.streams.list() == []
 
 

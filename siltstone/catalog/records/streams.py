@@ -41,6 +41,11 @@ class StreamRecord:
     extracts: int = 0
     default_sink: str | None = None
 
+    @property
+    def incarnation(self) -> str:
+        """When it began (UTC), which tells it from another stream that had its name before: `20260131T120000000000`."""
+        return self.created_at.strftime("%Y%m%dT%H%M%S%f")
+
 
 class Streams(CatalogPart):
     """The streams of the catalog."""

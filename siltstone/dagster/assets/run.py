@@ -24,6 +24,7 @@ from siltstone.run.processing import output_schema
 from siltstone.run.region import Completed
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.sinks.delta import DeltaSink
+from siltstone.sinks.kafka import KafkaSink
 from siltstone.stream import DEAD_LETTERS, Stream
 
 
@@ -152,7 +153,7 @@ def _sink_spec(stream: Stream, operator: str) -> dg.AssetSpec:
             for part in (DELTA_CHAIN, BASE_CHECKPOINT)
         ],
         skippable=True,
-        kinds={"spark", "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"},
+        kinds={"spark", _kind(sink)},
         metadata={COLUMN_SCHEMA: column_schema({operator: schema})},
         code_version=None if is_letters else code_version(by_name[operator]),
         description="The rows that operators could not process, each exactly once, with the reason."
@@ -160,6 +161,12 @@ def _sink_spec(stream: Stream, operator: str) -> dg.AssetSpec:
         else f"The output rows of operator `{operator}`, each exactly once.",
         group_name=dagster_name(stream.name),
     )
+
+
+def _kind(sink: object) -> str:
+    if isinstance(sink, KafkaSink):
+        return "kafka"
+    return "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"
 
 
 def _run_here(

@@ -20,7 +20,7 @@ from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.step_digests import INPUT_CHANGED
 from siltstone.run.stream_clock import check_time_of_day, time_us
 from siltstone.settings import Settings
-from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
+from siltstone.sinks.resolve import check_sinks, resolve_sinks, tables_of
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED
 from siltstone.spark.operations.run_metrics import RunMetrics
@@ -235,7 +235,7 @@ def open_region(
     if stream.is_timed:
         check_time_of_day(stream.name, time_us(), warehouse.catalog.now())
     sinks = resolve_sinks(stream, warehouse)
-    check_tables(stream, sinks)
+    check_sinks(stream, sinks)
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
     region_options = RegionOptions(
         parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),

@@ -1,0 +1,70 @@
+"""Encode rows as records of Kafka: keys, values and timestamps, column by column."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import UsageError
+from siltstone.state.json_rows import json_rows, json_texts
+
+Columns = str | Sequence[str] | None
+"""a column, whose value is taken as it is; several, or all (None), as one JSON object"""
+Record = tuple[bytes | str | None, bytes | str | None, int]
+"""key, value, and milliseconds since 1970; 0 is the time at which it is sent"""
+PART_ROWS = 20_000
+"""rows that are encoded at once"""
+
+
+def check_columns(schema: pa.Schema, key: Columns, value: Columns, what: str) -> None:
+    """Check that rows of this schema have the columns of the key and of the value.
+
+    Raises:
+        UsageError: they lack one; `what` begins the message.
+    """
+    for part, columns in (("key", key), ("value", value)):
+        named = [columns] if isinstance(columns, str) else list(columns or ())
+        for name in named:
+            if schema.get_field_index(name) < 0:
+                raise UsageError(
+                    f"{what}: {part} names the column {name!r}, which its output does not have once: use "
+                    f"{', '.join(schema.names)}"
+                )
+
+
+def encode_records(batch: pa.RecordBatch, key: Columns, value: Columns, time: str | None) -> Iterator[list[Record]]:
+    """Yield the records of a batch's rows, in order, some at a time.
+
+    Args:
+        key: the columns of the key; None for records without one.
+        value: the columns of the value; None for all.
+        time: the timestamp column of the records' timestamps; None for the time at which they are sent.
+    """
+    for start in range(0, batch.num_rows, PART_ROWS):
+        rows = pa.Table.from_batches([batch.slice(start, PART_ROWS)])
+        keys = [None] * rows.num_rows if key is None else _encode(rows, key)
+        values = _encode(rows, rows.column_names if value is None else value)
+        times = [0] * rows.num_rows if time is None else _milliseconds(rows.column(time))
+        yield list(zip(keys, values, times, strict=True))
+
+
+def _encode(rows: pa.Table, columns: str | Sequence[str]) -> Sequence[bytes | str | None]:
+    """Encode one column as it is if it is text or bytes, and else as JSON; several as a JSON object.
+
+    A null of one column is no key, or no value.
+    """
+    if not isinstance(columns, str):
+        return json_rows(rows.select(list(columns)))
+    column = rows.column(columns)
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        column = column.cast(pa.large_binary())  # whatever its bytes are
+    elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
+        column = pc.if_else(column.is_valid(), json_texts(column), None)
+    return column.to_pylist()
+
+
+def _milliseconds(column: pa.ChunkedArray) -> list[int]:
+    """Convert times to a record's timestamps, which Kafka takes from 1970 on; a null is the time of sending."""
+    whole = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    return pc.fill_null(pc.max_element_wise(whole, 1, skip_nulls=False), 0).to_pylist()
