@@ -88,7 +88,7 @@ test-cassandra: $(READY)dev ## the stores' suites and rounds of kills on a real 
 		$(BIN)/python -m pytest -k cassandra --durations 10 tests/contract $(CASSANDRA) && \
 		$(BIN)/python tests/fault/harness.py --kills 6 --spark-kills 1 --process-kinds run --warehouse-kind cassandra
 
-test-kafka: $(READY)dev ## streams that read a real Kafka, which is killed, as they are; fetches it and Spark's connector with Maven once
+test-kafka: $(READY)dev ## streams that read and write a real Kafka, which is killed, as they are; fetches it and Spark's connector with Maven once
 	@$(BIN)/python -m tests.kafka_server
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) --durations 10 $(KAFKA)
 

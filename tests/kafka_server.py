@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tests.java_server import JavaServer
@@ -120,10 +120,14 @@ class KafkaServer(JavaServer):
         """Create a topic with these options of Kafka's."""
         _wait(self._admin.create_topics([NewTopic(topic, partitions, 1, config=dict(options))]))
 
+    def has_topic(self, topic: str) -> bool:
+        """Whether there is such a topic."""
+        return topic in self._admin.list_topics(timeout=WAIT_S).topics
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its records, and wait until its name is free."""
         _wait(self._admin.delete_topics([topic]))
-        while topic in self._admin.list_topics(timeout=WAIT_S).topics:
+        while self.has_topic(topic):
             time.sleep(0.1)
 
     def add_partitions(self, topic: str, total: int) -> None:
@@ -163,31 +167,28 @@ class KafkaServer(JavaServer):
             (producer.commit_transaction if commit else producer.abort_transaction)(WAIT_S)
 
     def read(self, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Record]:
-        """Read all records of a topic that are there, partition by partition."""
-        consumer = Consumer(
-            {
-                **self._client,
-                "group.id": uuid.uuid4().hex,
-                "enable.auto.commit": False,
-                "isolation.level": isolation,
-            }
-        )
-        found: list[Record] = []
+        """Read all records of a topic that are there, of numbers, partition by partition."""
+        return [_record(message) for message in self.read_messages(topic, partitions, isolation)]
+
+    def read_messages(self, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Message]:
+        """Read all records of a topic that such a consumer is given, partition by partition."""
+        of_its_own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False}
+        consumer = Consumer({**self._client, **of_its_own, "enable.partition.eof": True, "isolation.level": isolation})
+        found: list[Message] = []
         try:
             for number in range(partitions):
-                first, end = consumer.get_watermark_offsets(TopicPartition(topic, number), WAIT_S)
-                consumer.assign([TopicPartition(topic, number, first)])
-                while consumer.position([TopicPartition(topic, number)])[0].offset < end and first < end:
-                    message = consumer.poll(1.0)
-                    if message is not None:
-                        found.append(_record(message))
+                consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+                while (message := consumer.poll(WAIT_S)) is not None and message.error() is None:
+                    found.append(message)
+                assert message is not None, f"nothing of partition {number} of {topic} came"
+                error = message.error()
+                assert error is not None and error.code() == KafkaError._PARTITION_EOF, error  # noqa: SLF001
         finally:
             consumer.close()
         return found
 
 
 def _record(message: Message) -> Record:
-    assert message.error() is None, message.error()
     numbers: list[Any] = [message.partition(), message.offset(), message.key(), message.value()]
     return Record(*map(int, numbers))
 

@@ -1,12 +1,16 @@
-"""Streams that read Kafka. Processes find `TALLIES` by name, and the broker by the variable `KAFKA_ADDRESS`."""
+"""Streams that read Kafka. Processes find two of them by name, and the broker by the variable `KAFKA_ADDRESS`."""
 
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.secret import Secret
+from siltstone.sinks.kafka import KafkaSink
 from siltstone.stream import DIRECTORY, Stream
 
 if TYPE_CHECKING:
@@ -52,4 +56,28 @@ def tallied(name: str = "tallied", **options: str) -> Stream:
     return Stream(name, read_numbers, [tallies()], options=given, max_parallelism=4)
 
 
+class Passed(Operator):
+    """Hands each row on, with the sum of its key up to the step."""
+
+    key = {"key": pa.int64()}  # noqa: RUF012
+    inputs = ("value",)
+    output = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("sum", pa.int64())])
+    totals = ValueState(value={"sum": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        values = rows.table.column("value").to_numpy()
+        sums = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
+        sums = sums + np.bincount(rows.key_index, weights=values, minlength=len(rows.keys)).astype(np.int64)
+        state.totals.put(rows.keys, {"sum": sums})
+        return rows.table.select(["key", "value"]).append_column("sum", pa.array(sums[rows.key_index]))
+
+
+def passed(topic: str, **options: str) -> Stream:
+    """A stream that writes what it reads to a topic of the same broker."""
+    given = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "40", **options}
+    sink = KafkaSink(topic, Secret(ADDRESS), key="key", options={"transaction.timeout.ms": 4000})
+    return Stream("passed", read_numbers, [Passed(name="passed")], options=given, sinks={"passed": sink})
+
+
+PASSED = passed("passed", subscribe="passing", maxOffsetsPerTrigger="400")
 TALLIES = tallied(subscribe="trickle", maxOffsetsPerTrigger="400")

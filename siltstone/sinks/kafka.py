@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable, UsageError
 from siltstone.extras import check_extra
 from siltstone.format.output import read_output
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
     from siltstone.catalog.records.outbox import OutputRecord
+    from siltstone.catalog.warehouse import OpenWarehouse
     from siltstone.model import StoredObject
 
 _LOG = get_logger(__name__)
@@ -104,7 +104,9 @@ class KafkaTopic:
         time: the column of the output with the event time of its rows.
     """
 
-    def __init__(self, sink: KafkaSink, warehouse: OpenWarehouse, stream: str, operator: str, time: str | None) -> None:
+    def __init__(
+        self, sink: KafkaSink, warehouse: "OpenWarehouse", stream: str, operator: str, time: str | None
+    ) -> None:
         self.sink, self.stream, self.operator = sink, stream, operator
         self._warehouse, self._time = warehouse, time
         self._clients = KafkaClients(f"{self.label}, topic {sink.topic}", sink.servers, sink.options)

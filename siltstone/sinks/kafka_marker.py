@@ -99,7 +99,7 @@ def check_topics(clients: KafkaClients, topic: str, markers: str) -> None:
             if not _has_topic(admin, name):
                 kind = "for its markers, " if name == markers else ""
                 raise UsageError(
-                    f"{clients.what}: the topic {kind}{name}, does not exist: create it ({_CREATE} {name} {advice})"
+                    f"{clients.what}: the topic {kind}{name} does not exist: create it ({_CREATE} {name} {advice})"
                 )
         resource = ConfigResource(ResourceType.TOPIC, markers)
         [future] = admin.describe_configs([resource], request_timeout=REQUEST_S).values()

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.spark.session import spark_session
 from tests import jvm
 from tests.kafka_server import KafkaServer, connector_jars, shared_kafka
 from tests.kafka_streams import ADDRESS
+from tests.places import place_at
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +32,10 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> KafkaServer:
     monkeypatch.setenv(ADDRESS, server.address)
     assert os.environ[ADDRESS] == server.address
     return server
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    """An empty warehouse `w` in the test's directory."""
+    with place_at(tmp_path / "w") as opened:
+        yield opened

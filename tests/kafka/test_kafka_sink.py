@@ -1,0 +1,327 @@
+"""Kafka as a sink: readers of committed records see each row once, whatever dies, and only a sink's own zombies are
+fenced."""
+
+import shutil
+import threading
+import uuid
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.records.outbox import OutputRecord
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import Fenced, StateError, Unreachable, UsageError
+from siltstone.format import output as staged_output
+from siltstone.run.processing import output_schema
+from siltstone.sinks.kafka import MARKERS, KafkaSink, KafkaTopic
+from siltstone.sinks.kafka_marker import Marker
+from siltstone.spark.failures import may_pass
+from tests.kafka_server import KafkaServer
+from tests.outbox_run import NAME, SINK, STREAM, batch, inputs
+from tests.places import place_at
+from tests.topic_run import DIED, MOMENTS, TopicRun, create_topics, die_at, rows_in, split_outputs, value_of, watch
+
+pytestmark = [pytest.mark.server]
+
+SCHEMA = output_schema(STREAM.operators[0])
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> str:
+    name = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, name)
+    return name
+
+
+@pytest.fixture
+def two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_output, "OBJECT_BYTES", staged_output.OBJECT_BYTES)  # brought back after the test
+    split_outputs()
+
+
+def newest_marker(kafka: KafkaServer, run: TopicRun) -> Marker:
+    key = run.topic.id.encode()
+    return [Marker.decode(m.value() or b"", "it") for m in kafka.read_messages(MARKERS) if m.key() == key][-1]
+
+
+# Each row once
+
+
+def test_readers_of_committed_records_see_each_row_with_its_key_and_headers(
+    kafka: KafkaServer, place: OpenWarehouse
+) -> None:
+    topic = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, topic, partitions=3)
+    run = TopicRun(place, KafkaSink(topic, kafka.address, key="k"))
+    for n in (1, 2, 3):
+        run.step(batch(n))
+    found = kafka.read_messages(topic, partitions=3)
+    assert rows_in(kafka, topic, 3) == inputs([1, 2, 3])
+    by_key: dict[bytes, set[int | None]] = {}
+    for message in found:
+        row, checkpoint = value_of(message), value_of(message)["n"] // 1000
+        assert set(row) == {"k", "n", "sum"} and message.key() == str(row["k"]).encode()
+        headers = {"siltstone.stream": NAME.encode(), "siltstone.checkpoint": str(checkpoint).encode()}
+        assert dict(message.headers() or {}) == headers
+        by_key.setdefault(message.key() or b"", set()).add(message.partition())
+    assert len(by_key) == 7 and all(len(where) == 1 for where in by_key.values())
+    [(output, _)] = Counter(m.key() for m in kafka.read_messages(MARKERS) if m.key() == run.topic.id.encode()).items()
+    assert output == run.topic.id.encode() and newest_marker(kafka, run).id == 3
+
+
+def test_records_have_the_event_time_of_their_rows(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+    at = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=UTC)
+    TopicRun(place, KafkaSink(topic, kafka.address), delivers=False).step(batch(1, 2))
+    [output] = place.catalog.outbox.list(NAME)
+    rows = pa.table({"k": [1, 2], "at": pa.array([at, None], pa.timestamp("us", "UTC"))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    stored = place.warehouse.store.put("timed", sink.getvalue())
+    timed = replace(output, objects=(stored,), arrow_schema=rows.schema.serialize().to_pybytes())
+    KafkaTopic(KafkaSink(topic, kafka.address, value=["k"]), place, NAME, SINK, "at").deliver(timed)
+    first, second = kafka.read_messages(topic)
+    assert first.timestamp()[1] == at.timestamp() * 1000 and second.timestamp()[1] > first.timestamp()[1]
+
+
+@pytest.mark.usefixtures("two_objects")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_process_that_dies_in_a_delivery_leaves_no_row_out_and_none_twice(
+    kafka: KafkaServer, topic: str, tmp_path: Path, moment: str
+) -> None:
+    with place_at(tmp_path / "w") as place:
+        TopicRun(place, KafkaSink(topic, kafka.address)).step(batch(1))
+    assert die_at(tmp_path / "w", kafka.address, topic, moment) == DIED
+    left = rows_in(kafka, topic, isolation="read_uncommitted")
+    seen = rows_in(kafka, topic)
+    if moment in ("after flush 1", "before commit_transaction 1"):
+        assert len(seen) == 10 < len(left), "an open transaction has rows"
+    if moment == "before the mark":
+        assert seen == inputs([1, 2])
+    with place_at(tmp_path / "w") as place:
+        run = TopicRun(place, KafkaSink(topic, kafka.address))
+        assert run.given == [2] and rows_in(kafka, topic) == inputs([1, 2])
+        run.step(batch(3))
+        marker = newest_marker(kafka, run)
+    assert rows_in(kafka, topic) == inputs([1, 2, 3]) and (marker.id, marker.objects, marker.of) == (3, 2, 2)
+
+
+@pytest.mark.usefixtures("two_objects")
+def test_an_id_that_comes_again_adds_nothing(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+    sink = KafkaSink(topic, kafka.address)
+    run = TopicRun(place, sink)
+    for n in (1, 2):
+        run.step(batch(n))
+    before = kafka.read_messages(MARKERS)
+    for output in place.catalog.outbox.list(NAME):
+        run.topic.deliver(output)
+        KafkaTopic(sink, place, NAME, SINK, None).deliver(output)
+    assert rows_in(kafka, topic) == inputs([1, 2]) and len(kafka.read_messages(MARKERS)) == len(before)
+
+
+def test_more_rows_than_the_client_holds_arrive(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+    options = {"queue.buffering.max.messages": 1000}
+    TopicRun(place, KafkaSink(topic, kafka.address, options=options)).step(batch(1, 30_000))
+    assert rows_in(kafka, topic) == inputs([1], 30_000)
+
+
+def test_a_record_that_the_broker_refuses_ends_the_run_and_leaves_nothing(
+    kafka: KafkaServer, place: OpenWarehouse
+) -> None:
+    topic = f"t{uuid.uuid4().hex}"
+    kafka.create_topic(topic, options={"max.message.bytes": "100"})
+    run = TopicRun(place, KafkaSink(topic, kafka.address))
+    with pytest.raises(StateError, match=rf"topic {topic}: MSG_SIZE_TOO_LARGE: .*the broker refuses this") as caught:
+        run.step(batch(1))
+    assert not may_pass(caught.value) and rows_in(kafka, topic) == []
+    other = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, other)
+    TopicRun(place, KafkaSink(other, kafka.address))
+    assert rows_in(kafka, other) == inputs([1])
+
+
+# Older writers
+
+
+@pytest.mark.usefixtures("two_objects")
+def test_a_writer_that_wakes_up_in_its_transaction_is_fenced(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse
+) -> None:
+    sink = KafkaSink(topic, kafka.address)
+    older = TopicRun(place, sink)
+    older.step(batch(1))
+    newer: list[TopicRun] = []
+
+    def take_over(moment: str) -> None:
+        if moment == "before commit_transaction 2" and not newer:
+            newer.append(TopicRun(place, sink))
+            newer[0].step(batch(3))
+
+    watch(older.topic, take_over)
+    older.topic._end()  # noqa: SLF001 - so that it begins with a producer that is watched
+    with pytest.raises(Unreachable, match="another process delivers for this sink") as caught:
+        older.step(batch(2))
+    assert may_pass(caught.value), "so that the run asks the catalog, which says that it is fenced"
+    with pytest.raises(Fenced):
+        older.deliver()
+    newer[0].step(batch(4))
+    assert rows_in(kafka, topic) == inputs([1, 2, 3, 4])
+
+
+def test_a_writer_that_wakes_up_before_its_delivery_sends_nothing(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse
+) -> None:
+    """It takes the transactions over from the newer one, which has to do so again."""
+    sink = KafkaSink(topic, kafka.address)
+    TopicRun(place, sink, delivers=False).step(batch(1))
+    newer: list[TopicRun] = []
+
+    class Freezing(TopicRun):
+        def give(self, output: OutputRecord) -> None:
+            newer.append(TopicRun(place, sink))
+            newer[0].step(batch(2))
+            super().give(output)
+
+    with pytest.raises(Fenced):
+        Freezing(place, sink)
+    with pytest.raises(Unreachable, match="another process delivers"):
+        newer[0].step(batch(3))
+    TopicRun(place, sink).step(batch(4))
+    assert rows_in(kafka, topic) == inputs([1, 2, 3, 4])
+
+
+def test_streams_of_one_name_in_two_warehouses_do_not_disturb_each_other(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    with place_at(tmp_path / "a") as one, place_at(tmp_path / "b") as two:
+        runs = [TopicRun(place, KafkaSink(topic, kafka.address)) for place in (one, two)]
+        for n in range(1, 7):
+            runs[n % 2].step(batch(n))
+        assert [place.catalog.checkpoints.last_id(NAME) for place in (one, two)] == [3, 3]
+    assert rows_in(kafka, topic) == inputs(range(1, 7))
+
+
+def test_a_warehouse_that_was_deleted_and_began_again_loses_nothing(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    """The checkpoints of the first one had the same ids, and the last was never delivered."""
+    with place_at(tmp_path / "w") as place:
+        run = TopicRun(place, KafkaSink(topic, kafka.address))
+        for n in (1, 2, 3):
+            run.step(batch(n))
+    shutil.rmtree(tmp_path / "w")
+    with place_at(tmp_path / "w") as place:
+        again = TopicRun(place, KafkaSink(topic, kafka.address))
+        for n in (4, 5):
+            again.step(batch(n))
+        assert again.given == [1, 2]
+    assert rows_in(kafka, topic) == inputs([1, 2, 3, 4, 5])
+
+
+# A broker that is away
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_objects")
+@pytest.mark.parametrize("moment", ["before flush 1", "before commit_transaction 1", "before begin_transaction 2"])
+def test_a_broker_that_is_killed_in_a_delivery_and_comes_back_has_each_row_once(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse, moment: str
+) -> None:
+    sink, killed = KafkaSink(topic, kafka.address), []
+
+    def kill(at: str) -> None:
+        if at == moment and not killed:
+            killed.append(at)
+            kafka.restart()
+
+    run = TopicRun(place, sink)
+    watch(run.topic, kill)
+    try:
+        run.step(batch(1))
+    except Unreachable:  # of what the broker had not acknowledged, or it took too long
+        run = TopicRun(place, sink)
+    run.step(batch(2))
+    assert killed and rows_in(kafka, topic) == inputs([1, 2])
+
+
+@pytest.mark.slow
+def test_a_broker_that_stays_away_is_an_outage(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+    sink = KafkaSink(topic, kafka.address, options={"transaction.timeout.ms": 4000})
+    run = TopicRun(place, sink)
+    run.step(batch(1))
+    kafka.kill()
+    try:
+        with pytest.raises(
+            Unreachable, match=r"KafkaSink of by_key, topic .*: check that the broker answers"
+        ) as caught:
+            run.step(batch(2))
+        assert may_pass(caught.value)
+    finally:
+        kafka.start()
+    TopicRun(place, sink).step(batch(3))
+    assert rows_in(kafka, topic) == inputs([1, 2, 3])
+
+
+def test_the_open_transaction_of_another_sink_is_waited_for(kafka: KafkaServer, topic: str, tmp_path: Path) -> None:
+    """Its marker may be before the sink's own, which readers of committed records get only after it."""
+    with place_at(tmp_path / "a") as one, place_at(tmp_path / "b") as two:
+        own, other = (TopicRun(place, KafkaSink(topic, kafka.address)) for place in (one, two))
+        reached, go_on = threading.Event(), threading.Event()
+
+        def wait(moment: str) -> None:
+            if moment == "before commit_transaction 1":
+                reached.set()
+                assert go_on.wait(60)
+
+        watch(other.topic, wait)
+        beside = threading.Thread(target=other.step, args=(batch(1),))
+        beside.start()
+        assert reached.wait(60)
+        own.step(batch(2))
+        [output] = one.catalog.outbox.list(NAME)
+        threading.Timer(2, go_on.set).start()
+        KafkaTopic(KafkaSink(topic, kafka.address), one, NAME, SINK, None).deliver(output)
+        assert go_on.is_set()
+        beside.join()
+    assert rows_in(kafka, topic) == inputs([1, 2])
+
+
+# Topics
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (None, r"the topic for its markers, m\w+ does not exist: create it .*cleanup\.policy=compact"),
+        (
+            "delete",
+            r"cleanup\.policy of the topic for its markers, m\w+, is delete, .*--add-config cleanup\.policy=compact",
+        ),
+        ("compact,delete", r"is compact,delete"),
+    ],
+)
+def test_markers_that_could_be_lost_are_refused_before_the_run(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse, policy: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("siltstone.sinks.kafka_marker.LOOK_S", 0.0)
+    markers = f"m{uuid.uuid4().hex}"
+    if policy:
+        kafka.create_topic(markers, options={"cleanup.policy": policy})
+    sink: Any = KafkaTopic(KafkaSink(topic, kafka.address, markers=markers), place, NAME, SINK, None)
+    with pytest.raises(UsageError, match=said):
+        sink.check(SCHEMA)
+
+
+def test_a_topic_that_does_not_exist_is_refused_and_not_created(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("siltstone.sinks.kafka_marker.LOOK_S", 0.0)
+    KafkaTopic(KafkaSink(topic, kafka.address), place, NAME, SINK, None).check(SCHEMA)
+    with pytest.raises(UsageError, match="the topic missing does not exist: create it"):
+        KafkaTopic(KafkaSink("missing", kafka.address), place, NAME, SINK, None).check(SCHEMA)
+    assert not kafka.has_topic("missing")
