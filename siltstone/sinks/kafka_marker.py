@@ -31,7 +31,7 @@ READ_S = 120.0
 MAX_ID = 2**63 - 1
 POLICY = "cleanup.policy"
 _CREATE = "kafka-topics.sh --bootstrap-server SERVER --create --topic"
-_AT_ONCE = 1000
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
         consumer.assign([TopicPartition(topic, PARTITION, OFFSET_BEGINNING)])
         at = 0
         while at < end:
-            for message in consumer.consume(_AT_ONCE, 1.0):
+            message = consumer.poll(_POLL_S)
+            if message is not None:
                 error = message.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its own name
                     raise KafkaException(error)
@@ -174,8 +175,8 @@ def _find_end(clients: KafkaClients, topic: str) -> int:
     from confluent_kafka.admin import OffsetSpec
 
     asked: dict[TopicPartition, Any] = {TopicPartition(topic, PARTITION): OffsetSpec.latest()}
-    level = IsolationLevel.READ_UNCOMMITTED
-    [future] = clients.make_admin().list_offsets(asked, isolation_level=level, request_timeout=REQUEST_S).values()
+    level, admin = IsolationLevel.READ_UNCOMMITTED, clients.make_admin()  # which has to live until it is answered
+    [future] = admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_S).values()
     return future.result().offset
 
 
