@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tests.java_server import JavaServer
@@ -172,12 +172,20 @@ class KafkaServer(JavaServer):
 
     def read_messages(self, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Message]:
         """Read all records of a topic that such a consumer is given, partition by partition."""
-        of_its_own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False}
-        consumer = Consumer({**self._client, **of_its_own, "enable.partition.eof": True, "isolation.level": isolation})
+        of_its_own = {"group.id": uuid.uuid4().hex, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        consumer = Consumer(
+            {
+                **self._client,
+                **of_its_own,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+                "isolation.level": isolation,
+            }
+        )
         found: list[Message] = []
         try:
             for number in range(partitions):
-                consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+                consumer.assign([TopicPartition(topic, number, 0)])
                 while (message := consumer.poll(WAIT_S)) is not None and message.error() is None:
                     found.append(message)
                 assert message is not None, f"nothing of partition {number} of {topic} came"

@@ -17,7 +17,14 @@ EXTRA = ("kafka", "confluent_kafka", "a KafkaSink")
 OWN = frozenset(
     {
         *("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level", "group.id"),
-        *("enable.auto.commit", "enable.partition.eof", "delivery.report.only.error", "on_delivery", "error_cb"),
+        *(
+            "enable.auto.commit",
+            "auto.offset.reset",
+            "enable.partition.eof",
+            "delivery.report.only.error",
+            "on_delivery",
+            "error_cb",
+        ),
     }
 )
 """options that a sink sets itself"""
@@ -75,8 +82,9 @@ class KafkaClients:
         """Return a consumer of committed records, which belongs to no group."""
         from confluent_kafka import Consumer
 
-        own = {"group.id": "siltstone", "enable.auto.commit": False, "enable.partition.eof": True}
-        return Consumer({**self._config(), **own, "isolation.level": "read_committed"})
+        own = {"group.id": "siltstone", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        to_the_end = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        return Consumer({**self._config(), **own, **to_the_end})
 
     def make_admin(self) -> "AdminClient":
         """Return a client that asks for topics and their settings."""

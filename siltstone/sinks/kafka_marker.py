@@ -136,13 +136,13 @@ def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
         Unreachable: the broker is away, or other sinks' transactions stay open.
         StateError: the record is not a marker.
     """
-    from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     end, found = _find_end(clients, topic), None
     consumer, deadline = clients.make_consumer(), time.monotonic() + READ_S
     try:
-        consumer.assign([TopicPartition(topic, PARTITION, OFFSET_BEGINNING)])
-        at = 0
+        at = 0  # or the first offset that there is; asking the broker for it takes the client half a second
+        consumer.assign([TopicPartition(topic, PARTITION, at)])
         while at < end:
             message = consumer.poll(_POLL_S)
             if message is not None:
