@@ -17,14 +17,8 @@ EXTRA = ("kafka", "confluent_kafka", "a KafkaSink")
 OWN = frozenset(
     {
         *("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "isolation.level", "group.id"),
-        *(
-            "enable.auto.commit",
-            "auto.offset.reset",
-            "enable.partition.eof",
-            "delivery.report.only.error",
-            "on_delivery",
-            "error_cb",
-        ),
+        *("enable.auto.commit", "auto.offset.reset", "enable.partition.eof"),
+        *("delivery.report.only.error", "on_delivery", "error_cb"),
     }
 )
 """options that a sink sets itself"""

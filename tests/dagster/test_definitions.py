@@ -17,6 +17,8 @@ from siltstone.dagster.checks.suites import SUITES
 from siltstone.dagster.names import asset_of
 from siltstone.errors import UsageError
 from siltstone.settings import Settings
+from siltstone.sinks.delta import DeltaSink
+from siltstone.sinks.kafka import KafkaSink
 from siltstone.stream import Stream
 from tests.fault import small_stream
 from tests.fault.small_stream import DAILY, SMALL, Accounts, source
@@ -94,6 +96,14 @@ def test_kinds_tell_in_which_store_it_lies(url: str, kinds: set[str]) -> None:
     assert found["small/accounts_base_checkpoint"].kinds == {"spark", "parquet"} | kinds
     assert found["small/materialization"].kinds == {"spark", "parquet"} | kinds
     assert found["small/accounts_sink"].kinds == {"spark", "parquet"}, "a sink writes where it says"
+
+
+@pytest.mark.parametrize(
+    ("sink", "kind"), [(DeltaSink(), "deltalake"), (None, "deltalake"), (KafkaSink("sums", "broker:9092"), "kafka")]
+)
+def test_kinds_tell_what_a_sink_writes(sink: object, kind: str) -> None:
+    found = specs(stream_definitions(replace(SMALL, sinks={"accounts": sink})))
+    assert found["small/accounts_sink"].kinds == {"spark", kind}
 
 
 def test_checks_are_of_the_asset_they_are_about_and_block_where_going_on_would_spread_damage(

@@ -148,7 +148,7 @@ def test_a_record_that_the_broker_refuses_ends_the_run_and_leaves_nothing(
 def test_a_writer_that_wakes_up_in_its_transaction_is_fenced(
     kafka: KafkaServer, topic: str, place: OpenWarehouse
 ) -> None:
-    sink = KafkaSink(topic, kafka.address)
+    sink = KafkaSink(topic, kafka.address, options={"transaction.timeout.ms": 600_000})  # which does not pass
     older = TopicRun(place, sink)
     newer: list[TopicRun] = []
 
