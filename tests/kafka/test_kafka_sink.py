@@ -1,6 +1,7 @@
 """Kafka as a sink: readers of committed records see each row once, whatever dies, and only a sink's own zombies are
 fenced."""
 
+import random
 import shutil
 import threading
 import uuid
@@ -107,6 +108,23 @@ def test_a_process_that_dies_in_a_delivery_leaves_no_row_out_and_none_twice(
         run.step(batch(3))
         marker = newest_marker(kafka, run)
     assert rows_in(kafka, topic) == inputs([1, 2, 3]) and (marker.id, marker.objects, marker.of) == (3, 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_objects")
+def test_twenty_processes_that_die_one_after_the_other_leave_each_row_once(
+    kafka: KafkaServer, topic: str, tmp_path: Path
+) -> None:
+    """The broker is killed and started again, too, each seventh time."""
+    chance, count = random.Random(7), 20
+    for n in range(1, count + 1):
+        assert die_at(tmp_path / "w", kafka.address, topic, chance.choice(MOMENTS)) == DIED
+        if n % 7 == 0:
+            kafka.restart()
+    with place_at(tmp_path / "w") as place:
+        TopicRun(place, KafkaSink(topic, kafka.address))
+        assert place.catalog.checkpoints.last_id(NAME) == count
+    assert rows_in(kafka, topic) == inputs(range(1, count + 1))
 
 
 @pytest.mark.usefixtures("two_objects")
