@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from siltstone.rows import Due, Rows
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
+    from siltstone.sinks.jdbc import JdbcSink
     from siltstone.sinks.kafka import KafkaSink
     from siltstone.sinks.parquet import ParquetSink
     from siltstone.state.hashing import xxhash64
@@ -71,6 +72,7 @@ __all__ = [
     "Fenced",
     "First",
     "Function",
+    "JdbcSink",
     "KafkaSink",
     "KeyedProcessor",
     "Last",
@@ -153,6 +155,7 @@ _DOOR = {
     "siltstone.rows": ("Due", "Rows"),
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.delta": ("DeltaSink",),
+    "siltstone.sinks.jdbc": ("JdbcSink",),
     "siltstone.sinks.kafka": ("KafkaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.state.hashing": ("xxhash64",),

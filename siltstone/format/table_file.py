@@ -84,7 +84,7 @@ def _table_type(kind: pa.DataType, what: str) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_table_type(kind.key_type, what), _table_type(kind.item_type, what))
     raise UsageError(
-        f"{what} is {kind}, which a Delta table does not have: declare {_suggest_type(kind)}, or give the operator "
+        f"{what} is {kind}, which a Delta table does not have: declare {suggest_type(kind)}, or give the operator "
         "another sink (a function, or a ParquetSink on one machine)"
     )
 
@@ -119,7 +119,8 @@ def change_of(there: pa.DataType, wanted: pa.DataType) -> Change:
     return Change.WIDER if is_wider(wanted, there) else Change.REFUSED
 
 
-def _suggest_type(kind: pa.DataType) -> str:
+def suggest_type(kind: pa.DataType) -> str:
+    """Return what to declare in place of a type that tables lack."""
     if pa.types.is_timestamp(kind):
         return 'timestamp("us", tz="UTC")'
     if pa.types.is_duration(kind) or pa.types.is_time(kind):

@@ -1,4 +1,4 @@
-"""Decide what a stream's sinks are in a warehouse: its Delta tables, Parquet files and topics, and the user's own.
+"""Decide what a stream's sinks are in a warehouse: its tables, Parquet files and topics, and the user's own.
 
 An output whose definition names no sink goes to a Delta table. It goes to Parquet files on this machine instead if
 
@@ -17,6 +17,7 @@ from siltstone.errors import UsageError
 from siltstone.run.dead_letters import LETTERS
 from siltstone.run.processing import output_schema
 from siltstone.sinks.delta import DeltaSink, SinkTable
+from siltstone.sinks.jdbc import JdbcSink, JdbcTable
 from siltstone.sinks.kafka import KafkaSink, KafkaTopic
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.store.table_place import find_table_obstacle
@@ -24,7 +25,7 @@ from siltstone.stream import DEAD_LETTERS, Stream
 
 
 def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
-    """Map each sink's name to its `SinkTable`, `KafkaTopic`, `ParquetSink` with a path, or the user's own sink.
+    """Map each sink's name to its `SinkTable`, `JdbcTable`, `KafkaTopic`, `ParquetSink` with a path, or the user's own.
 
     Raises:
         UsageError: a `DeltaSink` in a warehouse that cannot have tables.
@@ -33,6 +34,8 @@ def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
 
 
 def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> Any:
+    if isinstance(sink, JdbcSink):
+        return JdbcTable(sink, warehouse, stream.name, name)
     if isinstance(sink, KafkaSink):
         times = {op.name: op.output_time for op in stream.operators}
         return KafkaTopic(sink, warehouse, stream.name, name, times.get(name))
@@ -63,7 +66,7 @@ def _begins_with_tables(stream: Stream, warehouse: OpenWarehouse) -> bool:
 
 
 def tables_of(sinks: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the resolved sinks that are tables."""
+    """Return the names of the resolved sinks that are Delta tables, for which tasks stage the tables' own files."""
     return frozenset(name for name, sink in sinks.items() if isinstance(sink, SinkTable))
 
 
@@ -71,11 +74,11 @@ def check_sinks(stream: Stream, sinks: dict[str, Any]) -> None:
     """Check that the outputs of a stream can go on in its tables and topics, before a run takes the stream over.
 
     Raises:
-        UsageError: a column has a type or a name that a Delta table does not have, or another type than in the table;
-            or see `KafkaTopic.check`.
-        Unreachable, StateError: see `KafkaTopic.check`.
+        UsageError: a column has a type or a name that its table cannot have, or another type than in the table; or see
+            `KafkaTopic.check`.
+        Unreachable, StateError: the database of a table does not answer; or see `KafkaTopic.check`.
     """
     schemas = {op.name: output_schema(op) for op in stream.operators} | {DEAD_LETTERS: LETTERS}
     for name, sink in sinks.items():
-        if isinstance(sink, SinkTable | KafkaTopic):
+        if isinstance(sink, SinkTable | JdbcTable | KafkaTopic):
             sink.check(schemas[name])

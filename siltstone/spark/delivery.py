@@ -1,5 +1,5 @@
-"""Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or the driver if they are few or for Kafka;
-a table takes their files as they are."""
+"""Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or the driver if they are few; a Delta table
+takes their files as they are, and the driver sends them to a database or to Kafka."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -10,6 +10,7 @@ import pyarrow as pa
 from siltstone.errors import CorruptObject, SiltstoneError, StateError
 from siltstone.format.output import read_output
 from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.jdbc import JdbcTable
 from siltstone.sinks.kafka import KafkaTopic
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
@@ -41,7 +42,7 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
                 sink.deliver(output)
             elif output.sink_files:  # the sink was a table when these rows were staged
                 SinkTable(open_store(store_url), output.stream, name).deliver(output)
-            elif isinstance(sink, KafkaTopic):
+            elif isinstance(sink, JdbcTable | KafkaTopic):
                 sink.deliver(output)
             else:
                 deliver = getattr(sink, "deliver", sink)

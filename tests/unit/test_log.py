@@ -139,7 +139,7 @@ def test_an_outage_is_told_of_once_not_at_each_attempt_or_thread(caplog: pytest.
     for thread in threads:
         thread.join()
     assert back.is_set() and len(attempts) >= 6
-    said = [message.partition(" catalog=")[0].partition(" error=")[0] for message in caplog.messages]
+    said = [message.partition(" database=")[0].partition(" error=")[0] for message in caplog.messages]
     assert said == ["catalog is unreachable, trying again", "catalog answers again"]
 
 

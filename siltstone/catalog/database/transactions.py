@@ -40,18 +40,19 @@ Answer = TypeVar("Answer")
 
 
 class Outages:
-    """The outages of one catalog, shared by the calls of all threads.
+    """The outages of one database, shared by the calls of all threads.
 
     Once a call has waited `timeout_s` in vain, later calls make one attempt each until one of them succeeds: a process
     that cannot continue ends after one wait, not after one for each call that it still makes.
 
     Args:
-        label: the catalog's name for people.
+        label: the database's name for people.
         timeout_s: seconds after which no further attempt of a call begins; 0 means one attempt.
+        what: what the database is, as logs call it.
     """
 
-    def __init__(self, label: str, timeout_s: float) -> None:
-        self._label, self._timeout_s = label, timeout_s
+    def __init__(self, label: str, timeout_s: float, what: str = "catalog") -> None:
+        self._label, self._timeout_s, self._what = label, timeout_s, what
         self._patient = RetryPolicy(attempts=sys.maxsize, wait_s=0.1, wait_max_s=5.0, total_s=timeout_s)
         self._impatient = replace(self._patient, kind="none")
         self._given_up = timeout_s <= 0
@@ -101,13 +102,13 @@ class Outages:
         with self._changing:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                _LOG.warning("catalog is unreachable, trying again", error=str(error), up_to_s=self._timeout_s)
+                _LOG.warning(f"{self._what} is unreachable, trying again", error=str(error), up_to_s=self._timeout_s)
 
     def _note_answer(self) -> None:
         with self._changing:
             if self._away_since is not None:
                 seconds, self._away_since = time.monotonic() - self._away_since, None
-                _LOG.warning("catalog answers again", catalog=self._label, seconds=round(seconds, 1))
+                _LOG.warning(f"{self._what} answers again", database=self._label, seconds=round(seconds, 1))
 
 
 _KEPT = timedelta(days=1)

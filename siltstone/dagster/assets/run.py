@@ -24,6 +24,7 @@ from siltstone.run.processing import output_schema
 from siltstone.run.region import Completed
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.sinks.delta import DeltaSink
+from siltstone.sinks.jdbc import JdbcSink
 from siltstone.sinks.kafka import KafkaSink
 from siltstone.stream import DEAD_LETTERS, Stream
 
@@ -164,6 +165,8 @@ def _sink_spec(stream: Stream, operator: str) -> dg.AssetSpec:
 
 
 def _kind(sink: object) -> str:
+    if isinstance(sink, JdbcSink):
+        return "sql"
     if isinstance(sink, KafkaSink):
         return "kafka"
     return "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"

@@ -21,6 +21,7 @@ from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.model import Form, Kind
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.jdbc import JdbcTable
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.sinks.resolve import resolve_sinks
 from siltstone.store.ahead import read_ahead
@@ -259,7 +260,7 @@ def sinks(subject: Subject) -> Facts:
     for name, sink in resolved.items():
         if isinstance(sink, ParquetSink):
             ids, since = sink.list_published(), 1
-        elif isinstance(sink, SinkTable):
+        elif isinstance(sink, SinkTable | JdbcTable):
             ids, since = sink.list_published()
         else:
             continue

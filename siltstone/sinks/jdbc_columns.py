@@ -1,0 +1,180 @@
+"""Columns of a database's table for the output of an operator: their types, values, and whether a table has them.
+
+| Arrow | PostgreSQL | SQLite |
+|---|---|---|
+| signed integers, unsigned ones of at most 32 bits | the smallest of SMALLINT, INTEGER, BIGINT | the same |
+| uint64, decimals | NUMERIC | TEXT, which is exact |
+| float16, float32, float64 | REAL, REAL, DOUBLE PRECISION | the same |
+| bool, strings, binary | BOOLEAN, TEXT, BYTEA | BOOLEAN, TEXT, BLOB |
+| dates, times of day | DATE, TIME | the same, as text |
+| timestamps with a zone | TIMESTAMP WITH TIME ZONE | DATETIME, text in UTC |
+| timestamps without one | TIMESTAMP | DATETIME, as text |
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    Boolean,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Enum,
+    Float,
+    Integer,
+    LargeBinary,
+    Numeric,
+    SmallInteger,
+    String,
+    Text,
+    Time,
+)
+from sqlalchemy.types import TypeEngine
+
+from siltstone.errors import UsageError
+from siltstone.format.table_file import suggest_type
+
+_TYPES: Mapping[pa.DataType, type[TypeEngine[Any]]] = {
+    **dict.fromkeys((pa.int8(), pa.uint8(), pa.int16()), SmallInteger),
+    **dict.fromkeys((pa.uint16(), pa.int32()), Integer),
+    **dict.fromkeys((pa.uint32(), pa.int64()), BigInteger),
+    **dict.fromkeys((pa.float16(), pa.float32()), REAL),
+    pa.float64(): Double,
+    pa.bool_(): Boolean,
+    **dict.fromkeys((pa.string(), pa.large_string(), pa.string_view()), Text),
+    **dict.fromkeys((pa.binary(), pa.large_binary(), pa.binary_view()), LargeBinary),
+    **dict.fromkeys((pa.date32(), pa.date64()), Date),
+    **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), Time),
+}
+_UINT64_DIGITS = 20
+
+
+def make_columns(schema: pa.Schema, key: Collection[str], what: str, *, sqlite: bool) -> list[Column[Any]]:
+    """Make the columns of a table for rows of this schema; those of the key are its primary key.
+
+    Args:
+        what: the output, as errors call it.
+        sqlite: whether the table is in SQLite; else it is in PostgreSQL.
+
+    Raises:
+        UsageError: a column has a type or a name that no table has; or one of the key is missing.
+    """
+    if missing := [name for name in key if name not in schema.names]:
+        raise UsageError(f"{what} has no column {missing[0]}, which the key of its sink names: it has {schema.names}")
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        if name.lower() in seen:
+            raise UsageError(f"{what}: columns {seen[name.lower()]} and {name} differ in case alone: rename one")
+        seen[name.lower()] = name
+    return [
+        Column(f.name, _sql_type(f.type, f"{what}: column {f.name}", sqlite=sqlite), primary_key=f.name in key)
+        for f in schema
+    ]
+
+
+def to_rows(batch: pa.RecordBatch, *, sqlite: bool) -> list[dict[str, Any]]:
+    """Return rows as SQLAlchemy takes them: column -> value. Timestamps with a zone are in UTC."""
+    return batch.cast(pa.schema([f.with_type(_value_type(f.type, sqlite=sqlite)) for f in batch.schema])).to_pylist()
+
+
+def check_columns(
+    wanted: Sequence[Column[Any]], there: Sequence[Mapping[str, Any]], what: str, *, sqlite: bool
+) -> None:
+    """Check that a table has these columns, and needs no others.
+
+    Args:
+        wanted: as `make_columns` returns them.
+        there: the table's columns, as SQLAlchemy's inspection returns them.
+        what: the table, as errors call it.
+
+    Raises:
+        UsageError: it does not; the message names the column and says what to do.
+    """
+    found = {column["name"]: column for column in there}
+    for column in wanted:
+        if column.name not in found:
+            others = ", ".join(sorted(found))
+            raise UsageError(
+                f"{what} has no column {column.name}, which the output has (the table has {others}): add it, as "
+                f"{_show(column.type)}, or name another table"
+            )
+        if not _takes(found[column.name]["type"], column.type, sqlite=sqlite):
+            raise UsageError(
+                f"{what}: column {column.name} is {_show(found[column.name]['type'])}, and the output's is "
+                f"{_show(column.type)}: change the type of one of the two, or name another table"
+            )
+    names = {column.name for column in wanted}
+    for name, column in found.items():
+        if name not in names and _is_required(column):
+            raise UsageError(
+                f"{what}: column {name} must not be null and has no default, and the output does not have it: give it "
+                "a default, or let it be null"
+            )
+
+
+def _sql_type(kind: pa.DataType, what: str, *, sqlite: bool) -> TypeEngine[Any]:
+    if kind in _TYPES:
+        return _TYPES[kind]()
+    if pa.types.is_uint64(kind):
+        return Text() if sqlite else Numeric(_UINT64_DIGITS, 0)
+    if pa.types.is_decimal(kind) and 0 <= kind.scale <= kind.precision:
+        return Text() if sqlite else Numeric(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return DateTime(timezone=kind.tz is not None)
+    if pa.types.is_fixed_size_binary(kind):
+        return LargeBinary()
+    if pa.types.is_nested(kind):
+        raise UsageError(
+            f"{what} is {kind}, and a column of a database takes no nested values: let the operator return its parts "
+            "as columns of their own, or as one text, such as JSON"
+        )
+    raise UsageError(f"{what} is {kind}, which a database does not have: declare {suggest_type(kind)}")
+
+
+def _value_type(kind: pa.DataType, *, sqlite: bool) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if sqlite and (pa.types.is_uint64(kind) or pa.types.is_decimal(kind)):
+        return pa.string()
+    return kind
+
+
+def _takes(there: TypeEngine[Any], wanted: TypeEngine[Any], *, sqlite: bool) -> bool:
+    """Whether a column of one type takes every value of another. SQLite's integers and floats all have 64 bits, and its
+    timestamps no zone."""
+    if isinstance(wanted, Integer):
+        return isinstance(there, Integer) and (sqlite or _bytes_of(there) >= _bytes_of(wanted))
+    if isinstance(wanted, Float):
+        return isinstance(there, Float) and (sqlite or isinstance(there, Double) or not isinstance(wanted, Double))
+    if isinstance(wanted, Numeric):
+        return isinstance(there, Numeric) and not isinstance(there, Float) and _has_digits(there, wanted)
+    if isinstance(wanted, DateTime):
+        return isinstance(there, DateTime) and (sqlite or there.timezone == wanted.timezone)
+    if isinstance(wanted, Text):
+        return isinstance(there, String) and not isinstance(there, Enum)
+    return any(isinstance(there, kind) and isinstance(wanted, kind) for kind in (Boolean, LargeBinary, Date, Time))
+
+
+def _bytes_of(kind: Integer) -> int:
+    return 2 if isinstance(kind, SmallInteger) else 8 if isinstance(kind, BigInteger) else 4
+
+
+def _has_digits(there: Numeric[Any], wanted: Numeric[Any]) -> bool:
+    if there.precision is None:
+        return True  # as many as it needs
+    before, after = there.precision - (there.scale or 0), there.scale or 0
+    return before >= (wanted.precision or 0) - (wanted.scale or 0) and after >= (wanted.scale or 0)
+
+
+def _is_required(column: Mapping[str, Any]) -> bool:
+    given = (column.get(name) for name in ("default", "identity", "computed"))
+    return not column["nullable"] and all(each is None for each in given) and column.get("autoincrement") is not True
+
+
+def _show(kind: TypeEngine[Any]) -> str:
+    zone = " WITH TIME ZONE" if isinstance(kind, DateTime) and kind.timezone else ""
+    return f"{kind}{zone}"
