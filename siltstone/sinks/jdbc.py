@@ -89,7 +89,7 @@ class JdbcSink:
             _parse(self.url)
 
     def __repr__(self) -> str:
-        at = redacted_url(_parse(self.url)) if isinstance(self.url, str) else str(self.url)
+        at = _show(_parse(self.url)) if isinstance(self.url, str) else str(self.url)
         return f"JdbcSink({at!r}, {self.table!r}, key={self.key!r})"
 
     def open_url(self) -> URL:
@@ -111,6 +111,11 @@ def _parse(url: str) -> URL:
         return parse_url(url)
     except UsageError:
         raise UsageError(f"the URL of a JdbcSink cannot be used: {_FORMS}") from None
+
+
+def _show(url: URL) -> str:
+    """Return the URL for people: without password, options and driver."""
+    return redacted_url(url).replace("+psycopg", "", 1)
 
 
 class JdbcTable:
@@ -139,7 +144,7 @@ class JdbcTable:
     @property
     def url(self) -> str:
         """Where its database is, without the password."""
-        return redacted_url(self._url)
+        return _show(self._url)
 
     @property
     def table(self) -> str:
@@ -351,7 +356,7 @@ def _unique_columns(found: Inspector, table: str, schema: str | None) -> list[se
     unique: list[Sequence[str | None]] = [found.get_pk_constraint(table, schema)["constrained_columns"]]
     unique += [each["column_names"] for each in found.get_unique_constraints(table, schema)]
     for index in found.get_indexes(table, schema):
-        partial = any(name.endswith("_where") and value for name, value in index.get("dialect_options", {}).items())
-        if index["unique"] and not partial:
+        is_partial = any(name.endswith("_where") for name in index.get("dialect_options", {}))
+        if index["unique"] and not is_partial:
             unique.append(index["column_names"])
     return [set(columns) for columns in unique]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from tests.catalog_cases import Clock
