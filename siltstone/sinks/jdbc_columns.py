@@ -1,14 +1,7 @@
 """Columns of a database's table for the output of an operator: their types, values, and whether a table has them.
 
-| Arrow | PostgreSQL | SQLite |
-|---|---|---|
-| signed integers, unsigned ones of at most 32 bits | the smallest of SMALLINT, INTEGER, BIGINT | the same |
-| uint64, decimals | NUMERIC | TEXT, which is exact |
-| float16, float32, float64 | REAL, REAL, DOUBLE PRECISION | the same |
-| bool, strings, binary | BOOLEAN, TEXT, BYTEA | BOOLEAN, TEXT, BLOB |
-| dates, times of day | DATE, TIME | the same, as text |
-| timestamps with a zone | TIMESTAMP WITH TIME ZONE | DATETIME, text in UTC |
-| timestamps without one | TIMESTAMP | DATETIME, as text |
+docs/your-own-query.md shows the types. SQLite keeps decimals as text, because its numbers are not exact, and timestamps
+as text in UTC.
 """
 
 from collections.abc import Collection, Mapping, Sequence
