@@ -92,18 +92,19 @@ class JdbcSink:
         at = _show(_parse(self.url)) if isinstance(self.url, str) else str(self.url)
         return f"JdbcSink({at!r}, {self.table!r}, key={self.key!r})"
 
-    def open_url(self) -> URL:
-        """Return the database's URL, with its password.
 
-        Raises:
-            UsageError: it is not one that a sink can have, or a secret is missing.
-        """
-        url = _parse(self.url.read() if isinstance(self.url, Secret) else self.url)
-        if self.password is None:
-            return url
-        if url.drivername == "sqlite":
-            raise UsageError("a JdbcSink to SQLite has no password: leave it out")
-        return url.set(password=self.password.read())
+def open_url(sink: JdbcSink) -> URL:
+    """Return the URL of a sink's database, with its password.
+
+    Raises:
+        UsageError: it is not one that a sink can have, or a secret is missing.
+    """
+    url = _parse(sink.url.read() if isinstance(sink.url, Secret) else sink.url)
+    if sink.password is None:
+        return url
+    if url.drivername == "sqlite":
+        raise UsageError("a JdbcSink to SQLite has no password: leave it out")
+    return url.set(password=sink.password.read())
 
 
 def _parse(url: str) -> URL:
@@ -306,7 +307,7 @@ class JdbcTable:
 
     @cached_property
     def _url(self) -> URL:
-        return self.sink.open_url()
+        return open_url(self.sink)
 
     @cached_property
     def _outages(self) -> Outages:

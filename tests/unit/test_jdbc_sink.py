@@ -13,7 +13,7 @@ from siltstone.errors import SiltstoneError, Unreachable, UsageError
 from siltstone.pipes.metadata import sink_metadata
 from siltstone.secret import Secret
 from siltstone.sinks import jdbc
-from siltstone.sinks.jdbc import JdbcSink, JdbcTable
+from siltstone.sinks.jdbc import JdbcSink, JdbcTable, open_url
 from siltstone.sinks.resolve import check_sinks, resolve_sinks
 from siltstone.spark.delivery import deliverers
 from siltstone.stream import Stream
@@ -105,7 +105,7 @@ def test_a_password_is_shown_nowhere(
         "the URL is one": JdbcSink(Secret("SALES_URL"), TABLE),
         "beside the URL": JdbcSink(AWAY, TABLE, password=Secret("SALES_PASSWORD")),
     }[kind]
-    assert sink.open_url().password == PLANTED
+    assert open_url(sink).password == PLANTED
     stream = stream_with(sink)
     table: Any = resolve_sinks(stream, place)[SINK]
     with caplog.at_level(logging.DEBUG), pytest.raises(Unreachable) as caught:
@@ -125,4 +125,4 @@ def test_a_secret_that_is_missing_is_named(place: OpenWarehouse) -> None:
         with pytest.raises(SiltstoneError, match="a secret is missing: set SALES"):
             table.check(pa.schema({"n": pa.int64()}))
     with pytest.raises(UsageError, match="SQLite has no password"):
-        JdbcSink("sqlite:///sales.db", TABLE, password=Secret("SALES")).open_url()
+        open_url(JdbcSink("sqlite:///sales.db", TABLE, password=Secret("SALES")))

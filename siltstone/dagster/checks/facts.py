@@ -257,13 +257,8 @@ def sinks(subject: Subject) -> Facts:
         rollbacks = warehouse.catalog.rollbacks.list(subject.name)
         begin = min([record.forked_at or 0, *(each.checkpoint for each in rollbacks)])
         resolved = resolve_sinks(subject.stream, warehouse)
-    for name, sink in resolved.items():
-        if isinstance(sink, ParquetSink):
-            ids, since = sink.list_published(), 1
-        elif isinstance(sink, SinkTable | JdbcTable):
-            ids, since = sink.list_published()
-        else:
-            continue
+        found = {name: _list_published(sink) for name, sink in resolved.items()}
+    for name, (ids, since) in ((name, listed) for name, listed in found.items() if listed is not None):
         known = range(begin + 1, newest + 1)
         outputs = {id: of for id in known if (of := staged.get(id)) is not None}
         published = {id - record.sink_offset for id in ids if id > record.sink_offset}
@@ -275,6 +270,13 @@ def sinks(subject: Subject) -> Facts:
             for id in sorted(completed | published)
         ]
     return _facts(rows)
+
+
+def _list_published(sink: object) -> tuple[set[int], int] | None:
+    """Return the ids that a sink has, and the oldest id from which on it says so; None for a user's own."""
+    if isinstance(sink, ParquetSink):
+        return sink.list_published(), 1
+    return sink.list_published() if isinstance(sink, SinkTable | JdbcTable) else None
 
 
 def _facts(rows: Iterable[Mapping[str, Any]]) -> Facts:
