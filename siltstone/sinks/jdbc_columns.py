@@ -64,8 +64,9 @@ def make_columns(schema: pa.Schema, key: Collection[str], what: str, *, sqlite: 
             raise UsageError(f"{what}: columns {seen[name.lower()]} and {name} differ in case alone: rename one")
         seen[name.lower()] = name
     return [
-        Column(f.name, _sql_type(f.type, f"{what}: column {f.name}", sqlite=sqlite), primary_key=f.name in key)
+        Column(f.name, kind, primary_key=f.name in key, autoincrement=False)
         for f in schema
+        for kind in [_sql_type(f.type, f"{what}: column {f.name}", sqlite=sqlite)]
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from sqlalchemy import MetaData, Table, select
+from sqlalchemy import MetaData, Table, inspect, select
 
 from siltstone.catalog.database.tables import METADATA
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -294,6 +294,9 @@ def test_a_key_of_all_columns_keeps_each_row_once(place: OpenWarehouse, sink: Jd
     for id in (1, 2):
         table.deliver(stage(place, pa.table({"n": [1, 2, 1, id]}), id=id))
     assert rows_in(url) == [1, 2]
+    with connected(url) as connection:
+        [column] = inspect(connection).get_columns(TABLE)
+    assert column["default"] is None and not column["nullable"], "the database makes up no key"
 
 
 def test_a_null_in_a_key_is_refused(place: OpenWarehouse, sink: JdbcSink, url: str) -> None:
