@@ -36,7 +36,7 @@ from siltstone.extras import check_extra
 from siltstone.format.output import read_output
 from siltstone.model import OUTAGE_S
 from siltstone.secret import Secret, hide
-from siltstone.sinks.jdbc_columns import check_columns, make_columns, to_rows
+from siltstone.sinks.jdbc_columns import check_columns, make_columns, to_csv, to_rows
 from siltstone.store.private import make_private_file
 
 if TYPE_CHECKING:
@@ -244,7 +244,11 @@ class JdbcTable:
                     advice="a key finds the row to replace: leave out such rows, or name another key",
                 )
         for start in range(0, batch.num_rows, BATCH_ROWS):
-            connection.execute(insert, to_rows(batch.slice(start, BATCH_ROWS), sqlite=self._is_sqlite))
+            part = batch.slice(start, BATCH_ROWS)
+            if self._key or self._is_sqlite:
+                connection.execute(insert, to_rows(part, sqlite=self._is_sqlite))
+            else:
+                _copy(connection, insert.table, part)
 
     def _prepare(self, schema: pa.Schema) -> Any:
         """Return the statement that writes rows of this schema; the first time, make the tables that are missing."""
@@ -350,6 +354,25 @@ class JdbcTable:
     def _explain(self, error: sa.SQLAlchemyError) -> str:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         return hide(lines[0].rstrip(" .;:") if lines else type(error).__name__, [self._url.password or ""])
+
+
+def _copy(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
+    """Add rows to a table of PostgreSQL by COPY, which is several times as fast as INSERT.
+
+    Raises:
+        DBAPIError: the database failed or refused, as when SQLAlchemy executes a statement.
+    """
+    from psycopg import Error
+
+    names = connection.dialect.identifier_preparer
+    columns = ", ".join(names.quote(column.name) for column in table.columns)
+    statement = f"COPY {names.format_table(table)} ({columns}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(to_csv(batch))
+    except Error as error:
+        raise sa.DBAPIError.instance(statement, None, error, Error) from error
 
 
 def _unique_columns(found: Inspector, table: str, schema: str | None) -> list[set[str | None]]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.csv import WriteOptions, write_csv
 from sqlalchemy import (
     REAL,
     BigInteger,
@@ -75,6 +76,14 @@ def to_rows(batch: pa.RecordBatch, *, sqlite: bool) -> list[dict[str, Any]]:
     return batch.cast(pa.schema([f.with_type(_value_type(f.type, sqlite=sqlite)) for f in batch.schema])).to_pylist()
 
 
+def to_csv(batch: pa.RecordBatch) -> memoryview:
+    """Return rows as PostgreSQL's COPY takes them: null is nothing, and text is in quotes."""
+    columns = [_to_text_of_copy(column) for column in batch.columns]
+    sink = pa.BufferOutputStream()
+    write_csv(pa.record_batch(columns, batch.schema.names), sink, WriteOptions(include_header=False))
+    return memoryview(sink.getvalue())
+
+
 def check_columns(
     wanted: Sequence[Column[Any]], there: Sequence[Mapping[str, Any]], what: str, *, sqlite: bool
 ) -> None:
@@ -135,6 +144,18 @@ def _value_type(kind: pa.DataType, *, sqlite: bool) -> pa.DataType:
     if sqlite and (pa.types.is_uint64(kind) or pa.types.is_decimal(kind)):
         return pa.string()
     return kind
+
+
+def _to_text_of_copy(column: pa.Array) -> pa.Array:
+    """Convert a column of which PostgreSQL does not read what Arrow would write; timestamps with a zone are in UTC."""
+    kind = column.type
+    if pa.types.is_string_view(kind):
+        return column.cast(pa.string())
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    if _TYPES.get(kind) is LargeBinary or pa.types.is_fixed_size_binary(kind):
+        return pa.array([None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()], pa.string())
+    return column.cast(_value_type(kind, sqlite=False))
 
 
 def _takes(there: TypeEngine[Any], wanted: TypeEngine[Any], *, sqlite: bool) -> bool:

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.server
 COMMIT = rb"COMMIT(?!TED)"
 """not of BEGIN ISOLATION LEVEL READ COMMITTED"""
 MOMENTS = {
-    "insert": rb"INSERT INTO tallied",
+    "rows": rb"COPY tallied",
+    "keyed rows": rb"INSERT INTO tallied",
     "marker": rb"UPDATE siltstone_sinks",
     "commit": COMMIT,
 }
@@ -45,7 +46,8 @@ def url(schema: URL) -> str:
 def test_what_is_lost_on_the_way_is_made_again_and_rows_are_there_once(
     place: OpenWarehouse, through: str, proxy: Proxy, url: str, moment: str, fault: Fault
 ) -> None:
-    table = JdbcTable(JdbcSink(through, TABLE), place, NAME, SINK)
+    key = "n" if moment == "keyed rows" else ()
+    table = JdbcTable(JdbcSink(through, TABLE, key=key), place, NAME, SINK)
     table.deliver(stage(place, pa.table({"n": [1]})))
     proxy.next(fault, holding=MOMENTS[moment])
     table.deliver(stage(place, pa.table({"n": [2, 3]}), id=2))

@@ -21,7 +21,6 @@ from siltstone.errors import CorruptObject, Fenced, StateError, UsageError
 from siltstone.operator import Rows, State
 from siltstone.sinks import jdbc
 from siltstone.sinks.jdbc import MARKERS, JdbcSink, JdbcTable
-from siltstone.sinks.jdbc_columns import to_rows
 from siltstone.store.paths import epoch_marks, extract_prefix, stream_prefix
 from tests.catalog_cases import engine_of
 from tests.jdbc_run import TABLE, JdbcRun, begin_stream, connected, rows_in, run_sql, stage
@@ -70,11 +69,14 @@ def test_each_checkpoint_is_one_transaction_with_the_id_of_its_rows(
     run.step(batch(1))
     seen = []
 
-    def look(rows: pa.RecordBatch, **options: Any) -> list[dict[str, Any]]:
-        seen.append((rows_in(url), rows_in(url, MARKED), rows.num_rows <= 700))
-        return to_rows(rows, **options)
+    name = "to_csv" if is_postgres(url) else "to_rows"
+    convert = getattr(jdbc, name)
 
-    monkeypatch.setattr(jdbc, "to_rows", look)
+    def look(rows: pa.RecordBatch, **options: Any) -> Any:
+        seen.append((rows_in(url), rows_in(url, MARKED), rows.num_rows <= 700))
+        return convert(rows, **options)
+
+    monkeypatch.setattr(jdbc, name, look)
     run.step(batch(2, 6_000))
     assert len(seen) > 8 and all(each == (inputs([1]), [1], True) for each in seen)
     assert rows_in(url) == sorted(inputs([1]) + inputs([2], 6_000)) and rows_in(url, MARKED) == [2]
@@ -182,15 +184,18 @@ def test_of_two_deliveries_at_once_one_waits_and_writes_nothing(
 # Streams of one name
 
 
-def test_streams_of_one_name_in_two_warehouses_share_a_table(
-    place: OpenWarehouse, sink: JdbcSink, url: str, tmp_path: Path
-) -> None:
-    with place_at(tmp_path / "other") as other:
-        runs = [JdbcRun(each, sink) for each in (place, other)]
+def test_streams_of_one_name_in_two_warehouses_share_a_table(sink: JdbcSink, url: str, tmp_path: Path) -> None:
+    """They began at the same moment."""
+
+    def now() -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    with place_at(tmp_path / "one", now) as one, place_at(tmp_path / "other", now) as other:
+        runs = [JdbcRun(each, sink) for each in (one, other)]
         for n in (1, 2):
             for number, run in enumerate(runs):
                 run.step(batch(10 * number + n))
-        JdbcRun(place, sink).step(batch(3))
+        JdbcRun(one, sink).step(batch(3))
     assert rows_in(url) == inputs([1, 2, 3, 11, 12]) and sorted(rows_in(url, MARKED)) == [2, 3]
 
 
@@ -319,14 +324,19 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.uint16(), [0, 65535]),
     (pa.uint32(), [0, 2**32 - 1]),
     (pa.uint64(), [0, 2**64 - 1]),
+    (pa.float16(), [0.5, -65504.0]),
     (pa.float32(), [0.5, -3.4028234663852886e38]),
     (pa.float64(), [0.1, 1.7976931348623157e308]),
+    (pa.float64(), [float("inf"), float("-inf")]),
     (pa.decimal128(38, 10), [Decimal("1234567890123456789012345678.0123456789"), Decimal("-0.0000000001")]),
     (pa.decimal256(50, 2), [Decimal("9" * 48 + ".99"), Decimal("0.00")]),
     (pa.bool_(), [True, False]),
     (pa.string(), ["", "ä ☂ '\"\\ \n %s :n"]),
     (pa.large_string(), ["x", "y" * 100_000]),
+    (pa.string_view(), ["\\.", "\r\n,;\t"]),
     (pa.binary(), [b"", bytes(range(256))]),
+    (pa.binary_view(), [b"\\x00", b"\n"]),
+    (pa.large_binary(), [b"", b'",']),
     (pa.binary(3), [b"abc", b"\0\0\0"]),
     (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
     (pa.time64("us"), [time(0, 0), time(23, 59, 59, 999999)]),
@@ -350,10 +360,11 @@ def read_value(value: Any, kind: pa.DataType, url: str) -> Any:
     return value
 
 
-def test_values_of_every_type_come_back(place: OpenWarehouse, sink: JdbcSink, url: str) -> None:
+@pytest.mark.parametrize("key", ["", "id"], ids=["added", "by key"])
+def test_values_of_every_type_come_back(place: OpenWarehouse, sink: JdbcSink, url: str, key: str) -> None:
     arrays = {f"c{n}": pa.array([*values, None], kind) for n, (kind, values) in enumerate(VALUES)}
     rows = pa.table({"id": [0, 1, 2], **arrays})
-    table = written_by(place, sink)
+    table = written_by(place, replace(sink, key=key or ()))
     table.check(rows.schema)
     table.deliver(stage(place, rows))
     table.check(rows.schema)
@@ -363,6 +374,11 @@ def test_values_of_every_type_come_back(place: OpenWarehouse, sink: JdbcSink, ur
     for n, (kind, values) in enumerate(VALUES):
         read = [read_value(getattr(row, f"c{n}"), kind, url) for row in found]
         assert read == [*values, None], kind
+
+
+def test_nothing_and_no_text_are_two_values(place: OpenWarehouse, sink: JdbcSink, url: str) -> None:
+    written_by(place, sink).deliver(stage(place, pa.table({"n": [None, "", '""', None]})))
+    assert sorted(rows_in(url, f"SELECT coalesce(n, 'null') FROM {TABLE}")) == ["", '""', "null", "null"]
 
 
 @pytest.mark.parametrize(
