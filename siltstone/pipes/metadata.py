@@ -23,6 +23,7 @@ from siltstone.model import Handle
 from siltstone.restore.export import recorded_digest
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.jdbc import JdbcTable
+from siltstone.sinks.kafka import KafkaTopic
 from siltstone.sinks.parquet import ParquetSink
 
 NEWEST = 10
@@ -127,6 +128,8 @@ def sink_metadata(checkpoints: Sequence[int], sink: object) -> Metadata:
         return metadata | {ROWS: found.rows, "bytes": found.bytes, URI: url, TABLE_NAME: f"delta.`{url}`"}
     if isinstance(sink, JdbcTable):
         return metadata | {URI: sink.url, TABLE_NAME: sink.table}
+    if isinstance(sink, KafkaTopic):
+        return metadata | {"topic": sink.sink.topic}
     if not isinstance(sink, ParquetSink):
         return metadata
     files = [file for id in checkpoints for file in sink.published_path(id).glob("*.parquet")]

@@ -10,8 +10,7 @@ A delivery is one transaction of that database:
 So each checkpoint's rows are in the table exactly once (promise 2), whatever dies: a delivery that comes again after
 its commit, or whose commit got no answer, finds its id. Of two writers, one waits for the lock. An older writer that
 wakes up later finds a newer id and writes nothing; if it is frozen within its transaction, the server ends that after a
-while. The row's name is made of the warehouse's identity, the stream, when it began, and the operator: streams of the
-same name in two warehouses have rows of their own, and so has a stream that was deleted and began again.
+while. The row's name is that of `sink_identity`.
 """
 
 import weakref
@@ -36,6 +35,7 @@ from siltstone.extras import check_extra
 from siltstone.format.output import read_output
 from siltstone.model import OUTAGE_S
 from siltstone.secret import Secret, hide
+from siltstone.sinks.identity import sink_identity
 from siltstone.sinks.jdbc_columns import check_columns, make_columns, to_csv, to_rows
 from siltstone.store.private import make_private_file
 
@@ -154,15 +154,8 @@ class JdbcTable:
 
     @cached_property
     def marker(self) -> str:
-        """The name of its row in `siltstone_sinks`.
-
-        Raises:
-            UnknownStream: the stream has not begun.
-            Unreachable: the catalog does not answer.
-        """
-        catalog = self._warehouse.catalog
-        identity, began = catalog.identity.read().identity, catalog.streams.get(self.stream).incarnation
-        return f"{identity}/{self.stream}/{began}/{self.operator}"
+        """The name of its row in `siltstone_sinks`."""
+        return sink_identity(self._warehouse, self.stream, self.operator)
 
     def check(self, schema: pa.Schema) -> None:
         """Check that rows of this schema can be written to it, and change nothing.

@@ -3,12 +3,10 @@
     deliver    for each staged object of an output, in order, one transaction: its rows, then a marker (`kafka_marker`)
     repeat     read the marker, and go on after the objects that it counts
 
-The transactions' id is made of the warehouse's identity, the stream, when it began, and the operator. The first
-delivery of a run takes the id over (`init_transactions`): the broker ends what an earlier process left open, and
-refuses what it sends from then on. Only then the marker is read. So each object's rows are in the topic once (promise
-2): after a crash before or after a commit, after a commit whose answer was lost, and if a writer that was fenced wakes
-up in the middle. Streams of the same name in two warehouses have ids and markers of their own, and so has a stream that
-was deleted and began again.
+The transactions' id is that of `sink_identity`. The first delivery of a run takes it over (`init_transactions`): the
+broker ends what an earlier process left open, and refuses what it sends from then on. Only then the marker is read. So
+each object's rows are in the topic once (promise 2): after a crash before or after a commit, after a commit whose
+answer was lost, and if a writer that was fenced wakes up in the middle.
 
 The driver reads the staged objects and sends the rows; Spark runs no job for it.
 """
@@ -27,6 +25,7 @@ from siltstone.extras import check_extra
 from siltstone.format.output import read_output
 from siltstone.log import get_logger
 from siltstone.secret import Secret
+from siltstone.sinks.identity import sink_identity
 from siltstone.sinks.kafka_calls import EXTRA, OWN, KafkaClients
 from siltstone.sinks.kafka_marker import PARTITION, Marker, after, check_topics, read_marker
 from siltstone.sinks.kafka_rows import Columns, Record, check_columns, encode_records
@@ -120,15 +119,8 @@ class KafkaTopic:
 
     @property
     def id(self) -> str:
-        """The id of its transactions, and the key of its markers.
-
-        Raises:
-            UnknownStream: the stream has not begun.
-            Unreachable: the catalog does not answer.
-        """
-        catalog = self._warehouse.catalog
-        identity, began = catalog.identity.read().identity, catalog.streams.get(self.stream).incarnation
-        return f"siltstone/{identity}/{self.stream}/{began}/{self.operator}"
+        """The id of its transactions, and the key of its markers; see `sink_identity`."""
+        return f"siltstone/{sink_identity(self._warehouse, self.stream, self.operator)}"
 
     def check(self, schema: pa.Schema) -> None:
         """Check that rows of this schema can be written, before a run takes the stream over.
@@ -141,6 +133,21 @@ class KafkaTopic:
         check_extra(*EXTRA)
         check_columns(schema, self.sink.key, self.sink.value, self.label)
         check_topics(self._clients, self.sink.topic, self.sink.markers)
+
+    def list_published(self) -> tuple[set[int], int]:
+        """Return ids whose rows it has, of those that are not older than the second: all older ones have been sent.
+
+        As `SinkTable.list_published`; only the newest id is recorded. No transactions are taken over for this.
+
+        Raises:
+            UsageError: the package is missing.
+            Unreachable: the broker does not answer.
+            StateError: the broker refuses.
+        """
+        check_extra(*EXTRA)
+        with self._clients.translate_errors():
+            marker = read_marker(self._clients, self.sink.markers, self.id)
+        return set(), 1 if marker is None else marker.id + (marker.objects == marker.of)
 
     def deliver(self, output: "OutputRecord") -> None:
         """Send the rows of one checkpoint, without those that the topic has.

@@ -23,6 +23,9 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.store.table_place import find_table_obstacle
 from siltstone.stream import DEAD_LETTERS, Stream
 
+DatabaseOrTopic = JdbcTable | KafkaTopic
+"""what takes an output as it is staged, and records which ids it has"""
+
 
 def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
     """Map each sink's name to its `SinkTable`, `JdbcTable`, `KafkaTopic`, `ParquetSink` with a path, or the user's own.
@@ -80,5 +83,5 @@ def check_sinks(stream: Stream, sinks: dict[str, Any]) -> None:
     """
     schemas = {op.name: output_schema(op) for op in stream.operators} | {DEAD_LETTERS: LETTERS}
     for name, sink in sinks.items():
-        if isinstance(sink, SinkTable | JdbcTable | KafkaTopic):
+        if isinstance(sink, SinkTable | DatabaseOrTopic):
             sink.check(schemas[name])

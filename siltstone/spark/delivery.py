@@ -10,8 +10,7 @@ import pyarrow as pa
 from siltstone.errors import CorruptObject, SiltstoneError, StateError
 from siltstone.format.output import read_output
 from siltstone.sinks.delta import SinkTable
-from siltstone.sinks.jdbc import JdbcTable
-from siltstone.sinks.kafka import KafkaTopic
+from siltstone.sinks.resolve import DatabaseOrTopic
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
 
@@ -42,7 +41,7 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
                 sink.deliver(output)
             elif output.sink_files:  # the sink was a table when these rows were staged
                 SinkTable(open_store(store_url), output.stream, name).deliver(output)
-            elif isinstance(sink, JdbcTable | KafkaTopic):
+            elif isinstance(sink, DatabaseOrTopic):
                 sink.deliver(output)
             else:
                 deliver = getattr(sink, "deliver", sink)

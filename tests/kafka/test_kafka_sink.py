@@ -70,7 +70,7 @@ def test_readers_of_committed_records_see_each_row_with_its_key_and_headers(
         assert dict(message.headers() or {}) == headers
         by_key.setdefault(message.key() or b"", set()).add(message.partition())
     assert len(by_key) == 7 and all(len(where) == 1 for where in by_key.values())
-    assert newest_marker(kafka, run).id == 3
+    assert newest_marker(kafka, run).id == 3 and run.topic.list_published() == (set(), 4)
 
 
 def test_records_have_the_event_time_of_their_rows(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:

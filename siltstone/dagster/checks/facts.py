@@ -21,9 +21,8 @@ from siltstone.format.manifests import read_manifest, with_materializations
 from siltstone.model import Form, Kind
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
-from siltstone.sinks.jdbc import JdbcTable
 from siltstone.sinks.parquet import ParquetSink
-from siltstone.sinks.resolve import resolve_sinks
+from siltstone.sinks.resolve import DatabaseOrTopic, resolve_sinks
 from siltstone.store.ahead import read_ahead
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import Stream
@@ -276,7 +275,7 @@ def _list_published(sink: object) -> tuple[set[int], int] | None:
     """Return the ids that a sink has, and the oldest id from which on it says so; None for a user's own."""
     if isinstance(sink, ParquetSink):
         return sink.list_published(), 1
-    return sink.list_published() if isinstance(sink, SinkTable | JdbcTable) else None
+    return sink.list_published() if isinstance(sink, SinkTable | DatabaseOrTopic) else None
 
 
 def _facts(rows: Iterable[Mapping[str, Any]]) -> Facts:
