@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fuzz licenses docs release ui screenshots clean
+.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fault-kafka fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -39,6 +39,10 @@ help: ## list the targets
 
 demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
 	@$(WITH_JAVA) $(BIN)/siltstone demo
+
+demo-kafka: $(READY)dev ## orders through a real Kafka and back, while runs and the broker are killed, and a proof; fetches Kafka with Maven once
+	@$(BIN)/python -m tests.kafka_server
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.kafka_kills --kills 4 --pieces 8 --tell
 
 # Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first. A worker that
 # died ends the run: another would run the same test again, which dies again, for as long as anyone waits.
@@ -133,6 +137,10 @@ fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen
 fault-timers: $(READY)dev $(READY)gateway ## 300 processes of streams with timers killed, and 100 on a cluster (as root); clocks jump; every session, hour and first row once
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 300
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 100 --cluster
+
+fault-kafka: $(READY)dev ## 60 processes of streams from Kafka to Kafka killed, and the broker: killed, away, frozen; every order and total once
+	@$(BIN)/python -m tests.kafka_server
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.kafka_kills --kills 60
 
 FUZZ_MINUTES ?= 60
 fuzz: $(READY)dev ## every decoder of stored bytes against crafted ones, FUZZ_MINUTES long; what is found stays in the corpus

@@ -7,10 +7,7 @@ and hour, counts of each user over sliding windows, the newest row of each user 
 time of day. The source has two partitions, of which one may lag, stay away and turn idle. Files come while runs wait,
 so steps without rows are taken, too.
 
-Each run is a process of its own and is killed while it starts, runs, waits, fires or completes a checkpoint; before
-that, processes of its tasks are. Its time of day jumps, forward and back, within what is not refused. Backend,
-parallelism, steps per checkpoint and pending checkpoints change from run to run; some rescale the stream first. Once
-the input is used up, a last run finishes. Then
+Runs and processes of their tasks are killed (`tests.fault.kills`). Once the input is used up, a last run finishes. Then
 
 - the recorded clock never went back;
 - each sink was delivered once what `Model` makes of the input at the recorded clocks, late rows included;
@@ -23,14 +20,9 @@ place. Needs root.
 
 import argparse
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,9 +46,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.deduplicate import Deduplicate
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, ValueState
 from siltstone.settings import Settings
-from siltstone.spark.failures import is_lost, may_pass, read_causes
-from siltstone.spark.operations import RunRequest, replay, rescale, restore, run, verify
-from siltstone.spark.session import spark_session
+from siltstone.spark.operations import RunRequest, replay, restore, run, verify
 from siltstone.state.ttl import TTL
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.clock_rules import SourceClock, decode_clock
@@ -64,7 +54,7 @@ from siltstone.time.event_time import LATE, SOURCE_WIDE, EventTime
 from siltstone.times import to_us
 from tests.cluster.cluster import Cluster
 from tests.fault.jumping_clock import OFFSET_S, jumping_clock
-from tests.fault.processes import MARK, forked_of, send
+from tests.fault.kills import Kills, Started, arguments, child, note, settings_of
 from tests.fault.warehouses import WAREHOUSES
 from tests.postgres_server import new_schema, postgres_server
 from tests.servers import use_test_credentials
@@ -148,7 +138,7 @@ class Drawn:
     @classmethod
     def of(cls, given: argparse.Namespace) -> "Drawn":
         """Draw by the seed."""
-        draw, files = random.Random(given.seed), given.files
+        draw, files = random.Random(given.seed), given.pieces
         options = _EVENT_TIMES[given.seed % len(_EVENT_TIMES)]
         event_time = EventTime("at", delay="4 minutes", max_ahead=timedelta(days=36500), **options)
         lags = event_time.per != SOURCE_WIDE
@@ -177,12 +167,6 @@ def inputs(given: argparse.Namespace) -> list[list[tuple[int, float]]]:
         for user, minute in rows:
             made[drawn.comes_in(number) if user % 2 else number].append((int(user), round(float(minute), 2)))
     return made
-
-
-def note(directory: Path) -> None:
-    """Note that a run is about to take the stream over, or has completed a checkpoint: the file grows by a byte."""
-    with (directory / "progress").open("ab") as file:
-        file.write(b".")
 
 
 def define(given: argparse.Namespace) -> Stream:
@@ -286,51 +270,6 @@ def model_of(settings: Settings, given: argparse.Namespace) -> tuple[Model, Coun
     return made, kinds
 
 
-# --- one run ---------------------------------------------------------------------------------------------------------
-
-
-def settings_of(given: argparse.Namespace, draw: random.Random) -> Settings:
-    """Settings of one run."""
-    return Settings(
-        warehouse=given.warehouse or str(given.directory / "warehouse"),
-        catalog=given.catalog,
-        master=given.master,
-        spark=json.loads(given.spark),
-        backend=draw.choice(["heap", "rocksdb"]),
-        parallelism=draw.choice([None, 1, 2, 3]),
-        checkpoint_steps=draw.choice([1, 2, 3]),
-        max_pending=draw.choice([0, 2]),
-    )
-
-
-def child(given: argparse.Namespace) -> None:
-    """One run, once a line says so: of a few micro-batches, or until it is killed."""
-    draw = random.Random(f"{given.seed} {given.child}")
-    settings, stream = settings_of(given, draw), define(given)
-    spark_session(settings.master, settings.spark, steps=True)
-    if not sys.stdin.readline():
-        return
-    # The highest clock grows from run to run, so that the recorded one goes on, too.
-    highest_s = min(OFFSET_S, 5.0 * given.child)
-    request = RunRequest(batches=draw.choice([1, 2, 4, 8]), follow=draw.random() < 0.6)
-    with jumping_clock(draw, highest_s=highest_s):
-        try:
-            if draw.random() < 0.15 and _has_checkpoint(settings):
-                rescale(settings, stream, draw.choice([1, 2, 3, 4]))
-            run(settings, stream, request, lambda _: note(given.directory))
-        except Exception as error:
-            # A failure of the query is the cause of the error.
-            if may_pass(error) or is_lost(read_causes(error.__cause__ or error)):  # tasks killed too often in a row
-                sys.exit(GIVES_UP)
-            raise
-
-
-def _has_checkpoint(settings: Settings) -> bool:
-    with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
-        known = [stream.name for stream in place.catalog.streams.list()]
-        return NAME in known and place.catalog.checkpoints.last_id(NAME) > 0
-
-
 def check(given: argparse.Namespace) -> str:
     """Finish the stream, and compare; return what there was, for people."""
     directory = given.directory
@@ -376,124 +315,22 @@ def _us(value: Any) -> Any:
 # --- many runs -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Kills:
-    """Runs of one stream after the other, killed on this machine.
+class TimedKills(Kills):
+    """Runs of streams with timers that read files."""
 
-    Args:
-        given: how many kills, the seed of the first stream, and the files of each.
-    """
+    module = "tests.fault.timed_kills"
 
-    given: argparse.Namespace
-    counts: Counter[str] = field(default_factory=Counter)
-    """what was killed, or ended"""
-
-    def run(self) -> None:
-        """Do it; a line for each stream."""
-        begun = time.monotonic()
-        while self.killed < self.given.kills:
-            with tempfile.TemporaryDirectory(dir=self.given.directory) as directory:
-                found = self.stream(Path(directory))
-            minutes = (time.monotonic() - begun) / 60
-            print(f"seed {self.given.seed}: {dict(self.counts)} in {minutes:.0f} min; {found}", flush=True)
-            self.given.seed += 1
-
-    @property
-    def killed(self) -> int:
-        """How many processes, or workers of a cluster, were killed."""
-        return self.counts.total() - self.counts["runs that ended"]
-
-    def stream(self, directory: Path) -> str:
-        """Run one stream until its input is used up, and check it; return what there was."""
-        draw = random.Random(f"kills {self.given.seed}")
+    def make_input(self, directory: Path) -> list[Path]:
         # Not by the source: a run that is killed between a file and its time of change puts it in another order.
         write_files(directory / "coming", [clicks(*rows) for rows in inputs(self.given)])
-        for name in ("files", "tmp"):
-            (directory / name).mkdir()
-        (directory / "progress").touch()
-        coming = sorted((directory / "coming").iterdir())
-        with self.options(directory) as options:
-            number, following = 0, self.start(directory, options, 0)
-            while coming and self.killed < self.given.kills:
-                process, number = following, number + 1
-                following = self.start(directory, options, number)
-                self.kill(process, directory, coming, draw)
-            following.process.kill()
-            following.process.wait()
-            for path in coming:
-                path.rename(directory / "files" / path.name)
-            last = self.start(directory, [*options, "--check"], number + 1)
-            assert last.process.wait(900) == 0, f"seed {self.given.seed}: {_end_of(last.said)}"
-            return last.said.read_text().strip().rpartition("\n")[2]
+        (directory / "files").mkdir()
+        return sorted((directory / "coming").iterdir())
 
-    def kill(self, started: "Started", directory: Path, coming: list[Path], draw: random.Random) -> None:
-        """Let a run go, and kill parts of it and then it, unless it ends before; files come meanwhile."""
-        process = started.process
-        assert process.stdin is not None
-        before = (directory / "progress").stat().st_size
-        process.stdin.write(b"go\n")
-        process.stdin.close()
-        # While it starts, or takes over, or once it has completed some checkpoints.
-        until, end = draw.choice([0, 1, 2, 2, 3, 4, 6]), time.monotonic() + LIFE_S
-        while process.poll() is None and time.monotonic() < end:
-            progress = (directory / "progress").stat().st_size
-            done = progress - before
-            if done >= until:
-                end, until = min(end, time.monotonic() + draw.uniform(0, 3)), sys.maxsize
-            # About as fast as checkpoints complete, so that runs often wait.
-            if coming and done and self.given.files - len(coming) <= progress and draw.random() < 0.7:
-                path = coming.pop(0)
-                path.rename(directory / "files" / path.name)
-            if done and draw.random() < 0.3:
-                self.kill_part(started, draw)
-            time.sleep(max(0, min(end - time.monotonic(), draw.choice([0.2, 1, 1, 2.5]))))
-        ends = process.poll() is not None
-        process.kill()
-        assert process.wait() in (0, -9, GIVES_UP), f"seed {self.given.seed}: {_end_of(started.said)}"
-        self.counts["runs that ended" if ends else "runs"] += 1
-
-    def kill_part(self, started: "Started", draw: random.Random) -> None:
-        """Kill a process of the run's tasks."""
-        if workers := forked_of(started.mark):
-            send([draw.choice(workers)], signal.SIGKILL)
-            self.counts["task processes"] += 1
-
-    def start(self, directory: Path, options: Sequence[str], number: int) -> "Started":
-        """Start a run that makes a session, and waits for its turn: so kills fall into the engine's work."""
-        command = [sys.executable, "-m", "tests.fault.timed_kills", "--child", str(number), *options]
-        command += ["--seed", str(self.given.seed), "--files", str(self.given.files), "--directory", str(directory)]
-        mark, path = uuid.uuid4().hex, directory / f"said-{number % 3}.txt"
-        environment = {**os.environ, "TMPDIR": str(directory / "tmp"), **self.variables(), MARK: mark}
-        with path.open("wb") as said:
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said)
-        return Started(process, mark, path)
-
-    @contextmanager
-    def options(self, directory: Path) -> Iterator[list[str]]:
-        """The options of one stream's runs."""
-        yield ["--warehouse", str(directory / "warehouse")]
-
-    def variables(self) -> dict[str, str]:
-        """Further variables of runs."""
-        return {}
+    def give(self, piece: Path, directory: Path) -> None:
+        piece.rename(directory / "files" / piece.name)
 
 
-@dataclass(frozen=True)
-class Started:
-    """A run: its process, the mark that all processes of it carry, and what they say."""
-
-    process: subprocess.Popen
-    mark: str
-    said: Path
-
-
-def _end_of(said: Path) -> str:
-    """What a run has said, without Java's stacks."""
-    lines = said.read_text(errors="replace").splitlines()
-    return "\n".join(line for line in lines if not line.startswith("\tat "))[-20_000:]
-
-
-class ClusterKills(Kills):
+class ClusterKills(TimedKills):
     """The same on a cluster, of which workers are killed, too.
 
     Args:
@@ -539,36 +376,20 @@ def kill_on_cluster(given: argparse.Namespace, server: URL) -> None:
         ClusterKills(given, cluster, server).run()
 
 
-def arguments() -> argparse.ArgumentParser:
-    """What this module is asked for."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kills", type=int, default=20)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--files", type=int, default=30)
-    options.add_argument("--directory", type=Path)
-    options.add_argument("--cluster", action="store_true")
-    own = options.add_argument_group("of the processes that it starts")
-    own.add_argument("--child", type=int)
-    own.add_argument("--check", action="store_true")
-    own.add_argument("--warehouse")
-    own.add_argument("--catalog")
-    own.add_argument("--master", default="local[2]")
-    own.add_argument("--spark", default="{}")
-    return options
-
-
 def main() -> int:
     """Kill runs, one after the other, and check a stream each time its input is used up."""
-    given = arguments().parse_args()
+    options = arguments(__doc__)
+    options.add_argument("--cluster", action="store_true")
+    given = options.parse_args()
     if given.check:
         print(check(given))
     elif given.child is not None:
-        child(given)
+        child(given, define)
     elif given.cluster:
         with postgres_server() as server:
             kill_on_cluster(given, server)
     else:
-        Kills(given).run()
+        TimedKills(given).run()
     return 0
 
 
