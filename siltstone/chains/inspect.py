@@ -1,15 +1,19 @@
 """Describe recorded checkpoints for people, as plain JSON values: the list, and one of them in full."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.catalog.records.edits import EditRecord
+from siltstone.catalog.records.source_entries import decode_offsets
+from siltstone.catalog.records.steps import Step
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import OperatorHealth
+from siltstone.errors import StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest
 from siltstone.store.base import Store
@@ -70,6 +74,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         "chain": catalog.chains.list_checkpoints(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
+        "input": _list_input(steps),
         "steps": [{"step": s.step, "kind": s.kind, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
         "unchanged": _list_unchanged(manifest),
         "handles": [
@@ -89,6 +94,15 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
             for h in manifest.handles
         ],
     }
+
+
+def _list_input(steps: Sequence[Step]) -> dict[str, str]:
+    """Return how far each source has been read, as Spark wrote it; nothing if no step with a batch tells."""
+    for step in reversed(steps):
+        with suppress(UsageError, StateError):  # nothing of Spark's, or damaged, as a proof will say
+            if found := decode_offsets(step.offsets):
+                return found
+    return {}
 
 
 def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:

@@ -1,5 +1,7 @@
 """Commands that run a stream and show what it has recorded."""
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,6 +154,8 @@ def show(
     _print_origin(stream, found["forked_from"], found["forked_at"])
     say(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
     say(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    for source, offset in found["input"].items():
+        say(f"input {source} read up to {_show_offset(offset)}")
     if found["dropped"]:
         say(f"made without {', '.join(found['dropped'])}, whose state was dropped")
     if edit := found["edit"]:
@@ -174,6 +178,14 @@ def show(
             h["object"],
         )
     print_table(rows)
+
+
+def _show_offset(offset: str) -> str:
+    """Return the offset of a source for people: those of Kafka by partition, others as Spark wrote them."""
+    with suppress(ValueError, AttributeError, TypeError):
+        topics = {topic: sorted(of.items(), key=lambda each: int(each[0])) for topic, of in json.loads(offset).items()}
+        return "; ".join(f"{topic} {', '.join(f'{part}: {at:,}' for part, at in of)}" for topic, of in topics.items())
+    return offset
 
 
 @command(GROUP, StreamClient.report)

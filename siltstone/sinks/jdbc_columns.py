@@ -1,6 +1,6 @@
 """Columns of a database's table for the output of an operator: their types, values, and whether a table has them.
 
-docs/your-own-query.md shows the types. SQLite keeps decimals as text, because its numbers are not exact, and timestamps
+docs/sinks.md shows the types. SQLite keeps decimals as text, because its numbers are not exact, and timestamps
 as text in UTC.
 """
 

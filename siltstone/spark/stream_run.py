@@ -13,6 +13,7 @@ from siltstone.result import Result
 from siltstone.run.consistency import ConsistencyRequests, DrainResult
 from siltstone.run.region import Completed
 from siltstone.spark.jobs import use_session
+from siltstone.spark.queries import read_progress
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.versions import inherit_properties
 
@@ -97,11 +98,19 @@ class StreamRun:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Spark's status of the query (`message`, `isDataAvailable` and others); without a query, only a `message`."""
+        """Spark's status of the query (`message`, `isDataAvailable` and others); without a query, only a `message`.
+
+        `reported` has the numbers that each source reports, such as Kafka's `maxOffsetsBehindLatest`: source -> name ->
+        number, where sources are numbered from 0.
+        """
         query = self._query
         if not self.is_active or query is None:
             return {"message": "starting" if self.is_active else "failed" if self.exception else "ended"}
-        return dict(query.status)
+        reported = dict[str, dict[str, float]]()
+        for (source, name), number in read_progress(query).items():
+            if source:
+                reported.setdefault(source, {})[name] = number
+        return {**query.status, "reported": reported}
 
     def await_start(self) -> None:
         """Wait until the query has begun. After a rollback, the logged steps are run again before that.

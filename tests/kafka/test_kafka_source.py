@@ -24,7 +24,7 @@ from siltstone.restore.table import read_table
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.sinks.delta import DeltaSink
-from siltstone.spark.operations import RunRequest, replay, run
+from siltstone.spark.operations import RunRequest, replay, run, write_stream
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.event_time import EventTime
 from tests.delta_run import read_sink
@@ -138,6 +138,25 @@ def test_from_the_latest_nothing_is_lost_between_runs(
     kafka.produce(topic, rows_of(30, 10))
     run(settings, stream, RunRequest())
     check_exact(settings, stream, rows_of(10, 30))
+
+
+def test_a_run_tells_how_far_it_is_behind(
+    kafka: KafkaServer, topic: str, settings: Settings, spark: SparkSession
+) -> None:
+    kafka.create_topic(topic)
+    kafka.produce(topic, rows_of(0, 100))
+    stream = tallied(subscribe=topic, maxOffsetsPerTrigger="25")
+    begun = write_stream(settings, stream, read_numbers(spark, stream.options), RunRequest(follow=True))
+    seen = set[float]()
+    try:
+        while 0.0 not in seen:
+            assert begun.is_active, begun.exception
+            seen |= {each["maxOffsetsBehindLatest"] for each in begun.status.get("reported", {}).values()}
+            time.sleep(0.05)
+    finally:
+        begun.stop()
+    assert seen <= {75.0, 50.0, 25.0, 0.0}
+    check_exact(settings, stream, rows_of(0, 100))
 
 
 def test_assigned_partitions_alone_are_read_and_a_checkpoint_shows_their_offsets(

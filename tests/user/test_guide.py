@@ -33,8 +33,9 @@ UNRUN = [
 ELSEWHERE = {
     "docs/backup.md": "tests/system/test_backup.py",
     "docs/dagster-in-production.md": "tests/system/test_production.py",
+    "docs/kafka.md": "tests/kafka/test_kafka_guide.py",
 }
-"""page -> the tests that run its blocks: they lose a catalog for it, or start a deployment"""
+"""page -> the tests that run its blocks: they lose a catalog for it, or start a deployment or a broker"""
 RULE = re.compile(r"\d\. .* ─+")
 
 
