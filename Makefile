@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-policy profile fault fault-timers fault-kafka fuzz licenses docs release ui screenshots clean
+.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy profile fault fault-timers fault-kafka fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -124,6 +124,10 @@ bench-quick: $(READY)dev $(READY)gateway ## three parts of it at small sizes, in
 
 bench-cluster: $(READY)dev $(READY)gateway ## a Spark cluster beside one machine with as many cores, and how fast it goes on when a worker is killed; needs root
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks cluster
+
+bench-kafka: $(READY)dev ## from Kafka to Kafka, exactly once, beside Spark's own source, state and sink; fetches Kafka with Maven once
+	@$(BIN)/python -m tests.kafka_server
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks kafka
 
 profile: $(READY)dev ## where a step's time goes, phase by phase, as flame graphs in profile.png
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks profile

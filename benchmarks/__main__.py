@@ -33,11 +33,13 @@ tests. The exit code is 1 if a goal is missed.
 
     python -m benchmarks side-by-side [--minutes M] ...
     python -m benchmarks cluster [--rounds N] ...
+    python -m benchmarks kafka [--quick] [--rounds N] ...
     python -m benchmarks profile [--rows S] [--step-rows K] ...
 
 are separate: the first runs a stream alone, then together with the commands of its life cycle
 (`benchmarks.side_by_side`). The second compares a cluster with one machine and kills workers (`benchmarks.cluster`).
-The third shows where a step's time goes (`benchmarks.profile`).
+The third goes from Kafka to Kafka, beside Spark's own source, state and sink (`benchmarks.kafka`). The fourth shows
+where a step's time goes (`benchmarks.profile`).
 """
 
 import argparse
@@ -265,7 +267,7 @@ PARTS: dict[str, Part] = {
     "python": python,
     "latency": latency,
 }
-SIDE_BY_SIDE, CLUSTER, PROFILE = "side-by-side", "cluster", "profile"
+SIDE_BY_SIDE, CLUSTER, KAFKA, PROFILE = "side-by-side", "cluster", "kafka", "profile"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -279,6 +281,10 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import cluster
 
         return cluster.main(arguments[1:])
+    if arguments[:1] == [KAFKA]:
+        from benchmarks import kafka
+
+        return kafka.main(arguments[1:])
     if arguments[:1] == [PROFILE]:
         from benchmarks import profile
 
@@ -286,9 +292,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
-        epilog=f"{SIDE_BY_SIDE}, {CLUSTER} and {PROFILE} are separate: the first runs a stream alone, then together "
-        "with the commands of its life cycle; the second compares a cluster with one machine and kills workers; the "
-        f"third shows where a step's time goes. See `python -m benchmarks {SIDE_BY_SIDE} --help`, and so on.",
+        epilog=f"{SIDE_BY_SIDE}, {CLUSTER}, {KAFKA} and {PROFILE} are separate: the first runs a stream alone, then "
+        "together with the commands of its life cycle; the second compares a cluster with one machine and kills "
+        "workers; the third goes from Kafka to Kafka; the last shows where a step's time goes. See "
+        f"`python -m benchmarks {SIDE_BY_SIDE} --help`, and so on.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes")

@@ -86,7 +86,8 @@ class KafkaServer(JavaServer):
         properties = _PROPERTIES.format(root=self.root, port=self.port, controller=free_port())
         (self.root / "server.properties").write_text(properties)
         self._admin = AdminClient(self._client)
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # It begins with an A: what begins with a hyphen would be an option.
+        cluster = base64.urlsafe_b64encode(bytes(1) + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         with (self.root / "output").open("ab") as output:
             command = self._command("kafka.tools.StorageTool", "format", "-t", cluster, "-c")
             subprocess.run(command, stdout=output, stderr=output, check=True)
