@@ -356,11 +356,13 @@ def _copy(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
         DBAPIError: the database failed or refused, as when SQLAlchemy executes a statement.
     """
     from psycopg import Error
+    from psycopg.sql import SQL, Identifier
 
-    names = connection.dialect.identifier_preparer
-    columns = ", ".join(names.quote(column.name) for column in table.columns)
-    statement = f"COPY {names.format_table(table)} ({columns}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
+    # Not quoted by SQLAlchemy, which doubles each % for statements with parameters.
+    place = Identifier(*filter(None, (table.schema, table.name)))
+    columns = SQL(", ").join(Identifier(column.name) for column in table.columns)
     driver: Any = connection.connection.driver_connection
+    statement = SQL("COPY {} ({}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')").format(place, columns).as_string(driver)
     try:
         with driver.cursor() as cursor, cursor.copy(statement) as copy:
             copy.write(to_csv(batch))

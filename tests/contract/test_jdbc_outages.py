@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 COMMIT = rb"COMMIT(?!TED)"
 """not of BEGIN ISOLATION LEVEL READ COMMITTED"""
 MOMENTS = {
-    "rows": rb"COPY tallied",
+    "rows": rb'COPY "tallied"',
     "keyed rows": rb"INSERT INTO tallied",
     "marker": rb"UPDATE siltstone_sinks",
     "commit": COMMIT,

@@ -313,6 +313,21 @@ def test_a_null_in_a_key_is_refused(place: OpenWarehouse, sink: JdbcSink, url: s
     assert rows_in(url) == []
 
 
+NAMES = ["a%b", "select", "Capital", 'quo"te', "%(n)s : d.e [f]", ":c"]
+
+
+@pytest.mark.parametrize("key", ["", NAMES[0], NAMES[2], NAMES[4]])
+@pytest.mark.parametrize("name", ["Order lines", "user", "50%", 'quo"te'])
+def test_names_of_tables_and_columns_may_be_any(place: OpenWarehouse, sink: JdbcSink, key: str, name: str) -> None:
+    assert isinstance(sink.url, str)
+    table = written_by(place, replace(sink, table=name, key=key or ()))
+    for id in (1, 2):
+        table.deliver(stage(place, pa.table({each: [1, 2] for each in NAMES}), id=id))
+    with connected(sink.url) as connection:
+        found = list(connection.execute(select(Table(name, MetaData(), autoload_with=connection))))
+    assert sorted(found) == sorted([(1,) * len(NAMES), (2,) * len(NAMES)] * (1 if key else 2))
+
+
 # Types
 
 VALUES: list[tuple[pa.DataType, list[Any]]] = [
