@@ -13,6 +13,7 @@ wakes up later finds a newer id and writes nothing; if it is frozen within its t
 while. The row's name is that of `sink_identity`.
 """
 
+import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -53,6 +54,8 @@ _MAKING = 0x53494C5453494E4B
 _FORMS = "use postgresql://USER@HOST/DATABASE or sqlite:///PATH"
 _REFUSALS = (sa.IntegrityError, sa.DataError, sa.ProgrammingError, sa.NotSupportedError)
 """the database answers, and does not take what it was given"""
+_OUTAGES = ("08", "25", "28", "3D", "40", "53", "57", "58", "XX")
+"""SQLSTATE classes of what is wrong with the server or the connection; of all others the request is at fault"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -331,22 +334,34 @@ class JdbcTable:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except _REFUSALS as error:
-            raise StateError(
-                f"{self.label}, which refuses {what}: {self._explain(error)}",
-                advice="correct the table or its permissions, or name the key by which rows are replaced, and run "
-                "again: what is not delivered comes first",
-            ) from error.orig
         except (sa.DBAPIError, sa.TimeoutError) as error:
+            cause = getattr(error, "orig", None)
+            if _is_refusal(error):
+                raise StateError(
+                    f"{self.label}, which refuses {what}: {self._explain(error)}",
+                    advice="correct the table or its permissions, or name the key by which rows are replaced, and run "
+                    "again: what is not delivered comes first",
+                ) from cause
             raise Unreachable(
                 f"{self.label}, which cannot be used: {self._explain(error)}",
                 advice="check that the database runs and takes connections, and the sink's URL and password",
                 transient=is_passing(error),
-            ) from getattr(error, "orig", None)
+            ) from cause
 
     def _explain(self, error: sa.SQLAlchemyError) -> str:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         return hide(lines[0].rstrip(" .;:") if lines else type(error).__name__, [self._url.password or ""])
+
+
+def _is_refusal(error: sa.SQLAlchemyError) -> bool:
+    """Whether the database answers, and would refuse the same again. Drivers call some of this operational."""
+    if isinstance(error, _REFUSALS):
+        return True
+    orig = getattr(error, "orig", None)
+    if isinstance(orig, sqlite3.Error):
+        return getattr(orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_ERROR
+    code = getattr(orig, "sqlstate", None)
+    return code is not None and code[:2] not in _OUTAGES and not is_passing(error)
 
 
 def _copy(connection: Connection, table: Table, batch: pa.RecordBatch) -> None:
