@@ -47,6 +47,7 @@ BEGIN_S = 30.0
 """how long the broker may take to hand over the transactions' id"""
 ABORT_S = 5.0
 _WAIT_S = 0.05
+_WHOLE = re.compile(r"[1-9][0-9]{0,8}")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -73,7 +74,7 @@ class KafkaSink:
     servers: str | Secret
     key: Columns = None
     value: Columns = None
-    options: Mapping[str, str | int | float | bool | Secret] = field(default_factory=dict)
+    options: Mapping[str, str | int | float | bool | Secret] = field(default_factory=dict, repr=False)
     markers: str = MARKERS
     stages_table: ClassVar[bool] = False
 
@@ -85,6 +86,8 @@ class KafkaSink:
             raise UsageError(f"a KafkaSink writes rows and markers to the topic {self.topic}: name another for one")
         if own := OWN.intersection(self.options):
             raise UsageError(f"a KafkaSink sets {min(own)} itself: leave it out of its options")
+        if not _WHOLE.fullmatch(str(self.options.get(TIMEOUT, TIMEOUT_MS))):
+            raise UsageError(f"a KafkaSink's {TIMEOUT} is a whole number of milliseconds: correct its options")
 
 
 @dataclass
@@ -109,7 +112,7 @@ class KafkaTopic:
         self.sink, self.stream, self.operator = sink, stream, operator
         self._warehouse, self._time = warehouse, time
         self._clients = KafkaClients(f"{self.label}, topic {sink.topic}", sink.servers, sink.options)
-        self._timeout_s = float(str(sink.options.get(TIMEOUT, TIMEOUT_MS))) / 1000
+        self._timeout_s = int(str(sink.options.get(TIMEOUT, TIMEOUT_MS))) / 1000
         self._session: _Session | None = None
 
     @property

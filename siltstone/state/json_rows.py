@@ -43,7 +43,8 @@ def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         with suppress(pa.ArrowInvalid):  # its text is not UTF-8
             column.validate(full=True)
             return _quote(column)
-    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):  # values that often repeat
+    repeats = pa.types.is_temporal(kind) or pa.types.is_decimal128(kind) or pa.types.is_decimal256(kind)
+    if repeats:  # often; Arrow cannot tell which of the smaller decimals are equal
         different = column.unique()
         texts = _texts(_dump(_to_plain(value)) for value in different)
         return texts.take(pc.index_in(column, value_set=different))
@@ -122,6 +123,8 @@ def _to_plain(scalar: Any) -> Any:
         return f"{scalar.value} {kind.unit if hasattr(kind, 'unit') else 'days'} since 1970-01-01"
     if isinstance(value, float):
         return _finite(value)
+    if pa.types.is_time64(kind) and scalar.value % 1000 and kind.unit == "ns":  # Python's have no nanoseconds
+        return f"{value.isoformat(timespec='microseconds')}{scalar.value % 1000:03}"
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if value is None or isinstance(value, bool | int | float | str | tuple):

@@ -21,7 +21,7 @@ from siltstone.errors import SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.secret import Secret
 from siltstone.sinks import kafka_marker
-from siltstone.sinks.kafka import KafkaSink, KafkaTopic
+from siltstone.sinks.kafka import TIMEOUT, KafkaSink, KafkaTopic
 from siltstone.sinks.kafka_calls import KafkaClients
 from siltstone.sinks.kafka_marker import Marker, after
 from siltstone.sinks.kafka_rows import Columns, Record, encode_records
@@ -182,11 +182,18 @@ def test_what_is_no_marker_is_refused(data: bytes) -> None:
         (lambda: KafkaSink("a b", "x"), "names the topic 'a b'"),
         (lambda: KafkaSink("a", "x", markers="a"), "writes rows and markers to the topic a"),
         (lambda: KafkaSink("a", "x", options={"transactional.id": "mine"}), "sets transactional.id itself"),
+        (lambda: KafkaSink("a", "x", options={TIMEOUT: "1 minute"}), "is a whole number of milliseconds"),
+        (lambda: KafkaSink("a", "x", options={TIMEOUT: Secret("T")}), "is a whole number of milliseconds"),
     ],
 )
 def test_a_sink_that_cannot_work_is_refused_where_it_is_defined(sink: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sink()
+
+
+def test_options_are_not_shown() -> None:
+    sink = KafkaSink("sums", Secret("SERVERS"), options={"sasl.password": "a-password"})
+    assert "a-password" not in repr(replace(STREAM, sinks={SINK: sink})) and "sums" in repr(sink)
 
 
 @pytest.mark.parametrize("named", [{"key": "who"}, {"value": ["k", "who"]}])
