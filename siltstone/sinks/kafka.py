@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from siltstone.errors import Unreachable, UsageError
+from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.extras import check_extra
 from siltstone.format.output import read_output
 from siltstone.log import get_logger
@@ -160,12 +160,18 @@ class KafkaTopic:
                 finds out what the topic has.
             StateError: the broker refuses a record; or see `Marker.count_delivered`.
             UsageError: the rows, which an earlier definition made, lack a column of the key or of the value.
-            CorruptObject: a staged object is damaged.
+            CorruptObject: a staged object is missing, cut or altered, in two reads.
         """
         if not output.objects:
             return
         check_extra(*EXTRA)
         check_columns(_schema_of(output), self.sink.key, self.sink.value, self.label)
+        with suppress(CorruptObject):  # a store may answer wrongly once
+            self._deliver(output)
+            return
+        self._deliver(output)
+
+    def _deliver(self, output: "OutputRecord") -> None:
         with self._clients.translate_errors():
             try:
                 session = self._session = self._session or self._begin()

@@ -15,8 +15,9 @@ import pytest
 
 from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import Fenced, StateError, Unreachable, UsageError
+from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, UsageError
 from siltstone.format import output as staged_output
+from siltstone.model import StoredObject
 from siltstone.run.processing import output_schema
 from siltstone.sinks.kafka import MARKERS, KafkaSink, KafkaTopic
 from siltstone.sinks.kafka_marker import Marker
@@ -138,6 +139,32 @@ def test_an_id_that_comes_again_adds_nothing(kafka: KafkaServer, topic: str, pla
         run.topic.deliver(output)
         KafkaTopic(sink, place, NAME, SINK, None).deliver(output)
     assert rows_in(kafka, topic) == inputs([1, 2]) and len(kafka.read_messages(MARKERS)) == len(before)
+
+
+@pytest.mark.usefixtures("two_objects")
+def test_a_store_that_answers_wrongly_once_ends_no_run(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second object of two; one that stays damaged brings none of its rows."""
+    run = TopicRun(place, KafkaSink(topic, kafka.address), delivers=False)
+    run.step(batch(1))
+    [output] = place.catalog.outbox.list(NAME, outstanding=True)
+    wrong = [output.objects[1].name]
+    read = staged_output.read_output
+
+    def misread(store: Any, stored: StoredObject, schema: bytes) -> Any:
+        if stored.name in wrong:
+            wrong.remove(stored.name)
+            raise CorruptObject(f"object {stored.name} has another checksum")
+        return read(store, stored, schema)
+
+    monkeypatch.setattr("siltstone.sinks.kafka.read_output", misread)
+    run.give(output)
+    assert rows_in(kafka, topic) == inputs([1]) and not wrong
+    wrong += [each.name for each in output.objects] * 2
+    with pytest.raises(CorruptObject):
+        run.give(replace(output, sink_id=2))
+    assert rows_in(kafka, topic) == inputs([1])
 
 
 def test_more_rows_than_the_client_holds_arrive(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
