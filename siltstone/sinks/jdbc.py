@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import URL, BigInteger, Column, Connection, Engine, MetaData, Table, Text, func, inspect, select, update
 from sqlalchemy import exc as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -88,6 +89,8 @@ class JdbcSink:
         object.__setattr__(self, "key", (self.key,) if isinstance(self.key, str) else tuple(self.key))
         if not all(self.table.split(".")) or self.table.count(".") > 1:
             raise UsageError(f"the table of a JdbcSink is {self.table!r}: use NAME or SCHEMA.NAME")
+        if self.table.rpartition(".")[2].lower() == MARKERS:
+            raise UsageError(f"a JdbcSink keeps its ids in the table {MARKERS}: name another for the rows")
         if isinstance(self.url, str):
             _parse(self.url)
 
@@ -234,7 +237,8 @@ class JdbcTable:
 
     def _write(self, connection: Connection, insert: Any, batch: pa.RecordBatch) -> None:
         for name in self._key:
-            if batch.column(name).null_count:
+            # In SQLite not a number is null, too.
+            if pc.any(pc.is_null(batch.column(name), nan_is_null=self._is_sqlite)).as_py():
                 raise StateError(
                     f"{self.label}: column {name} of its key is null in a row of the output",
                     advice="a key finds the row to replace: leave out such rows, or name another key",

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.csv import WriteOptions, write_csv
 from sqlalchemy import (
-    CHAR,
     REAL,
+    VARCHAR,
     BigInteger,
     Boolean,
     Column,
@@ -177,8 +177,8 @@ def _takes(there: TypeEngine[Any], wanted: TypeEngine[Any], *, sqlite: bool) -> 
         return isinstance(there, DateTime) and (sqlite or (there.timezone == wanted.timezone and _has_fraction(there)))
     if isinstance(wanted, Time):
         return isinstance(there, Time) and (sqlite or (not there.timezone and _has_fraction(there)))
-    if isinstance(wanted, Text):  # CHAR(n) adds blanks
-        return isinstance(there, String) and not isinstance(there, Enum) and (sqlite or not isinstance(there, CHAR))
+    if isinstance(wanted, Text):  # of PostgreSQL's others, CHAR(n) adds blanks, and "char" and NAME cut what is longer
+        return isinstance(there, String if sqlite else Text | VARCHAR) and not isinstance(there, Enum)
     return any(isinstance(there, kind) and isinstance(wanted, kind) for kind in (Boolean, LargeBinary, Date))
 
 

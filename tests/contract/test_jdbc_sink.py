@@ -313,6 +313,23 @@ def test_a_null_in_a_key_is_refused(place: OpenWarehouse, sink: JdbcSink, url: s
     assert rows_in(url) == []
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_not_a_number_in_a_key_is_a_null_in_sqlite_alone(
+    place: OpenWarehouse, sink: JdbcSink, url: str, kind: pa.DataType
+) -> None:
+    run_sql(url, f"CREATE TABLE {TABLE} (n DOUBLE PRECISION UNIQUE)")
+    table = written_by(place, replace(sink, key="n"))
+    outputs = [stage(place, pa.table({"n": pa.array(np.array([0.5, np.nan]), kind)}), id=id) for id in (1, 2)]
+    if is_postgres(url):
+        for output in outputs:
+            table.deliver(output)
+        assert rows_in(url, f"SELECT count(*) FROM {TABLE}") == [2]
+        return
+    with pytest.raises(StateError, match="column n of its key is null"):
+        table.deliver(outputs[0])
+    assert rows_in(url) == []
+
+
 NAMES = ["a%b", "select", "Capital", 'quo"te', "%(n)s : d.e [f]", ":c"]
 
 
@@ -448,6 +465,8 @@ def test_a_column_that_does_not_fit_is_refused_before_the_run(
         ("k NUMERIC(10, 0), n INTEGER, t TEXT", "k"),
         ("k BIGINT, n INTEGER, t JSONB", "t"),
         ("k BIGINT, n INTEGER, t CHAR(80)", "t"),
+        ('k BIGINT, n INTEGER, t "char"', "t"),
+        ("k BIGINT, n INTEGER, t NAME", "t"),
     ],
 )
 def test_a_type_that_cannot_take_all_values_is_refused(

@@ -75,6 +75,12 @@ def test_a_name_that_is_no_table_s_is_refused(table: str) -> None:
         JdbcSink(AWAY, table)
 
 
+@pytest.mark.parametrize("table", ["siltstone_sinks", "public.Siltstone_Sinks"])
+def test_the_table_of_the_ids_is_not_one_for_rows(table: str) -> None:
+    with pytest.raises(UsageError, match="keeps its ids in the table siltstone_sinks: name another for the rows"):
+        JdbcSink("sqlite:///sales.db", table)
+
+
 def test_a_file_that_there_cannot_be_is_refused_before_the_run(place: OpenWarehouse, tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "sales.db", tmp_path):
         sinks = resolve_sinks(stream_with(JdbcSink(f"sqlite:///{path}", TABLE)), place)
