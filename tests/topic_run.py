@@ -1,6 +1,6 @@
 """A stream whose sink is a topic of Kafka, run without Spark, and processes of it that end at any moment.
 
-    python -m tests.topic_run WAREHOUSE SERVERS TOPIC MOMENT
+    python -m tests.topic_run WAREHOUSE SERVERS TOPIC MOMENT [SECOND]
 
 takes the next micro-batch and dies at the moment.
 """
@@ -19,10 +19,12 @@ from confluent_kafka import Message, Producer
 from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.format import output as staged_output
+from siltstone.run.outbox import Give
 from siltstone.sinks.kafka import MARKERS, KafkaSink, KafkaTopic
 from siltstone.sinks.kafka_calls import KafkaClients
+from siltstone.sinks.resolve import resolve_sinks
 from tests.kafka_server import KafkaServer
-from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch
+from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch
 from tests.places import place_at
 
 MOMENTS = (
@@ -38,23 +40,47 @@ MOMENTS = (
     "before the mark",
 )
 """in the delivery of an output of two staged objects"""
+SECOND = "second"
+"""the operator with another topic"""
 DIED = 9
 ROWS = 10
 
 
 class TopicRun(Outboxed):
-    """One run of the stream, which delivers to a topic as the stream's runner does."""
+    """One run of the stream, which delivers to a topic as the stream's runner does.
 
-    def __init__(self, place: OpenWarehouse, sink: KafkaSink, *, name: str = NAME, **options: Any) -> None:
-        self.topic = KafkaTopic(sink, place, name, SINK, None)
+    Args:
+        second: the sink of a second operator, which does the same.
+    """
+
+    def __init__(
+        self,
+        place: OpenWarehouse,
+        sink: KafkaSink,
+        *,
+        name: str = NAME,
+        second: KafkaSink | None = None,
+        **options: Any,
+    ) -> None:
+        stream = replace(STREAM, name=name, sinks={SINK: sink})
+        if second is not None:
+            operators = (*STREAM.operators, Tallies(name=SECOND))
+            stream = replace(stream, operators=operators, sinks={SINK: sink, SECOND: second})
+        self.topics: dict[str, KafkaTopic] = resolve_sinks(stream, place)
+        self.topic = self.topics[SINK]
         self.given: list[int] = []
-        """ids that were handed to the topic"""
-        super().__init__(place, Heard(), stream=replace(STREAM, name=name, sinks={SINK: sink}), **options)
+        """ids that were handed to the topics"""
+        super().__init__(place, Heard(), stream=stream, **options)
+
+    @property
+    def sinks(self) -> dict[str, Give]:
+        """Those of all outputs."""
+        return dict.fromkeys(self.topics, self.give)
 
     def give(self, output: OutputRecord) -> None:
         """Hand one output over."""
         self.given.append(output.sink_id)
-        self.topic.deliver(output)
+        self.topics[output.name].deliver(output)
 
 
 def create_topics(kafka: KafkaServer, topic: str, partitions: int = 1, markers: str = MARKERS) -> None:
@@ -97,7 +123,7 @@ class Watched:
 
 def watch(topic: KafkaTopic, at: Callable[[str], object]) -> None:
     """Let a topic's producers tell their calls, as in `MOMENTS`."""
-    clients: KafkaClients = topic._clients  # noqa: SLF001
+    clients: KafkaClients = topic._transactions._clients_of(topic.cluster)  # noqa: SLF001
     real, calls = clients.make_producer, dict[str, int]()
     clients.make_producer = lambda id: Watched(real(id), at, calls)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -107,19 +133,24 @@ def split_outputs() -> None:
     staged_output.OBJECT_BYTES = 1
 
 
-def die_at(root: Path, servers: str, topic: str, moment: str) -> int:
-    """Take a micro-batch in a process that dies at a moment; return its exit code."""
-    command = [sys.executable, "-m", __name__, str(root), servers, topic, moment]
+def die_at(root: Path, servers: str, topic: str, moment: str, second: str = "") -> int:
+    """Take a micro-batch in a process that dies at a moment; return its exit code.
+
+    Args:
+        second: the topic of a second operator.
+    """
+    command = [sys.executable, "-m", __name__, str(root), servers, topic, moment, *([second] if second else [])]
     return subprocess.run(command, timeout=120, check=False).returncode
 
 
 def _main(arguments: Sequence[str]) -> None:
-    root, servers, topic, moment = arguments
-    split_outputs()
+    root, servers, topic, moment, *further = arguments
+    if not further:
+        split_outputs()
     with place_at(Path(root)) as place:
-        sink = KafkaSink(topic, servers)
-        TopicRun(place, sink)  # delivers what an earlier one left
-        run = TopicRun(place, sink, delivers=False)
+        sink, second = KafkaSink(topic, servers), KafkaSink(further[0], servers) if further else None
+        TopicRun(place, sink, second=second)  # delivers what an earlier one left
+        run = TopicRun(place, sink, second=second, delivers=False)
         run.step(batch(run.region.step + 1, ROWS))
 
         def die(at: str) -> None:
@@ -127,9 +158,10 @@ def _main(arguments: Sequence[str]) -> None:
                 os._exit(DIED)
 
         watch(run.topic, die)
-        [output] = place.catalog.outbox.list(NAME, outstanding=True)
-        assert len(output.objects) == 2, "so that there are two transactions"
-        run.give(output)
+        outputs = place.catalog.outbox.list(NAME, outstanding=True)
+        assert [len(output.objects) for output in outputs] == ([1, 1] if further else [2]), "transactions"
+        for output in outputs:
+            run.give(output)
         die("before the mark")
 
 

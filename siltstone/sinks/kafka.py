@@ -1,52 +1,35 @@
 """Topics of Kafka with a stream's output: each row exactly once, for consumers that read committed records.
 
-    deliver    for each staged object of an output, in order, one transaction: its rows, then a marker (`kafka_marker`)
-    repeat     read the marker, and go on after the objects that it counts
-
-The transactions' id is that of `sink_identity`. The first delivery of a run takes it over (`init_transactions`): the
-broker ends what an earlier process left open, and refuses what it sends from then on. Only then the marker is read. So
-each object's rows are in the topic once (promise 2): after a crash before or after a commit, after a commit whose
-answer was lost, and if a writer that was fenced wakes up in the middle.
-
-The driver reads the staged objects and sends the rows; Spark runs no job for it.
+The driver reads the staged objects of an output and sends the rows; Spark runs no job for it. They are sent in
+transactions (`kafka_transactions`), each with a marker that tells what is there (`kafka_marker`).
 """
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.errors import CorruptObject, UsageError
 from siltstone.extras import check_extra
 from siltstone.format.output import read_output
-from siltstone.log import get_logger
 from siltstone.secret import Secret
 from siltstone.sinks.identity import sink_identity
 from siltstone.sinks.kafka_calls import EXTRA, OWN, KafkaClients
-from siltstone.sinks.kafka_marker import PARTITION, Marker, after, check_topics, read_marker
+from siltstone.sinks.kafka_marker import check_topics, read_markers
 from siltstone.sinks.kafka_rows import Columns, Record, check_columns, encode_records
+from siltstone.sinks.kafka_transactions import TIMEOUT, Cluster, KafkaTransactions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Producer
-
     from siltstone.catalog.records.outbox import OutputRecord
     from siltstone.catalog.warehouse import OpenWarehouse
-    from siltstone.model import StoredObject
 
-_LOG = get_logger(__name__)
 MARKERS = "siltstone-markers"
-STREAM_HEADER, CHECKPOINT_HEADER = "siltstone.stream", "siltstone.checkpoint"
-TIMEOUT = "transaction.timeout.ms"
 TIMEOUT_MS = 60_000
 """how long a transaction may take, unless the options say otherwise"""
-BEGIN_S = 30.0
-"""how long the broker may take to hand over the transactions' id"""
-ABORT_S = 5.0
-_WAIT_S = 0.05
 _WHOLE = re.compile(r"[1-9][0-9]{0,8}")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -90,15 +73,6 @@ class KafkaSink:
             raise UsageError(f"a KafkaSink's {TIMEOUT} is a whole number of milliseconds: correct its options")
 
 
-@dataclass
-class _Session:
-    """A producer that has taken over the transactions' id, and what its topic has."""
-
-    id: str
-    producer: "Producer"
-    marker: Marker | None
-
-
 class KafkaTopic:
     """The topic of one sink of a stream; not safe for use by two threads.
 
@@ -107,13 +81,20 @@ class KafkaTopic:
     """
 
     def __init__(
-        self, sink: KafkaSink, warehouse: "OpenWarehouse", stream: str, operator: str, time: str | None
+        self,
+        sink: KafkaSink,
+        warehouse: "OpenWarehouse",
+        stream: str,
+        operator: str,
+        time: str | None,
+        transactions: KafkaTransactions | None = None,
     ) -> None:
-        self.sink, self.stream, self.operator = sink, stream, operator
+        self.sink, self.stream, self.operator, self.topic = sink, stream, operator, sink.topic
+        self.cluster = Cluster(sink.servers, sink.options, sink.markers)
+        self.timeout_s = int(str(sink.options.get(TIMEOUT, TIMEOUT_MS))) / 1000
         self._warehouse, self._time = warehouse, time
-        self._clients = KafkaClients(f"{self.label}, topic {sink.topic}", sink.servers, sink.options)
-        self._timeout_s = int(str(sink.options.get(TIMEOUT, TIMEOUT_MS))) / 1000
-        self._session: _Session | None = None
+        self._transactions = transactions or KafkaTransactions(warehouse, stream)
+        self._transactions.add(self)
 
     @property
     def label(self) -> str:
@@ -121,8 +102,8 @@ class KafkaTopic:
         return f"stream {self.stream}: the KafkaSink of {self.operator}"
 
     @property
-    def id(self) -> str:
-        """The id of its transactions, and the key of its markers; see `sink_identity`."""
+    def key(self) -> str:
+        """The key of its markers."""
         return f"siltstone/{sink_identity(self._warehouse, self.stream, self.operator)}"
 
     def check(self, schema: pa.Schema) -> None:
@@ -149,96 +130,42 @@ class KafkaTopic:
         """
         check_extra(*EXTRA)
         with self._clients.translate_errors():
-            marker = read_marker(self._clients, self.sink.markers, self.id)
+            [marker] = read_markers(self._clients, self.sink.markers, [self.key]).values() or [None]
         return set(), 1 if marker is None else marker.id + (marker.objects == marker.of)
 
     def deliver(self, output: "OutputRecord") -> None:
         """Send the rows of one checkpoint, without those that the topic has.
 
         Raises:
-            Unreachable: the broker or the store failed, or another process delivers for this sink; the next delivery
-                finds out what the topic has.
-            StateError: the broker refuses a record; or see `Marker.count_delivered`.
-            UsageError: the rows, which an earlier definition made, lack a column of the key or of the value.
+            UsageError: see `encode`.
+            Unreachable, StateError: see `KafkaTransactions.deliver`.
             CorruptObject: a staged object is missing, cut or altered, in two reads.
         """
         if not output.objects:
             return
         check_extra(*EXTRA)
-        check_columns(_schema_of(output), self.sink.key, self.sink.value, self.label)
         with suppress(CorruptObject):  # a store may answer wrongly once
-            self._deliver(output)
+            self._transactions.deliver(self, output)
             return
-        self._deliver(output)
+        self._transactions.deliver(self, output)
 
-    def _deliver(self, output: "OutputRecord") -> None:
-        with self._clients.translate_errors():
-            try:
-                session = self._session = self._session or self._begin()
-                for number in range(self._count_delivered(session, output), len(output.objects)):
-                    self._send(session, output, number)
-            except BaseException:
-                self._end()
-                raise
+    def encode(self, output: "OutputRecord", number: int) -> Iterator[list[Record]]:
+        """Read one staged object of an output, as records.
 
-    def _count_delivered(self, session: _Session, output: "OutputRecord") -> int:
-        if session.marker is None:
-            return 0
-        return session.marker.count_delivered(output, self._clients.what, session.id, self.sink.markers)
-
-    def _begin(self) -> _Session:
-        """Take over the transactions' id, then read the marker, which no other process can write any more."""
-        id = self.id
-        producer = self._clients.make_producer(id)
-        producer.init_transactions(BEGIN_S)
-        marker = read_marker(self._clients, self.sink.markers, id)
-        _LOG.debug("topic taken over", stream=self.stream, sink=self.operator, marker=str(marker))
-        return _Session(id, producer, marker)
-
-    def _end(self) -> None:
-        """Give up the producer after an error, with its transaction: readers need not wait until that times out."""
-        session, self._session = self._session, None
-        if session is not None:
-            with suppress(Exception):  # that of the delivery is what counts
-                session.producer.abort_transaction(ABORT_S)
-
-    def _send(self, session: _Session, output: "OutputRecord", number: int) -> None:
-        """Send the rows of one staged object and the marker in one transaction."""
-        producer, until_s = session.producer, time.monotonic() + self._timeout_s
-        producer.begin_transaction()
-        headers: dict[str, str | bytes | None] = {STREAM_HEADER: self.stream, CHECKPOINT_HEADER: str(output.sink_id)}
-        for records in self._encode(output, output.objects[number]):
-            for key, value, at in records:
-                while True:
-                    try:
-                        producer.produce(self.sink.topic, value, key, timestamp=at, headers=headers)
-                        break
-                    except BufferError:  # its queue is full
-                        producer.poll(_WAIT_S)
-                        self._check_time(until_s)
-        while producer.flush(1.0):
-            self._check_time(until_s)
-        marker = after(output, number + 1)
-        # Last, so that what a crash leaves open is hardly ever in the partition that all sinks read.
-        producer.produce(self.sink.markers, marker.encode(), session.id, partition=PARTITION)
-        producer.commit_transaction(max(until_s - time.monotonic(), _WAIT_S))
-        session.marker = marker
-
-    def _encode(self, output: "OutputRecord", stored: "StoredObject") -> Iterator[list[Record]]:
-        store = self._warehouse.warehouse.store
-        time = self._time if self._time in _schema_of(output).names else None
-        for batch in read_output(store, stored, output.arrow_schema):
+        Raises:
+            UsageError: the rows, which an earlier definition made, lack a column of the key or of the value.
+            CorruptObject: the object is missing, cut or altered.
+            Unreachable: the store failed.
+        """
+        schema = _schema_of(output)
+        check_columns(schema, self.sink.key, self.sink.value, self.label)
+        time = self._time if self._time in schema.names else None
+        for batch in read_output(self._warehouse.warehouse.store, output.objects[number], output.arrow_schema):
             yield from encode_records(batch, self.sink.key, self.sink.value, time)
 
-    def _check_time(self, until_s: float) -> None:
-        if time.monotonic() > until_s:
-            raise Unreachable(
-                f"{self._clients.what}: the broker did not take the rows of one staged object within {TIMEOUT} "
-                f"({self._timeout_s:g} s)",
-                advice="check that the broker answers; if it is only slow, raise that option, up to the broker's "
-                "transaction.max.timeout.ms",
-                transient=True,
-            )
+    @cached_property
+    def _clients(self) -> KafkaClients:
+        return KafkaClients(f"{self.label}, topic {self.topic}", self.sink.servers, self.sink.options)
 
 
 def _schema_of(output: "OutputRecord") -> pa.Schema:

@@ -54,8 +54,8 @@ class KafkaClients:
     options: Mapping[str, Any]
     _noted: list["KafkaError"] = field(default_factory=list)
     """what the newest client was told of its connections"""
-    _undelivered: list["KafkaError"] = field(default_factory=list)
-    """why records could not be written"""
+    _undelivered: list[tuple["KafkaError", str | None]] = field(default_factory=list)
+    """why records could not be written, and to which topic"""
 
     def make_producer(self, transactional_id: str) -> "Producer":
         """Return a producer of transactions of this id."""
@@ -68,7 +68,7 @@ class KafkaClients:
                 **self._config(),
                 "transactional.id": transactional_id,
                 "delivery.report.only.error": True,
-                "on_delivery": lambda error, _: self._undelivered.append(error),
+                "on_delivery": lambda error, record: self._undelivered.append((error, record.topic())),
             }
         )
 
@@ -101,18 +101,19 @@ class KafkaClients:
             yield
         except KafkaException as caught:
             error: KafkaError = caught.args[0]
-            first = next((each for each in self._undelivered if each.code() not in _codes(_PURGED)), error)
-            raise self._translate(first) from caught
+            # What a record was refused for, rather than that its transaction failed.
+            first = next((each for each in self._undelivered if each[0].code() not in _codes(_PURGED)), (error, None))
+            raise self._translate(*first) from caught
 
-    def _translate(self, error: "KafkaError") -> Exception:
+    def _translate(self, error: "KafkaError", topic: str | None) -> Exception:
         from confluent_kafka import KafkaError
 
-        said = f"{self.what}: {_one_line(error)}"
+        said = f"{self.what}: {f'a record of topic {topic}: ' if topic else ''}{_one_line(error)}"
         if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - so the client names its own errors
             return UsageError(f"{said}: correct its options")
         if error.code() in _codes(_FENCED):
             return Unreachable(
-                f"{said}: another process delivers for this sink, or the transaction took longer than "
+                f"{said}: another process delivers for this stream, or the transaction took longer than "
                 "transaction.timeout.ms",
                 advice="run again: what the topic has is not sent twice",
                 transient=True,

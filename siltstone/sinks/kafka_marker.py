@@ -1,13 +1,13 @@
 """Markers: how far each sink has come with its outputs, in a compacted topic.
 
-A marker is written in the transaction of the rows that it counts, so both are there or neither is. Its key is the id of
-the sink's transactions. All markers are in the topic's first partition, which is read from its beginning when a sink
-begins; compaction keeps the newest marker of each sink.
+A marker is written in the transaction of the rows that it counts, so both are there or neither is. Its key names the
+sink. All markers are in the topic's first partition, which is read from its beginning when a run begins to deliver;
+compaction keeps the newest marker of each sink.
 """
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,8 @@ def _has_topic(admin: "AdminClient", name: str) -> bool:
         time.sleep(0.2)
 
 
-def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
-    """Read the newest marker of a sink, after its own transactions have ended; None if it has none.
+def read_markers(clients: KafkaClients, topic: str, keys: Collection[str]) -> dict[str, Marker]:
+    """Read the newest marker of each of some sinks, after their own transactions have ended: key -> marker.
 
     Raises:
         Unreachable: the broker is away, or other sinks' transactions stay open.
@@ -138,7 +138,7 @@ def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-    end, found = _find_end(clients, topic), None
+    end, found, wanted = _find_end(clients, topic), dict[str, bytes | None](), {key.encode(): key for key in keys}
     consumer, deadline = clients.make_consumer(), time.monotonic() + READ_S
     try:
         at = 0  # or the first offset that there is; asking the broker for it takes the client half a second
@@ -150,8 +150,8 @@ def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its own name
                     raise KafkaException(error)
                 at = _next_offset(message)
-                if error is None and message.key() == key.encode():
-                    found = message.value()
+                if error is None and (key := wanted.get(message.key() or b"")) is not None:
+                    found[key] = message.value()
             if at < end and time.monotonic() > deadline:
                 raise Unreachable(
                     f"{clients.what}: the markers in topic {topic} could be read up to offset {at} of {end} only: a "
@@ -161,7 +161,11 @@ def read_marker(clients: KafkaClients, topic: str, key: str) -> Marker | None:
                 )
     finally:
         consumer.close()
-    return None if found is None else Marker.decode(found, f"the record {key} of topic {topic}")
+    return {
+        key: Marker.decode(value, f"the record {key} of topic {topic}")
+        for key, value in found.items()
+        if value is not None  # taken away by hand, to send an output once more
+    }
 
 
 def _next_offset(message: "Message[Any, Any]") -> int:

@@ -19,6 +19,7 @@ from siltstone.run.processing import output_schema
 from siltstone.sinks.delta import DeltaSink, SinkTable
 from siltstone.sinks.jdbc import JdbcSink, JdbcTable
 from siltstone.sinks.kafka import KafkaSink, KafkaTopic
+from siltstone.sinks.kafka_transactions import KafkaTransactions
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.store.table_place import find_table_obstacle
 from siltstone.stream import DEAD_LETTERS, Stream
@@ -33,15 +34,16 @@ def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
     Raises:
         UsageError: a `DeltaSink` in a warehouse that cannot have tables.
     """
-    return {name: _resolve(stream, name, sink, warehouse) for name, sink in stream.sinks.items()}
+    transactions = KafkaTransactions(warehouse, stream.name)
+    return {name: _resolve(stream, name, sink, warehouse, transactions) for name, sink in stream.sinks.items()}
 
 
-def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> Any:
+def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse, transactions: KafkaTransactions) -> Any:
     if isinstance(sink, JdbcSink):
         return JdbcTable(sink, warehouse, stream.name, name)
     if isinstance(sink, KafkaSink):
         times = {op.name: op.output_time for op in stream.operators}
-        return KafkaTopic(sink, warehouse, stream.name, name, times.get(name))
+        return KafkaTopic(sink, warehouse, stream.name, name, times.get(name), transactions)
     if not (sink is None or isinstance(sink, DeltaSink | ParquetSink)):
         return sink
     path = warehouse.warehouse.local.sink(stream.name) / name

@@ -46,7 +46,7 @@ def two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newest_marker(kafka: KafkaServer, run: TopicRun) -> Marker:
-    key = run.topic.id.encode()
+    key = run.topic.key.encode()
     return [Marker.decode(m.value() or b"", "it") for m in kafka.read_messages(MARKERS) if m.key() == key][-1]
 
 
@@ -72,6 +72,63 @@ def test_readers_of_committed_records_see_each_row_with_its_key_and_headers(
         by_key.setdefault(message.key() or b"", set()).add(message.partition())
     assert len(by_key) == 7 and all(len(where) == 1 for where in by_key.values())
     assert newest_marker(kafka, run).id == 3 and run.topic.list_published() == (set(), 4)
+
+
+def test_small_outputs_of_a_checkpoint_are_one_transaction(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse
+) -> None:
+    other = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, other)
+    run = TopicRun(place, KafkaSink(topic, kafka.address), second=KafkaSink(other, kafka.address))
+    seen: list[str] = []
+    watch(run.topic, seen.append)
+    for n in (1, 2, 3):
+        run.step(batch(n))
+    assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2, 3])
+    assert sum(moment.startswith("before commit_transaction") for moment in seen) == 3
+    assert [each.list_published() for each in run.topics.values()] == [(set(), 4), (set(), 4)]
+
+
+@pytest.mark.parametrize("moment", [m for m in MOMENTS if m.endswith("1")] + ["before the mark"])
+def test_a_process_that_dies_has_sent_the_outputs_of_a_checkpoint_to_all_topics_or_to_none(
+    kafka: KafkaServer, topic: str, tmp_path: Path, moment: str
+) -> None:
+    other = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, other)
+    sinks = KafkaSink(topic, kafka.address), KafkaSink(other, kafka.address)
+    with place_at(tmp_path / "w") as place:
+        TopicRun(place, sinks[0], second=sinks[1]).step(batch(1))
+    assert die_at(tmp_path / "w", kafka.address, topic, moment, other) == DIED
+    sent = moment in ("after commit_transaction 1", "before the mark")
+    assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2] if sent else [1])
+    with place_at(tmp_path / "w") as place:
+        TopicRun(place, sinks[0], second=sinks[1]).step(batch(3))
+    assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2, 3])
+
+
+def test_topics_of_two_clusters_are_one_transaction_each(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+    """The second address is of the same broker: its transactions have the same id, and must not fence each other."""
+    other = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, other)
+    elsewhere = KafkaSink(other, kafka.address.replace("127.0.0.1", "localhost"))
+    run = TopicRun(place, KafkaSink(topic, kafka.address), second=elsewhere)
+    for n in (1, 2):
+        run.step(batch(n))
+    assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2])
+
+
+@pytest.mark.usefixtures("two_objects")
+def test_large_outputs_of_a_checkpoint_are_a_transaction_per_object(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse
+) -> None:
+    other = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, other)
+    run = TopicRun(place, KafkaSink(topic, kafka.address), second=KafkaSink(other, kafka.address))
+    seen: list[str] = []
+    watch(run.topic, seen.append)
+    run.step(batch(1))
+    assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1])
+    assert sum(moment.startswith("before commit_transaction") for moment in seen) == 4
 
 
 def test_records_have_the_event_time_of_their_rows(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
@@ -204,7 +261,7 @@ def test_a_writer_that_wakes_up_in_its_transaction_is_fenced(
 
     watch(older.topic, take_over)
     older.step(batch(1))
-    with pytest.raises(Unreachable, match="another process delivers for this sink") as caught:
+    with pytest.raises(Unreachable, match="another process delivers for this stream") as caught:
         older.step(batch(2))
     assert may_pass(caught.value), "so that the run asks the catalog, which says that it is fenced"
     with pytest.raises(Fenced):
@@ -296,7 +353,7 @@ def test_a_broker_that_stays_away_is_an_outage(kafka: KafkaServer, topic: str, p
     run.step(batch(1))
     kafka.kill()
     try:
-        with pytest.raises(Unreachable, match=r"KafkaSink of by_key, topic .*check that the broker answers") as caught:
+        with pytest.raises(Unreachable, match=r"KafkaSink of by_key .*check that the broker answers") as caught:
             run.step(batch(2))
         assert may_pass(caught.value)
     finally:
@@ -314,8 +371,9 @@ def test_the_open_transaction_of_another_sink_is_waited_for(kafka: KafkaServer, 
 
         def wait(moment: str) -> None:
             if moment == "before commit_transaction 1":
-                assert other.topic._session is not None  # noqa: SLF001
-                other.topic._session.producer.flush(60)  # noqa: SLF001
+                session = other.topic._transactions._session  # noqa: SLF001
+                assert session is not None
+                session.producer.flush(60)
                 reached.set()
                 assert go_on.wait(60)
 

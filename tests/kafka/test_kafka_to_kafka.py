@@ -11,7 +11,7 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.settings import Settings
-from siltstone.sinks.kafka import KafkaTopic
+from siltstone.sinks.kafka_transactions import KafkaTransactions
 from siltstone.spark.operations import RunRequest, replay, run
 from tests.fault.processes import Run
 from tests.kafka_server import KafkaServer, connector_jars
@@ -79,10 +79,10 @@ def test_a_run_resets_itself_when_the_broker_goes_away_in_a_delivery(
     kafka.create_topic(source)
     create_topics(kafka, topic, partitions=2)
     kafka.produce(source, rows_of(0, 200))
-    real, sent = KafkaTopic._send, 0  # noqa: SLF001
+    real, sent = KafkaTransactions._send, 0  # noqa: SLF001
     back = threading.Thread(target=lambda: (time.sleep(6), kafka.start()))
 
-    def send(self: KafkaTopic, *arguments: Any) -> None:
+    def send(self: KafkaTransactions, *arguments: Any) -> None:
         nonlocal sent
         sent += 1
         if sent == 3:
@@ -90,7 +90,7 @@ def test_a_run_resets_itself_when_the_broker_goes_away_in_a_delivery(
             back.start()
         real(self, *arguments)
 
-    monkeypatch.setattr(KafkaTopic, "_send", send)
+    monkeypatch.setattr(KafkaTransactions, "_send", send)
     result = run(settings, passed(topic, subscribe=source), RunRequest())
     back.join()
     assert result.resets >= 1 and len(result.checkpoints) >= 5

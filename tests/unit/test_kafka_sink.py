@@ -52,31 +52,31 @@ def test_a_transaction_id_names_the_warehouse_the_stream_its_beginning_and_the_o
             Outboxed(place, Heard(), delivers=False).step(batch(1))
             fork(place, NAME, "what-if", "1")
             identity, began = place.catalog.identity.read().identity, place.catalog.streams.get(NAME).created_at
-            ids += [topic_of(place).id, topic_of(place, stream="what-if").id]
+            ids += [topic_of(place).key, topic_of(place, stream="what-if").key]
             assert ids[-2] == f"siltstone/{identity}/{NAME}/{began:%Y%m%dT%H%M%S%f}/{SINK}"
         with OpenWarehouse.open_existing(str(tmp_path / where)) as again:
-            assert topic_of(again).id == ids[-2]
+            assert topic_of(again).key == ids[-2]
     assert len(set(ids)) == 4
 
 
 def test_a_rebuilt_catalog_has_the_same_ids(tmp_path: Path) -> None:
     with place_at(tmp_path / "w") as place:
         Outboxed(place, Heard(), delivers=False).step(batch(1))
-        before = topic_of(place).id
+        before = topic_of(place).key
         rebuild_catalog(place.warehouse, catalog_url(tmp_path))
     with OpenWarehouse.open_existing(str(tmp_path / "w"), catalog_url(tmp_path)) as again:
-        assert topic_of(again).id == before
+        assert topic_of(again).key == before
 
 
 def test_a_stream_that_was_deleted_and_began_again_has_another_id(place: OpenWarehouse) -> None:
     place.catalog.streams.register(NAME, 4, {})
-    before = topic_of(place).id
+    before = topic_of(place).key
     engine = create_engine(place.catalog.url)
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM stream"))
     engine.dispose()
     place.catalog.streams.register(NAME, 4, {})
-    assert topic_of(place).id != before
+    assert topic_of(place).key != before
 
 
 # Records
