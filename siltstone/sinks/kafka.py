@@ -130,7 +130,7 @@ class KafkaTopic:
         """
         check_extra(*EXTRA)
         with self._clients.translate_errors():
-            [marker] = read_markers(self._clients, self.sink.markers, [self.key]).values() or [None]
+            marker = read_markers(self._clients, self.sink.markers, [key := self.key]).get(key)
         return set(), 1 if marker is None else marker.id + (marker.objects == marker.of)
 
     def deliver(self, output: "OutputRecord") -> None:
@@ -159,7 +159,8 @@ class KafkaTopic:
         """
         schema = _schema_of(output)
         check_columns(schema, self.sink.key, self.sink.value, self.label)
-        time = self._time if self._time in schema.names else None
+        # An earlier definition may have made the rows, with another column of this name, or none.
+        time = next((f.name for f in schema if f.name == self._time and pa.types.is_timestamp(f.type)), None)
         for batch in read_output(self._warehouse.warehouse.store, output.objects[number], output.arrow_schema):
             yield from encode_records(batch, self.sink.key, self.sink.value, time)
 

@@ -4,6 +4,7 @@ fenced."""
 import random
 import shutil
 import threading
+import time
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from siltstone.run.processing import output_schema
 from siltstone.sinks.kafka import MARKERS, KafkaSink, KafkaTopic
 from siltstone.sinks.kafka_marker import Marker
 from siltstone.spark.failures import may_pass
+from tests.jdbc_run import begin_stream, stage
 from tests.kafka_server import KafkaServer
 from tests.outbox_run import NAME, SINK, STREAM, batch, inputs
 from tests.places import place_at
@@ -144,6 +146,19 @@ def test_records_have_the_event_time_of_their_rows(kafka: KafkaServer, topic: st
     KafkaTopic(KafkaSink(topic, kafka.address, value=["k"]), place, NAME, SINK, "at").deliver(timed)
     first, second = kafka.read_messages(topic)
     assert first.timestamp()[1] == at.timestamp() * 1000 and second.timestamp()[1] > first.timestamp()[1]
+
+
+@pytest.mark.parametrize("before", [[7], ["noon"], None])
+def test_rows_of_an_earlier_definition_need_no_event_time(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse, before: list[Any] | None
+) -> None:
+    """A column of this name was no timestamp then: it says nothing of when a row was."""
+    begin_stream(place)
+    rows = pa.table({"k": [1]} if before is None else {"k": [1], "at": before})
+    began = time.time()
+    KafkaTopic(KafkaSink(topic, kafka.address), place, NAME, SINK, "at").deliver(stage(place, rows))
+    [message] = kafka.read_messages(topic)
+    assert value_of(message) == rows.to_pylist()[0] and message.timestamp()[1] >= began * 1000 - 1
 
 
 @pytest.mark.usefixtures("two_objects")
