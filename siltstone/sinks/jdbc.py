@@ -38,7 +38,7 @@ from siltstone.format.output import read_output
 from siltstone.model import OUTAGE_S
 from siltstone.secret import Secret, hide
 from siltstone.sinks.identity import sink_identity
-from siltstone.sinks.jdbc_columns import check_columns, make_columns, to_csv, to_rows
+from siltstone.sinks.jdbc_columns import check_columns, check_length, make_columns, to_csv, to_rows
 from siltstone.store.private import make_private_file
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ class JdbcTable:
         def look() -> None:
             with self._begin("to show its columns") as connection:
                 found = inspect(connection)
+                if self._schema is not None and self._schema not in found.get_schema_names():
+                    raise UsageError(f"{self.label}: there is no schema {self._schema}: create it, or name another")
                 if found.has_table(self._name, schema=self._schema):
                     self._check(found, columns)
 
@@ -246,7 +248,7 @@ class JdbcTable:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             part = batch.slice(start, BATCH_ROWS)
             if self._key or self._is_sqlite:
-                connection.execute(insert, to_rows(part, sqlite=self._is_sqlite))
+                connection.execute(insert, to_rows(part, self.label, sqlite=self._is_sqlite))
             else:
                 _copy(connection, insert.table, part)
 
@@ -282,6 +284,7 @@ class JdbcTable:
             )
 
     def _make_columns(self, schema: pa.Schema) -> list[Column[Any]]:
+        check_length(self._name, f"{self.label}: the name", sqlite=self._is_sqlite)
         what = f"stream {self.stream}: the output of {self.operator}"
         return make_columns(schema, self._key, what, sqlite=self._is_sqlite)
 

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from siltstone.errors import UsageError
+from siltstone.errors import StateError, UsageError
 from siltstone.format.table_file import suggest_type
 
 _TYPES: Mapping[pa.DataType, type[TypeEngine[Any]]] = {
@@ -45,7 +45,7 @@ _TYPES: Mapping[pa.DataType, type[TypeEngine[Any]]] = {
     **dict.fromkeys((pa.date32(), pa.date64()), Date),
     **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), Time),
 }
-_UINT64_DIGITS = 20
+_UINT64_DIGITS, _NAME_BYTES = 20, 63
 
 
 def make_columns(schema: pa.Schema, key: Collection[str], what: str, *, sqlite: bool) -> list[Column[Any]]:
@@ -62,6 +62,7 @@ def make_columns(schema: pa.Schema, key: Collection[str], what: str, *, sqlite: 
         raise UsageError(f"{what} has no column {missing[0]}, which the key of its sink names: it has {schema.names}")
     seen: dict[str, str] = {}
     for name in schema.names:
+        check_length(name, f"{what}: column", sqlite=sqlite)
         if name.lower() in seen:
             raise UsageError(f"{what}: columns {seen[name.lower()]} and {name} differ in case alone: rename one")
         seen[name.lower()] = name
@@ -72,9 +73,36 @@ def make_columns(schema: pa.Schema, key: Collection[str], what: str, *, sqlite: 
     ]
 
 
-def to_rows(batch: pa.RecordBatch, *, sqlite: bool) -> list[dict[str, Any]]:
-    """Return rows as SQLAlchemy takes them: column -> value. Timestamps with a zone are in UTC."""
-    return batch.cast(pa.schema([f.with_type(_value_type(f.type, sqlite=sqlite)) for f in batch.schema])).to_pylist()
+def check_length(name: str, what: str, *, sqlite: bool) -> None:
+    """Check that a name is not longer than a database's may be.
+
+    Raises:
+        UsageError: PostgreSQL would cut it.
+    """
+    if not sqlite and len(name.encode()) > _NAME_BYTES:
+        raise UsageError(f"{what} {name} is longer than {_NAME_BYTES} bytes, where PostgreSQL cuts names: use another")
+
+
+def to_rows(batch: pa.RecordBatch, what: str, *, sqlite: bool) -> list[dict[str, Any]]:
+    """Return rows as SQLAlchemy takes them: column -> value. Timestamps with a zone are in UTC.
+
+    Args:
+        what: the table, as errors call it.
+
+    Raises:
+        StateError: a date or time is outside the years 1 to 9999, the only ones that Python has.
+    """
+    rows = batch.cast(pa.schema([f.with_type(_value_type(f.type, sqlite=sqlite)) for f in batch.schema]))
+    columns = list[list[Any]]()
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            columns.append(column.to_pylist())
+        except (OverflowError, ValueError) as error:
+            raise StateError(
+                f"{what}: column {name} has a date or time outside the years 1 to 9999 ({error})",
+                advice="refuse such rows in the operator, or give it another sink",
+            ) from None
+    return [dict(zip(rows.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def to_csv(batch: pa.RecordBatch) -> memoryview:

@@ -72,9 +72,9 @@ def test_each_checkpoint_is_one_transaction_with_the_id_of_its_rows(
     name = "to_csv" if is_postgres(url) else "to_rows"
     convert = getattr(jdbc, name)
 
-    def look(rows: pa.RecordBatch, **options: Any) -> Any:
+    def look(rows: pa.RecordBatch, *what: str, **options: Any) -> Any:
         seen.append((rows_in(url), rows_in(url, MARKED), rows.num_rows <= 700))
-        return convert(rows, **options)
+        return convert(rows, *what, **options)
 
     monkeypatch.setattr(jdbc, name, look)
     run.step(batch(2, 6_000))
@@ -437,6 +437,12 @@ def test_a_type_that_a_database_lacks_is_refused_by_name(
 # Tables that are there
 
 SCHEMA = pa.schema({"k": pa.int64(), "n": pa.int32(), "t": pa.string()})
+
+
+def test_a_schema_that_is_missing_is_refused_before_the_run(place: OpenWarehouse, sink: JdbcSink, url: str) -> None:
+    run_sql(url, "CREATE TABLE other (k BIGINT)")
+    with pytest.raises(UsageError, match=r"table nowhere\.tallied in .*: there is no schema nowhere: create it"):
+        JdbcTable(replace(sink, table=f"nowhere.{TABLE}"), place, NAME, SINK).check(SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import SiltstoneError, Unreachable, UsageError
+from siltstone.errors import SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.pipes.metadata import sink_metadata
 from siltstone.secret import Secret
 from siltstone.sinks import jdbc
 from siltstone.sinks.jdbc import JdbcSink, JdbcTable, open_url
+from siltstone.sinks.jdbc_columns import to_rows
 from siltstone.sinks.resolve import check_sinks, resolve_sinks
 from siltstone.spark.delivery import deliverers
 from siltstone.stream import Stream
@@ -87,6 +88,20 @@ def test_a_file_that_there_cannot_be_is_refused_before_the_run(place: OpenWareho
         with pytest.raises(UsageError, match="name one in a directory that exists"):
             check_sinks(STREAM, sinks)
     assert place.catalog.streams.list() == []
+
+
+def test_names_that_postgresql_would_cut_are_refused_before_the_run(place: OpenWarehouse) -> None:
+    long = "ü" * 32
+    with pytest.raises(UsageError, match=f"the name {long} is longer than 63 bytes"):
+        JdbcTable(JdbcSink(AWAY, f"public.{long}"), place, NAME, SINK).check(pa.schema({"n": pa.int64()}))
+    with pytest.raises(UsageError, match=f"the output of by_key: column {long} is longer than 63 bytes"):
+        JdbcTable(JdbcSink(AWAY, TABLE), place, NAME, SINK).check(pa.schema({long: pa.int64()}))
+
+
+def test_a_date_that_python_does_not_have_is_told_by_its_column() -> None:
+    batch = pa.record_batch({"n": pa.array([1]), "at": pa.array([4_000_000], pa.date32())})
+    with pytest.raises(StateError, match=r"^it: column at has a date or time outside the years 1 to 9999"):
+        to_rows(batch, "it", sqlite=True)
 
 
 def test_columns_that_differ_in_case_alone_are_refused(place: OpenWarehouse, tmp_path: Path) -> None:
