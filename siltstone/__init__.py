@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.jdbc import JdbcSink
     from siltstone.sinks.kafka import KafkaSink
+    from siltstone.sinks.kafka_avro import avro_schema
     from siltstone.sinks.parquet import ParquetSink
     from siltstone.state.hashing import xxhash64
     from siltstone.state.ttl import TTL
@@ -109,6 +110,7 @@ __all__ = [
     "ValueState",
     "WindowState",
     "WrongWarehouse",
+    "avro_schema",
     "open",
     "write_stream",
     "xxhash64",
@@ -157,6 +159,7 @@ _DOOR = {
     "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.jdbc": ("JdbcSink",),
     "siltstone.sinks.kafka": ("KafkaSink",),
+    "siltstone.sinks.kafka_avro": ("avro_schema",),
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.state.hashing": ("xxhash64",),
     "siltstone.state.ttl": ("TTL",),

@@ -18,9 +18,10 @@ from siltstone.extras import check_extra
 from siltstone.format.output import read_output
 from siltstone.secret import Secret
 from siltstone.sinks.identity import sink_identity
+from siltstone.sinks.kafka_avro import AvroFormat
 from siltstone.sinks.kafka_calls import EXTRA, OWN, KafkaClients
 from siltstone.sinks.kafka_marker import check_topics, read_markers
-from siltstone.sinks.kafka_rows import Columns, Record, check_columns, encode_records
+from siltstone.sinks.kafka_rows import FORMATS, Columns, Record, check_columns, encode_records
 from siltstone.sinks.kafka_transactions import TIMEOUT, Cluster, KafkaTransactions
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ class KafkaSink:
     Args:
         topic: the name of the topic.
         servers: `host:port` of one or more brokers, with commas between.
-        key: the column with the records' key: text and bytes as they are, other types as JSON, and null as no key.
-            Several columns become one JSON object. None for records without a key.
-        value: likewise the records' value, in which null is a tombstone. None is a JSON object of all columns.
+        key: the column with the records' key: text and bytes as they are, other types in the format, and null as no
+            key. Several columns become one JSON object, or one Avro record. None for records without a key.
+        value: likewise the records' value, in which null is a tombstone. None is all columns as one object or
+            record.
         options: options of the client (librdkafka), such as `security.protocol`; a `Secret` for passwords.
         markers: the topic for the markers. Streams may share it. Never change it.
+        format: "json", or "avro": bare binary data, without the header of a schema registry. Readers need the schema,
+            which is `st.avro_schema(output)`.
     """
 
     topic: str
@@ -59,6 +63,7 @@ class KafkaSink:
     value: Columns = None
     options: Mapping[str, str | int | float | bool | Secret] = field(default_factory=dict, repr=False)
     markers: str = MARKERS
+    format: str = "json"
     stages_table: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -67,6 +72,8 @@ class KafkaSink:
                 raise UsageError(f"a KafkaSink names the topic {name!r}: use letters, digits, '.', '_' and '-'")
         if self.topic == self.markers:
             raise UsageError(f"a KafkaSink writes rows and markers to the topic {self.topic}: name another for one")
+        if self.format not in FORMATS:
+            raise UsageError(f"a KafkaSink has the format {self.format!r}: use {' or '.join(FORMATS)}")
         if own := OWN.intersection(self.options):
             raise UsageError(f"a KafkaSink sets {min(own)} itself: leave it out of its options")
         if not _WHOLE.fullmatch(str(self.options.get(TIMEOUT, TIMEOUT_MS))):
@@ -95,6 +102,7 @@ class KafkaTopic:
         self._warehouse, self._time = warehouse, time
         self._transactions = transactions or KafkaTransactions(warehouse, stream)
         self._transactions.add(self)
+        self._avro = AvroFormat(self.label, stream, operator) if sink.format == "avro" else None
 
     @property
     def label(self) -> str:
@@ -115,7 +123,7 @@ class KafkaTopic:
             StateError: the broker refuses.
         """
         check_extra(*EXTRA)
-        check_columns(schema, self.sink.key, self.sink.value, self.label)
+        check_columns(schema, self.sink.key, self.sink.value, self.label, self._avro)
         check_topics(self._clients, self.sink.topic, self.sink.markers)
 
     def list_published(self) -> tuple[set[int], int]:
@@ -158,11 +166,11 @@ class KafkaTopic:
             Unreachable: the store failed.
         """
         schema = _schema_of(output)
-        check_columns(schema, self.sink.key, self.sink.value, self.label)
+        check_columns(schema, self.sink.key, self.sink.value, self.label, self._avro)
         # An earlier definition may have made the rows, with another column of this name, or none.
         time = next((f.name for f in schema if f.name == self._time and pa.types.is_timestamp(f.type)), None)
         for batch in read_output(self._warehouse.warehouse.store, output.objects[number], output.arrow_schema):
-            yield from encode_records(batch, self.sink.key, self.sink.value, time)
+            yield from encode_records(batch, self.sink.key, self.sink.value, time, self._avro)
 
     @cached_property
     def _clients(self) -> KafkaClients:

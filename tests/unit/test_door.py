@@ -12,11 +12,14 @@ PUBLIC = {
     "Client StreamClient Autonomous EventTime Due Deduplicate",
     "ValueState MapState ListState WindowState OpaqueState Timer TTL",
     "Aggregate Average Count First Last Max Min Sum ApproxDistinct CollectList TopN Function",
-    "Tumbling Sliding Cumulative Session Bloom xxhash64",
+    "Tumbling Sliding Cumulative Session Bloom avro_schema xxhash64",
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
     "NewerFormat StateError CorruptObject NoLiveState ProofFailed Unreachable Fenced Stopped",
 }
-HEAVY = ("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster", "deltalake", "confluent_kafka")
+HEAVY = (
+    *("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster", "deltalake", "confluent_kafka"),
+    "fastavro",
+)
 
 
 def loaded(code: str) -> set[str]:

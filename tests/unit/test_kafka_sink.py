@@ -180,6 +180,7 @@ def test_what_is_no_marker_is_refused(data: bytes) -> None:
     ("sink", "said"),
     [
         (lambda: KafkaSink("a b", "x"), "names the topic 'a b'"),
+        (lambda: KafkaSink("a", "x", format="Avro"), "has the format 'Avro': use json or avro"),
         (lambda: KafkaSink("a", "x", markers="a"), "writes rows and markers to the topic a"),
         (lambda: KafkaSink("a", "x", options={"transactional.id": "mine"}), "sets transactional.id itself"),
         (lambda: KafkaSink("a", "x", options={TIMEOUT: "1 minute"}), "is a whole number of milliseconds"),
@@ -201,6 +202,12 @@ def test_a_column_that_the_output_lacks_is_refused_before_the_run(place: OpenWar
     stream = replace(STREAM, sinks={SINK: KafkaSink("sums", "127.0.0.1:1", **named)})
     with pytest.raises(UsageError, match=rf"{NAME}: the KafkaSink of {SINK}: .* 'who', .*: use k, n, sum"):
         check_sinks(stream, resolve_sinks(stream, place))
+
+
+def test_a_name_that_avro_does_not_have_is_refused_before_the_run(place: OpenWarehouse) -> None:
+    columns = pa.schema({"k": pa.int64(), "größe": pa.int64()})
+    with pytest.raises(UsageError, match=rf"{NAME}: the KafkaSink of {SINK}: column größe has a name .*: rename it"):
+        topic_of(place, replace(TOPIC, format="avro")).check(columns)
 
 
 def test_the_missing_package_is_named(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
