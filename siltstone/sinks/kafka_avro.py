@@ -233,12 +233,9 @@ def _field_values(array: pa.Array, made: Any) -> list[Any]:
     if not isinstance(made, list):
         return _values(array, made)
     kind = made[1]
-    values = _values(array, kind)
-    if not isinstance(kind, dict) or kind["type"] not in ("record", "array", "map"):
-        return values
     # So fastavro is told which branch they are of. Else it would try each branch, with all that is in the value.
-    branch = kind["name"] if kind["type"] == "record" else kind["type"]
-    return [None if value is None else (branch, value) for value in values]
+    branch = kind.get("name", kind["type"]) if isinstance(kind, dict) else kind
+    return [None if value is None else (branch, value) for value in _values(array, kind)]
 
 
 def _values(array: pa.Array, made: Any) -> list[Any]:

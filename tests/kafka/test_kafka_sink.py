@@ -8,11 +8,14 @@ import time
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from fastavro import schemaless_reader
 
 from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -21,6 +24,7 @@ from siltstone.format import output as staged_output
 from siltstone.model import StoredObject
 from siltstone.run.processing import output_schema
 from siltstone.sinks.kafka import MARKERS, KafkaSink, KafkaTopic
+from siltstone.sinks.kafka_avro import avro_schema
 from siltstone.sinks.kafka_marker import Marker
 from siltstone.spark.failures import may_pass
 from tests.jdbc_run import begin_stream, stage
@@ -135,15 +139,9 @@ def test_large_outputs_of_a_checkpoint_are_a_transaction_per_object(
 
 def test_records_have_the_event_time_of_their_rows(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
     at = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=UTC)
-    TopicRun(place, KafkaSink(topic, kafka.address), delivers=False).step(batch(1, 2))
-    [output] = place.catalog.outbox.list(NAME)
     rows = pa.table({"k": [1, 2], "at": pa.array([at, None], pa.timestamp("us", "UTC"))})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    stored = place.warehouse.store.put("timed", sink.getvalue())
-    timed = replace(output, objects=(stored,), arrow_schema=rows.schema.serialize().to_pybytes())
-    KafkaTopic(KafkaSink(topic, kafka.address, value=["k"]), place, NAME, SINK, "at").deliver(timed)
+    begin_stream(place)
+    KafkaTopic(KafkaSink(topic, kafka.address, value=["k"]), place, NAME, SINK, "at").deliver(stage(place, rows))
     first, second = kafka.read_messages(topic)
     assert first.timestamp()[1] == at.timestamp() * 1000 and second.timestamp()[1] > first.timestamp()[1]
 
@@ -159,6 +157,38 @@ def test_rows_of_an_earlier_definition_need_no_event_time(
     KafkaTopic(KafkaSink(topic, kafka.address), place, NAME, SINK, "at").deliver(stage(place, rows))
     [message] = kafka.read_messages(topic)
     assert value_of(message) == rows.to_pylist()[0] and message.timestamp()[1] >= began * 1000 - 1
+
+
+def test_rows_are_avro_that_a_reader_with_the_schema_reads(
+    kafka: KafkaServer, topic: str, place: OpenWarehouse
+) -> None:
+    at = datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=UTC)
+    spent = pa.struct({"sum": pa.decimal128(9, 2), "at": pa.timestamp("us", "UTC")})
+    found: list[dict[str, Any]] = [
+        {"k": 1, "name": "Köln", "of": [{"sum": Decimal("-0.05"), "at": at}, None]},
+        {"k": 2, "name": None, "of": None},
+    ]
+    rows = pa.table({"k": [1, 2], "name": ["Köln", None], "of": pa.array([found[0]["of"], None], pa.list_(spent))})
+    begin_stream(place)
+    whole = KafkaSink(topic, kafka.address, key="k", format="avro")
+    alone = KafkaSink(topic, kafka.address, key=["name"], value="name", format="avro")
+    for id, sink in enumerate((whole, alone), 1):
+        KafkaTopic(sink, place, NAME, SINK, None).deliver(stage(place, rows, id=id))
+    *records, named, unnamed = kafka.read_messages(topic)
+    schema, names = (
+        avro_schema(rows.schema, "siltstone.tallies.by_key.Value"),
+        avro_schema(rows.select(["name"]).schema),
+    )
+    assert [read_avro(each.value(), schema) for each in records] == found
+    assert [read_avro(each.key(), "long") for each in records] == [1, 2]
+    assert [read_avro(each.key(), names) for each in (named, unnamed)] == [{"name": "Köln"}, {"name": None}]
+    assert (named.value(), unnamed.value()) == ("Köln".encode(), None)
+
+
+def read_avro(data: bytes | str | None, schema: Any) -> Any:
+    """What a datum is."""
+    assert isinstance(data, bytes)
+    return schemaless_reader(BytesIO(data), schema, None)
 
 
 @pytest.mark.usefixtures("two_objects")
