@@ -8,7 +8,7 @@ that no value has to be one of Python's, whose years end at 9999.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -90,7 +90,7 @@ class AvroFormat:
             UsageError: fastavro is missing, or Avro has not a name or a type of theirs.
         """
         check_extra(*EXTRA)
-        self._define(schema, columns, part)
+        self.make_schema(schema, columns, part)
 
     def encode(self, rows: pa.Table, columns: str | Sequence[str], part: str) -> list[bytes | None]:
         """Encode each row; arguments as of `check`. A null of one column is None.
@@ -99,7 +99,7 @@ class AvroFormat:
             UsageError: as `check`.
             StateError: text that is not UTF-8, or another value that is not of its type.
         """
-        record = self._define(rows.schema, columns, part)
+        record = self.make_schema(rows.schema, columns, part)
         named = [columns] if isinstance(columns, str) else list(columns)
         made = []
         for name, each in zip(named, record["fields"], strict=True):
@@ -111,9 +111,15 @@ class AvroFormat:
             found = _join_fields(named, made, rows.num_rows)
         return _write(found, record)
 
-    def _define(self, schema: pa.Schema, columns: str | Sequence[str], part: str) -> dict[str, Any]:
-        """Return the schema of a record. One column by itself is a record, too, with a field that is never null: its
-        bytes are those of the field, and fastavro parses only records once for all rows."""
+    def make_schema(self, schema: pa.Schema, columns: str | Sequence[str], part: str) -> dict[str, Any]:
+        """Return the schema by which rows are written; arguments as of `check`.
+
+        One column by itself is a record, too, with a field that is never null: its bytes are those of the field, and
+        only a record's schema is parsed once for all rows.
+
+        Raises:
+            UsageError: Avro has not a name or a type.
+        """
         namespace = f"siltstone.{_clean(self.stream)}.{_clean(self.operator)}"
         try:
             if not isinstance(columns, str):
@@ -133,7 +139,7 @@ class AvroFormat:
         return column.combine_chunks()
 
     @contextmanager
-    def _name_column(self, name: str) -> Any:
+    def _name_column(self, name: str) -> Iterator[None]:
         """Say in errors of a `with` block which column has the value that cannot be encoded."""
         try:
             yield

@@ -241,11 +241,8 @@ def point_named(name: str, id: str = "_a_b_id") -> dict[str, Any]:
 
 
 def test_the_names_of_the_stream_and_the_operator_become_names_of_avro() -> None:
-    """In the schema with which it writes: where fastavro was told another name of the struct, it would not write it."""
-    rows = pa.table({"of": pa.array([{"x": 1}], pa.struct({"x": pa.int64()}))})
-    [data] = AVRO.encode(rows, ["of"], "Key")
-    schema = avro_schema(rows.schema, "siltstone.a_stream._2nd.Key")
-    assert read(data or b"", schema) == {"of": {"x": 1}}
+    rows = pa.schema({"of": pa.struct({"x": pa.int64()})})
+    assert AVRO.make_schema(rows, ["of"], "Key") == avro_schema(rows, "siltstone.a_stream._2nd.Key")
 
 
 # What is refused
