@@ -25,6 +25,7 @@ UNRUN = [
     ("docs/first-hour.md", "goes on until it is stopped"),
     ("docs/first-hour-in-the-ui.md", "needs a checkout"),
     ("docs/first-hour-in-the-ui.md", "serves until it is stopped"),
+    ("docs/kafka.md", "needs Spark's package for Avro"),
     ("docs/when-something-broke.md", "needs a lost catalog"),
     ("docs/forks-and-edits.md", "needs code that has lost them"),
     ("docs/dagster.md", "serves until it is stopped"),
