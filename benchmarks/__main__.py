@@ -50,6 +50,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -267,35 +268,21 @@ PARTS: dict[str, Part] = {
     "python": python,
     "latency": latency,
 }
-SIDE_BY_SIDE, CLUSTER, KAFKA, PROFILE = "side-by-side", "cluster", "kafka", "profile"
+SEPARATE = ("side-by-side", "cluster", "kafka", "profile")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and draw; return 1 if a goal is missed."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == [SIDE_BY_SIDE]:
-        from benchmarks import side_by_side
-
-        return side_by_side.main(arguments[1:])
-    if arguments[:1] == [CLUSTER]:
-        from benchmarks import cluster
-
-        return cluster.main(arguments[1:])
-    if arguments[:1] == [KAFKA]:
-        from benchmarks import kafka
-
-        return kafka.main(arguments[1:])
-    if arguments[:1] == [PROFILE]:
-        from benchmarks import profile
-
-        return profile.main(arguments[1:])
+    if arguments and arguments[0] in SEPARATE:
+        return import_module(f"benchmarks.{arguments[0].replace('-', '_')}").main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
-        epilog=f"{SIDE_BY_SIDE}, {CLUSTER}, {KAFKA} and {PROFILE} are separate: the first runs a stream alone, then "
+        epilog=f"{', '.join(SEPARATE)} are separate: the first runs a stream alone, then "
         "together with the commands of its life cycle; the second compares a cluster with one machine and kills "
         "workers; the third goes from Kafka to Kafka; the last shows where a step's time goes. See "
-        f"`python -m benchmarks {SIDE_BY_SIDE} --help`, and so on.",
+        f"`python -m benchmarks {SEPARATE[0]} --help`, and so on.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes")

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from siltstone.catalog.database.engine import parse_url
@@ -14,8 +16,37 @@ from siltstone.format.output import OutputWriter
 from siltstone.sinks.jdbc import JdbcSink, JdbcTable
 from siltstone.store.paths import CheckpointPath
 from tests.outbox_run import NAME, SINK, Heard, Outboxed
+from tests.places import place_at
 
 TABLE = "tallied"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with place_at(tmp_path / "w") as opened:
+        yield opened
+
+
+@pytest.fixture
+def sink(catalog_url: str) -> JdbcSink:
+    """A sink that adds rows, in a database of each kind."""
+    return JdbcSink(catalog_url.replace("catalog.db", "sales.db"), TABLE)
+
+
+@pytest.fixture
+def url(sink: JdbcSink) -> str:
+    assert isinstance(sink.url, str)
+    return sink.url
+
+
+def written_by(place: OpenWarehouse, sink: JdbcSink) -> JdbcTable:
+    """The table of a stream that has begun."""
+    begin_stream(place)
+    return JdbcTable(sink, place, NAME, SINK)
+
+
+def is_postgres(url: str) -> bool:
+    return url.startswith("postgresql")
 
 
 class JdbcRun(Outboxed):
