@@ -313,7 +313,7 @@ def test_not_a_number_in_a_key_is_a_null_in_sqlite_alone(
     assert rows_in(url) == []
 
 
-NAMES = ["a%b", "select", "Capital", 'quo"te', "%(n)s : d.e [f]", ":c"]
+NAMES = ["a%b", "select", "Capital", 'quo"te', "%s : d.e [f]", ":c"]
 
 
 @pytest.mark.parametrize("key", ["", NAMES[0], NAMES[2], NAMES[4]])

@@ -42,9 +42,7 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.bool_(), [True, False]),
     (pa.string(), ["", "ä ☂ '\"\\ \n %s :n"]),
     (pa.large_string(), ["x", "y" * 100_000]),
-    (pa.string_view(), ["\\.", "\r\n,;\t"]),
     (pa.binary(), [b"", bytes(range(256))]),
-    (pa.binary_view(), [b"\\x00", b"\n"]),
     (pa.large_binary(), [b"", b'",']),
     (pa.binary(3), [b"abc", b"\0\0\0"]),
     (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
@@ -54,6 +52,11 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.timestamp("us", "UTC"), [datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 3, 29, 2, 30, 0, 1, UTC)]),
     (pa.timestamp("s", "Asia/Tokyo"), [datetime(1950, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)]),
 ]
+
+
+# pyarrow 21 cannot tell how large such a column is, so that no output can have one.
+if int(pa.__version__.partition(".")[0]) > 21:
+    VALUES += [(pa.string_view(), ["\\.", "\r\n,;\t"]), (pa.binary_view(), [b"\\x00", b"\n"])]
 
 
 def read_value(value: Any, kind: pa.DataType, url: str) -> Any:
