@@ -41,8 +41,8 @@ class KafkaSink:
 
     It needs `pip install 'siltstone[kafka]'`, and two topics, which it does not create: `topic`, and `markers`, in
     which it notes how far it has come (`cleanup.policy=compact`). Each record has the headers `siltstone.stream` and
-    `siltstone.checkpoint`. Its timestamp is the row's event time if the operator has an `output_time`, and else the
-    time at which it was sent.
+    `siltstone.checkpoint`. Its timestamp is the row's event time if the operator has an `output_time` and that
+    is not to come, and else the time at which it was sent.
 
     Args:
         topic: the name of the topic.

@@ -1,6 +1,7 @@
 """Encode rows as records of Kafka: keys and values in JSON or Avro, and timestamps, column by column."""
 
 from collections.abc import Iterator, Sequence
+from time import time_ns
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -96,6 +97,13 @@ def _is_raw(kind: pa.DataType) -> bool:
 
 
 def _milliseconds(column: pa.ChunkedArray) -> list[int]:
-    """Convert times to a record's timestamps, which Kafka takes from 1970 on; a null is the time of sending."""
+    """Convert times to a record's timestamps; a null is the time of sending.
+
+    Kafka takes them from 1970 on. Brokers refuse what is more than an hour ahead (`message.timestamp.after.max.ms`), as
+    the end of a day is that `--finish` closes: no timestamp is later than now.
+    """
     whole = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-    return pc.fill_null(pc.max_element_wise(whole, 1, skip_nulls=False), 0).to_pylist()
+    bounded = pc.min_element_wise(
+        pc.max_element_wise(whole, 1, skip_nulls=False), time_ns() // 1_000_000, skip_nulls=False
+    )
+    return pc.fill_null(bounded, 0).to_pylist()

@@ -40,6 +40,8 @@ _OURS = ("TimeoutError: another process has used", LOST_OUTPUT)
 """errors of our own that passed through Spark"""
 _EATEN = "org.apache.spark.sql.kafka010.KafkaIllegalStateException"
 """error of Kafka's source if a topic no longer has what is to be read"""
+_EATEN_BEFORE = ("org.apache.spark.sql.kafka010.", "java.lang.IllegalStateException")
+"""the same of Spark 3.5: where it is thrown, and which it is"""
 KEEP_INPUT = (
     "it is the same at each try: the state is whole (`siltstone restore`), but the stream goes on only from records "
     "that are there, so let topics keep them (retention.ms) for as long as you may go back, or leave the stream stopped"
@@ -168,7 +170,8 @@ def is_input_gone(error: BaseException) -> bool:
 
 
 def _lacks_input(causes: Sequence[Cause]) -> bool:
-    return any(cause.name == _EATEN for cause in causes)
+    where, before = _EATEN_BEFORE
+    return any(c.name == _EATEN or (c.name == before and c.thrower.startswith(where)) for c in causes)
 
 
 def _say_gone(cause: Cause) -> str:
