@@ -33,7 +33,8 @@ def test_each_block_of_the_page_does_what_it_says(environments: Environments, tm
         with reading(tmp_path / "guide", environment) as reader:
             said = ""
             for block in blocks("docs/kafka.md"):
-                said += reader.follow(block, said)
+                if block.unrun is None:  # tests/user has the list of the others
+                    said += reader.follow(block, said)
     finally:
         server.remove()
     assert re.search(r"^input 0 read up to orders 0: [\d,]+, 1: [\d,]+, 2: [\d,]+$", said, re.MULTILINE), said
