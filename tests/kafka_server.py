@@ -156,7 +156,7 @@ class KafkaServer(JavaServer):
             commit: in one transaction, which is committed or aborted; by default in none.
         """
         transactional = {} if commit is None else {"transactional.id": uuid.uuid4().hex}
-        producer = Producer({**self._client, **transactional})
+        producer = Producer({**self._client, "queue.buffering.max.messages": 0, **transactional})  # no limit
         if commit is not None:
             producer.init_transactions(WAIT_S)
             producer.begin_transaction()
