@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from siltstone.catalog.database.tables import METADATA
 from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.records.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -17,7 +18,9 @@ from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.outbox import Give
 from siltstone.run.region import Completed
 from siltstone.sinks.parquet import ParquetSink
+from siltstone.store.paths import epoch_marks, extract_prefix, stream_prefix
 from siltstone.stream import DEAD_LETTERS, Stream
+from tests.catalog_cases import engine_of
 from tests.region_run import RegionRun
 
 NAME, SINK = "tallies", "by_key"
@@ -136,6 +139,20 @@ def roll_back(place: OpenWarehouse, checkpoint: int, stream: str = NAME) -> None
     """Give up what lies above a checkpoint."""
     epoch = place.catalog.runs.begin(stream, "a test")
     place.catalog.rollbacks.roll_back(stream, epoch, checkpoint, "a test", "a test")
+
+
+def delete_stream(place: OpenWarehouse) -> None:
+    """Delete a stream: no command does it, but people do."""
+    engine = engine_of(place.catalog.url)
+    with engine.begin() as connection:
+        for table in reversed(METADATA.sorted_tables):
+            if "stream" in table.c:
+                connection.execute(table.delete().where(table.c.stream == NAME))
+            elif table.name == "stream":
+                connection.execute(table.delete().where(table.c.name == NAME))
+    engine.dispose()
+    for prefix in (stream_prefix(NAME), epoch_marks(NAME), extract_prefix(NAME)):
+        place.warehouse.store.delete([name for name, _ in place.warehouse.store.list(prefix)])
 
 
 def follow_log(run: Outboxed) -> None:

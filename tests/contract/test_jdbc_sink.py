@@ -12,14 +12,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import MetaData, Table, inspect, select
 
-from siltstone.catalog.database.tables import METADATA
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.errors import CorruptObject, Fenced, StateError
 from siltstone.sinks import jdbc
 from siltstone.sinks.jdbc import MARKERS, JdbcSink, JdbcTable
-from siltstone.store.paths import epoch_marks, extract_prefix, stream_prefix
-from tests.catalog_cases import engine_of
 from tests.jdbc_run import (
     TABLE,
     JdbcRun,
@@ -35,7 +32,7 @@ from tests.jdbc_run import (
     written_by,
 )
 from tests.killed_child import killed_at
-from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch, follow_log, inputs, roll_back
+from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch, delete_stream, follow_log, inputs, roll_back
 from tests.places import place_at
 
 MARKED = f"SELECT id FROM {MARKERS}"
@@ -182,20 +179,6 @@ def test_streams_of_one_name_in_two_warehouses_share_a_table(sink: JdbcSink, url
     assert rows_in(url) == inputs([1, 2, 3, 11, 12]) and sorted(rows_in(url, MARKED)) == [2, 3]
 
 
-def begin_again(place: OpenWarehouse) -> None:
-    """Delete a stream: no command does it, but people do."""
-    engine = engine_of(place.catalog.url)
-    with engine.begin() as connection:
-        for table in reversed(METADATA.sorted_tables):
-            if "stream" in table.c:
-                connection.execute(table.delete().where(table.c.stream == NAME))
-            elif table.name == "stream":
-                connection.execute(table.delete().where(table.c.name == NAME))
-    engine.dispose()
-    for prefix in (stream_prefix(NAME), epoch_marks(NAME), extract_prefix(NAME)):
-        place.warehouse.store.delete([name for name, _ in place.warehouse.store.list(prefix)])
-
-
 @pytest.mark.parametrize("deletes", ["the warehouse", "the stream"])
 def test_a_stream_that_was_deleted_and_begins_again_loses_nothing(
     place: OpenWarehouse, sink: JdbcSink, url: str, deletes: str
@@ -206,7 +189,7 @@ def test_a_stream_that_was_deleted_and_begins_again_loses_nothing(
     run.region.close("done")
     root = place.warehouse.local.root
     if deletes == "the stream":
-        begin_again(place)
+        delete_stream(place)
     else:
         place.catalog.close()
         shutil.rmtree(root)

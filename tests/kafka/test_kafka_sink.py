@@ -29,7 +29,7 @@ from siltstone.sinks.kafka_marker import Marker
 from siltstone.spark.failures import may_pass
 from tests.jdbc_run import begin_stream, stage
 from tests.kafka_server import KafkaServer
-from tests.outbox_run import NAME, SINK, STREAM, batch, inputs
+from tests.outbox_run import NAME, SINK, STREAM, batch, delete_stream, inputs
 from tests.places import place_at
 from tests.topic_run import DIED, MOMENTS, TopicRun, create_topics, die_at, rows_in, split_outputs, value_of, watch
 
@@ -348,15 +348,20 @@ def test_streams_of_one_name_in_two_warehouses_do_not_disturb_each_other(
     assert rows_in(kafka, topic) == inputs(range(1, 7))
 
 
-def test_a_warehouse_that_was_deleted_and_began_again_loses_nothing(
-    kafka: KafkaServer, topic: str, tmp_path: Path
+@pytest.mark.parametrize("deletes", ["the warehouse", "the stream"])
+def test_a_stream_that_was_deleted_and_begins_again_loses_nothing(
+    kafka: KafkaServer, topic: str, tmp_path: Path, deletes: str
 ) -> None:
     """The checkpoints of the first one had the same ids, and the last was never delivered."""
     with place_at(tmp_path / "w") as place:
         run = TopicRun(place, KafkaSink(topic, kafka.address))
         for n in (1, 2, 3):
             run.step(batch(n))
-    shutil.rmtree(tmp_path / "w")
+        if deletes == "the stream":
+            run.region.close("done")
+            delete_stream(place)
+    if deletes == "the warehouse":
+        shutil.rmtree(tmp_path / "w")
     with place_at(tmp_path / "w") as place:
         again = TopicRun(place, KafkaSink(topic, kafka.address))
         for n in (4, 5):
