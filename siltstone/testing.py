@@ -38,7 +38,7 @@ from siltstone.change.local_replay import LocalReplay, TakenStep, check_same, di
 from siltstone.changelog.uploader import close_uploaders
 from siltstone.errors import StateError, UsageError
 from siltstone.format.manifests import read_manifests
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.model import KeyGroupRange
 from siltstone.operator import Operator
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
@@ -415,7 +415,7 @@ class StreamTester:
         return dict.fromkeys(self.stream.sinks, self._collect)
 
     def _collect(self, output: OutputRecord) -> None:
-        store, schema = self._place.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        store, schema = self._place.warehouse.store, staged_schema(output.arrow_schema)
         batches = [batch for each in output.objects for batch in read_output(store, each, output.arrow_schema)]
         self._collected.setdefault(output.name, {})[output.sink_id] = pa.Table.from_batches(batches, schema)
 

@@ -13,7 +13,7 @@ from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.records.steps import with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.outbox import Give
 from siltstone.run.region import Completed
@@ -118,7 +118,7 @@ class Outboxed(RegionRun):
 
     def give(self, output: OutputRecord) -> None:
         """Hand one output over."""
-        store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        store, schema = self.region.warehouse.store, staged_schema(output.arrow_schema)
         batches = [each for stored in output.objects for each in read_output(store, stored)]
         heard = self.letters if output.name == DEAD_LETTERS else self.heard
         heard.take(output.sink_id, pa.Table.from_batches(batches, schema))

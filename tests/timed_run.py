@@ -12,7 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.manifests import read_manifests
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.operator import SOURCE
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.run.region import ConsistentRegion, RegionOptions
@@ -200,7 +200,7 @@ class TimedLife:
         return dict.fromkeys(self.stream.sinks, self._collect)
 
     def _collect(self, output: OutputRecord) -> None:
-        store, schema = self.place.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        store, schema = self.place.warehouse.store, staged_schema(output.arrow_schema)
         batches = [batch for each in output.objects for batch in read_output(store, each, output.arrow_schema)]
         made = pa.Table.from_batches(batches, schema)
         held = self.collected.setdefault(output.name, {})

@@ -6,18 +6,20 @@ rows: many as objects, few inside its acknowledgement, as an Arrow IPC stream, f
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from siltstone.decoding import translate_decode_errors
-from siltstone.errors import StateError
+from siltstone.errors import CorruptObject, StateError
 from siltstone.format.arrow import ipc_options, is_small, read_batches
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
 from siltstone.store.retry import Data
 
+T = TypeVar("T")
 OBJECT_BYTES = 16 << 20
 """an object ends with the batch that makes it this large"""
 
@@ -136,6 +138,22 @@ def encode_inline(batches: Sequence[pa.RecordBatch], limit_bytes: int) -> bytes 
     return data.to_pybytes() if data.size <= limit_bytes else None
 
 
+def staged_schema(data: bytes) -> pa.Schema:
+    """Decode the schema of an output's rows, as recorded in the catalog."""
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Call a function that reads staged objects; once more if one was damaged, since a store may answer wrongly once.
+
+    Raises:
+        CorruptObject: one was, both times.
+    """
+    with suppress(CorruptObject):
+        return read()
+    return read()
+
+
 def read_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one staged object; the object is verified first, and each batch before it is read.
 
@@ -148,4 +166,4 @@ def read_output(store: Store, stored: StoredObject, schema: bytes | None = None)
     """
     data = store.read(stored)
     with translate_decode_errors(f"object {stored.name}", "staged rows"):
-        yield from read_batches(data, None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)))
+        yield from read_batches(data, None if schema is None else staged_schema(schema))

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from siltstone.errors import StateError, UsageError
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.format.table_file import Change, TableWriter, change_of, table_schema
 from siltstone.log import get_logger
 from siltstone.model import SinkFile
@@ -172,7 +172,7 @@ class SinkTable:
         """
         from deltalake.exceptions import CommitFailedError
 
-        schema = self._schema_of(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
+        schema = self._schema_of(staged_schema(output.arrow_schema))
         files: Sequence[SinkFile] | None = None
         for _ in range(ATTEMPTS):
             table = self._follow() or self._create(schema)
@@ -332,7 +332,7 @@ class SinkTable:
         """Return the files of an output; rows staged for another kind of sink are written as files now."""
         if output.sink_files or not output.objects:
             return output.sink_files
-        writer = self._writer(output, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
+        writer = self._writer(output, staged_schema(output.arrow_schema))
         for stored in output.objects:
             for batch in read_output(self.store, stored, output.arrow_schema):
                 writer.add(batch)

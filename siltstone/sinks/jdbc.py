@@ -16,7 +16,7 @@ while. The row's name is that of `sink_identity`.
 import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,9 +32,9 @@ from sqlalchemy.engine import Inspector
 from siltstone.catalog.database.engine import WRITE, is_passing, open_engine, parse_url, redacted_url
 from siltstone.catalog.database.transactions import Outages
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import CorruptObject, StateError, Unreachable, UsageError
+from siltstone.errors import StateError, Unreachable, UsageError
 from siltstone.extras import check_extra
-from siltstone.format.output import read_output
+from siltstone.format.output import read_again, read_output, staged_schema
 from siltstone.model import OUTAGE_S
 from siltstone.secret import Secret, hide
 from siltstone.sinks.identity import sink_identity
@@ -193,14 +193,7 @@ class JdbcTable:
             CorruptObject: a staged object is missing, cut or altered, in two reads; none is written.
             Unreachable: the store or the database failed; whether the table has the rows is not known.
         """
-
-        def attempt() -> None:
-            with suppress(CorruptObject):  # a store may answer wrongly once
-                self._deliver(output)
-                return
-            self._deliver(output)
-
-        self._outages.call(attempt)
+        self._outages.call(lambda: read_again(lambda: self._deliver(output)))
 
     def find_delivered(self) -> int:
         """Return the newest id whose rows it has, 0 before the first.
@@ -224,7 +217,7 @@ class JdbcTable:
         return set(), self.find_delivered() + 1
 
     def _deliver(self, output: "OutputRecord") -> None:
-        insert = self._prepare(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
+        insert = self._prepare(staged_schema(output.arrow_schema))
         first = self._insert(self._markers).values(sink=self.marker, id=0)
         first = first.on_conflict_do_nothing(index_elements=["sink"])
         with self._begin(f"the rows of checkpoint {output.checkpoint}") as connection:

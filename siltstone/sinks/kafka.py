@@ -6,16 +6,15 @@ transactions (`kafka_transactions`), each with a marker that tells what is there
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, UsageError
+from siltstone.errors import UsageError
 from siltstone.extras import check_extra
-from siltstone.format.output import read_output
+from siltstone.format.output import read_again, read_output, staged_schema
 from siltstone.secret import Secret
 from siltstone.sinks.identity import sink_identity
 from siltstone.sinks.kafka_avro import AvroFormat
@@ -152,10 +151,7 @@ class KafkaTopic:
         if not output.objects:
             return
         check_extra(*EXTRA)
-        with suppress(CorruptObject):  # a store may answer wrongly once
-            self._transactions.deliver(self, output)
-            return
-        self._transactions.deliver(self, output)
+        read_again(lambda: self._transactions.deliver(self, output))
 
     def encode(self, output: "OutputRecord", number: int) -> Iterator[list[Record]]:
         """Read one staged object of an output, as records.
@@ -165,7 +161,7 @@ class KafkaTopic:
             CorruptObject: the object is missing, cut or altered.
             Unreachable: the store failed.
         """
-        schema = _schema_of(output)
+        schema = staged_schema(output.arrow_schema)
         check_columns(schema, self.sink.key, self.sink.value, self.label, self._avro)
         # An earlier definition may have made the rows, with another column of this name, or none.
         time = next((f.name for f in schema if f.name == self._time and pa.types.is_timestamp(f.type)), None)
@@ -175,7 +171,3 @@ class KafkaTopic:
     @cached_property
     def _clients(self) -> KafkaClients:
         return KafkaClients(f"{self.label}, topic {self.topic}", self.sink.servers, self.sink.options)
-
-
-def _schema_of(output: "OutputRecord") -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))

@@ -2,13 +2,12 @@
 takes their files as they are, and the driver sends them to a database or to Kafka."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject, SiltstoneError, StateError
-from siltstone.format.output import read_output
+from siltstone.errors import SiltstoneError, StateError
+from siltstone.format.output import read_again, read_output, staged_schema
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.resolve import DatabaseOrTopic
 from siltstone.store.base import Store
@@ -73,7 +72,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     from siltstone.spark.executor import frame_of_pieces
     from siltstone.spark.versions import frame_of, spark_schema
 
-    recorded = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+    recorded = staged_schema(output.arrow_schema)
     schema, objects = spark_schema(recorded), output.objects
     if not objects:
         return spark.createDataFrame([], schema)
@@ -96,9 +95,7 @@ def read_few_rows(store: Store, output: "OutputRecord") -> list[pa.RecordBatch] 
     """
     if sum(stored.bytes for stored in output.objects) > FEW_BYTES:
         return None
-    with suppress(CorruptObject):  # a store may answer wrongly once
-        return _read_up_to(FEW_BYTES, store, output)
-    return _read_up_to(FEW_BYTES, store, output)
+    return read_again(lambda: _read_up_to(FEW_BYTES, store, output))
 
 
 def _read_up_to(most_bytes: int, store: Store, output: "OutputRecord") -> list[pa.RecordBatch] | None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.format.manifests import read_manifests, variables_of
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.plan_rules import plan_restore
 from siltstone.restore.restore import MemoryState
@@ -106,7 +106,7 @@ def _undisturbed(stream: Stream, batches: Iterable[pa.Table]) -> tuple[list[str]
             for output in place.catalog.outbox.list(stream.name, outstanding=True):
                 if output.checkpoint == completed.id:
                     parts = [part for each in output.objects for part in read_output(place.warehouse.store, each)]
-                    schema = pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+                    schema = staged_schema(output.arrow_schema)
                     written[output.name].append(pa.Table.from_batches(parts, schema))
             waits = run.step_without_rows() if stream.is_timed else completed
             assert waits is not None

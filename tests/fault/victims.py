@@ -34,7 +34,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import Fenced, StateError, Unreachable
-from siltstone.format.output import read_output
+from siltstone.format.output import read_output, staged_schema
 from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.outbox import Give
 from siltstone.run.region import Completed, ConsistentRegion
@@ -291,7 +291,7 @@ class SinkingSteps(RegionSteps):
 
     def _give(self, sink: JournaledSink, output: OutputRecord) -> None:
         """Hand the staged rows over."""
-        store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        store, schema = self.region.warehouse.store, staged_schema(output.arrow_schema)
         batches = [batch for stored in output.objects for batch in read_output(store, stored)]
         rows: Any = Frame(pa.Table.from_batches(batches, schema))
         sink.deliver(rows, output.sink_id)
