@@ -141,12 +141,12 @@ def feed(address: str, topic: str, done: threading.Event) -> None:
 def run(kafka: KafkaServer, scratch: Path, rounds: int, *, quick: bool) -> Report:
     """Measure every system in rounds."""
     factor, (warm_up_s, measured_s) = 0.1 if quick else 1, (10.0, 20.0) if quick else (30.0, 60.0)
-    sources = [f"in-{count}" for count in (int(WARM_UP * factor), int(ROWS * factor))]
+    sources = {"warm-up": int(WARM_UP * factor), "measured": int(ROWS * factor)}
     draw = np.random.default_rng(1)
-    for source in sources:
+    for source, count in sources.items():
         kafka.create_topic(source, PARTITIONS)
         for partition in range(PARTITIONS):
-            keys = draw.integers(KEYS, size=int(source[3:]) // PARTITIONS).tolist()
+            keys = draw.integers(KEYS, size=count // PARTITIONS).tolist()
             kafka.produce(source, [(key, number) for number, key in enumerate(keys)], partition)
     progress = Console(stderr=True)
     seconds, delays = {s: list[float]() for s in TITLES}, {s: list[Mapping[int, float]]() for s in TITLES}
@@ -154,11 +154,11 @@ def run(kafka: KafkaServer, scratch: Path, rounds: int, *, quick: bool) -> Repor
         for system in in_turn(TITLES, number):
             progress.print(f"round {number + 1} of {rounds}: {TITLES[system]} ...")
             with tempfile.TemporaryDirectory(dir=scratch) as work:
-                seconds[system].append(throughput(kafka, sources, system, Path(work)))
+                seconds[system].append(throughput(kafka, list(sources), system, Path(work)))
             with tempfile.TemporaryDirectory(dir=scratch) as work:
                 found = latency(kafka, system, Path(work), warm_up_s, measured_s)
             delays[system].append({each: float(np.percentile(found, each)) for each in PERCENTILES})
-    return report_of(int(sources[1][3:]), seconds, delays)
+    return report_of(sources["measured"], seconds, delays)
 
 
 def report_of(

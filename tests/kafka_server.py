@@ -191,7 +191,7 @@ class KafkaServer(JavaServer):
                     found.append(message)
                 assert message is not None, f"nothing of partition {number} of {topic} came"
                 error = message.error()
-                assert error is not None and error.code() == KafkaError._PARTITION_EOF, error  # noqa: SLF001
+                assert error is not None and error.code() == KafkaError._PARTITION_EOF, error  # noqa: SLF001 - its own name
         finally:
             consumer.close()
         return found

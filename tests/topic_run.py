@@ -86,6 +86,11 @@ class TopicRun(Outboxed):
 def create_topics(kafka: KafkaServer, topic: str, partitions: int = 1, markers: str = MARKERS) -> None:
     """Create a topic, and the one for the markers if it is not there."""
     kafka.create_topic(topic, partitions)
+    create_markers(kafka, markers)
+
+
+def create_markers(kafka: KafkaServer, markers: str = MARKERS) -> None:
+    """Create the topic for the markers if it is not there."""
     if not kafka.has_topic(markers):
         kafka.create_topic(markers, options={"cleanup.policy": "compact"})
 
@@ -123,7 +128,7 @@ class Watched:
 
 def watch(topic: KafkaTopic, at: Callable[[str], object]) -> None:
     """Let a topic's producers tell their calls, as in `MOMENTS`."""
-    clients: KafkaClients = topic._transactions._clients_of(topic.cluster)  # noqa: SLF001
+    clients: KafkaClients = topic._transactions._clients_of(topic.cluster)  # noqa: SLF001 - to come in between
     real, calls = clients.make_producer, dict[str, int]()
     clients.make_producer = lambda id: Watched(real(id), at, calls)  # pyright: ignore[reportAttributeAccessIssue]
 

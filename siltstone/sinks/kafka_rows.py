@@ -71,7 +71,7 @@ def _encode(
 ) -> Sequence[bytes | str | None]:
     """Encode one column as it is if it is text or bytes, and else in the format; several as one object or record.
 
-    A null of one column is no key, or no value.
+    If `columns` is one column, a null in it becomes None: a record without a key, or without a value.
     """
     if isinstance(columns, str) and _is_raw(rows.schema.field(columns).type):
         column = rows.column(columns)

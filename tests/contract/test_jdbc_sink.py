@@ -1,4 +1,4 @@
-"""Tables of SQLite and PostgreSQL as sinks: each row is there once, whatever dies and whoever wakes up."""
+"""Tables of SQLite and PostgreSQL as sinks: each row is there once, if processes die and if older writers go on."""
 
 import shutil
 import threading
@@ -143,7 +143,7 @@ def test_of_two_deliveries_at_once_one_waits_and_writes_nothing(
 ) -> None:
     """The first has written its rows, and not committed; the first delivery of all makes no difference."""
     begin_stream(place)
-    write, waited = JdbcTable._write, list[bool]()  # noqa: SLF001
+    write, waited = JdbcTable._write, list[bool]()  # noqa: SLF001 - to wait in it
     for id in (1, 2):
         output, others = stage(place, pa.table({"n": [id]}), id=id), list[threading.Thread]()
 

@@ -274,7 +274,7 @@ def test_rows_that_a_constraint_refuses_are_not_tried_again_and_come_first_once_
     run_sql(url, f"CREATE TABLE {TABLE} (k BIGINT, n BIGINT, sum BIGINT, CHECK (n < 2009))")
     run = JdbcRun(place, sink)
     run.step(batch(1))
-    tried, deliver = list[int](), JdbcTable._deliver  # noqa: SLF001
+    tried, deliver = list[int](), JdbcTable._deliver  # noqa: SLF001 - to count attempts
 
     def count(self: JdbcTable, output: Any) -> None:
         tried.append(output.sink_id)

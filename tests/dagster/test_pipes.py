@@ -186,7 +186,7 @@ def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance
 
     @dg.multi_asset(specs=[dg.AssetSpec("one"), dg.AssetSpec("two")])
     def several(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from (_client().run(context=context, command=[*COMMAND, "run", "small"]).get_results())
+        yield from _client().run(context=context, command=[*COMMAND, "run", "small"]).get_results()
 
     definitions = dg.Definitions(assets=[flights, several])
     result = materialize(definitions, instance, "lake/flights")

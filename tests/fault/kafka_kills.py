@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.functions import Count, Sum
@@ -38,14 +37,14 @@ from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
 from siltstone.deduplicate import Deduplicate
 from siltstone.secret import Secret
-from siltstone.sinks.kafka import MARKERS, KafkaSink
-from siltstone.spark.operations import RunRequest, replay, restore, run, verify
+from siltstone.sinks.kafka import KafkaSink
+from siltstone.spark.operations import RunRequest, run
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
-from tests.fault.kills import Kills, Started, arguments, child, note, settings_of
+from tests.fault.kills import Kills, Started, arguments, check_proven, child, compare, note, settings_of
 from tests.kafka_server import VERSION, KafkaServer, connector_jars
 from tests.kafka_streams import ADDRESS, read_numbers
-from tests.topic_run import value_of
+from tests.topic_run import create_markers, value_of
 
 if TYPE_CHECKING:
     pass
@@ -110,10 +109,7 @@ def check(given: argparse.Namespace) -> str:
     """Finish the stream, and prove it; return what was proven, for people."""
     settings, stream = settings_of(given, random.Random(given.seed)), define(given)
     run(settings, stream, RunRequest(finish=True))
-    assert replay(settings, stream).proven and verify(settings, NAME, every=True).proven
-    restore(settings, NAME, to=given.directory / "restored")
-    left = [path for path in (given.directory / "restored").rglob("*.parquet") if pq.read_metadata(path).num_rows]
-    assert not left, f"{left} has rows that nothing would ever remove"
+    check_proven(settings, stream, given.directory)
     return "every checkpoint proven, and nothing timed left"
 
 
@@ -142,8 +138,7 @@ class KafkaKills(Kills):
         for topic in self.topics.values():
             # A topic forgets records by their timestamps, which are event times here.
             self.kafka.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
-        if not self.kafka.has_topic(MARKERS):
-            self.kafka.create_topic(MARKERS, options={"cleanup.policy": "compact"})
+        create_markers(self.kafka)
         first, *pieces = orders(self.given.seed, self.given.pieces)
         # Before the first run: the watermark knows of a partition once it has seen a row of it.
         self.give(first, directory)
@@ -201,12 +196,6 @@ class KafkaKills(Kills):
     def variables(self) -> dict[str, str]:
         """Where runs find the broker and the topics."""
         return {ADDRESS: self.kafka.address, **self.topics}
-
-
-def compare(what: str, found: Counter[Any], wanted: Counter[Any]) -> None:
-    """Check that a topic has what it should have."""
-    lost, more = list((wanted - found).elements()), list((found - wanted).elements())
-    assert not lost and not more, f"{what}: {len(lost)} lost, {lost[:3]}, and {len(more)} made, {more[:3]}"
 
 
 def to_ms(text: str) -> int:

@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 from siltstone.spark.failures import is_lost, may_pass, read_causes
-from siltstone.spark.operations import RunRequest, rescale, run
+from siltstone.spark.operations import RunRequest, replay, rescale, restore, run, verify
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
 from tests.fault.jumping_clock import OFFSET_S, jumping_clock
@@ -83,6 +85,20 @@ def _has_checkpoint(settings: Settings, name: str) -> bool:
     with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
         known = [stream.name for stream in place.catalog.streams.list()]
         return name in known and place.catalog.checkpoints.last_id(name) > 0
+
+
+def compare(what: str, found: Counter[Any], wanted: Counter[Any]) -> None:
+    """Check that a sink got what it should have got."""
+    lost, more = list((wanted - found).elements()), list((found - wanted).elements())
+    assert not lost and not more, f"{what}: {len(lost)} lost, {lost[:3]}, and {len(more)} made, {more[:3]}"
+
+
+def check_proven(settings: Settings, stream: Stream, directory: Path) -> None:
+    """Check that a replay and all checkpoints of a finished stream are proven, and that its state is empty."""
+    assert replay(settings, stream).proven and verify(settings, stream.name, every=True).proven
+    restore(settings, stream.name, to=directory / "restored")
+    left = [path for path in (directory / "restored").rglob("*.parquet") if pq.read_metadata(path).num_rows]
+    assert not left, f"{left} has rows that nothing would ever remove"
 
 
 class Kills(ABC):

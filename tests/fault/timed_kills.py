@@ -46,7 +46,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.deduplicate import Deduplicate
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, ValueState
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, replay, restore, run, verify
+from siltstone.spark.operations import RunRequest, run
 from siltstone.state.ttl import TTL
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.clock_rules import SourceClock, decode_clock
@@ -54,7 +54,7 @@ from siltstone.time.event_time import LATE, SOURCE_WIDE, EventTime
 from siltstone.times import to_us
 from tests.cluster.cluster import Cluster
 from tests.fault.jumping_clock import OFFSET_S, jumping_clock
-from tests.fault.kills import Kills, Started, arguments, child, note, settings_of
+from tests.fault.kills import Kills, Started, arguments, check_proven, child, compare, note, settings_of
 from tests.fault.warehouses import WAREHOUSES
 from tests.postgres_server import new_schema, postgres_server
 from tests.servers import use_test_credentials
@@ -297,13 +297,9 @@ def check(given: argparse.Namespace) -> str:
         found[DEAD_LETTERS] = Counter((row["operator"], row["step"]) for row in rows[DEAD_LETTERS])
         wanted[DEAD_LETTERS] = +model.late
     for name, one in found.items():
-        lost, more = list((wanted[name] - one).elements()), list((one - wanted[name]).elements())
-        assert not lost and not more, f"{name}: {len(lost)} lost, {lost[:3]}, and {len(more)} made, {more[:3]}"
+        compare(name, one, wanted[name])
     assert not (model.sessions or model.hours or model.alarms), "something is left that is due"
-    assert replay(settings, stream).proven and verify(settings, NAME, every=True).proven
-    restore(settings, NAME, to=directory / "restored")
-    left = [path for path in (directory / "restored").rglob("*.parquet") if pq.read_metadata(path).num_rows]
-    assert not left, f"{left} has rows that nothing would ever remove"
+    check_proven(settings, stream, directory)
     made = {name: len(model.made[name]) for name in columns}
     return ", ".join(f"{count} {what}" for what, count in {**kinds, **made, "late": model.late.total()}.items())
 

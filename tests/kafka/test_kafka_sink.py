@@ -46,6 +46,14 @@ def topic(kafka: KafkaServer) -> str:
 
 
 @pytest.fixture
+def other(kafka: KafkaServer) -> str:
+    """Another topic, for a second sink."""
+    name = f"t{uuid.uuid4().hex}"
+    create_topics(kafka, name)
+    return name
+
+
+@pytest.fixture
 def two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_output, "OBJECT_BYTES", staged_output.OBJECT_BYTES)  # brought back after the test
     split_outputs()
@@ -54,6 +62,14 @@ def two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 def newest_marker(kafka: KafkaServer, run: TopicRun) -> Marker:
     key = run.topic.key.encode()
     return [Marker.decode(m.value() or b"", "it") for m in kafka.read_messages(MARKERS) if m.key() == key][-1]
+
+
+def watched_pair(kafka: KafkaServer, place: OpenWarehouse, topic: str, other: str) -> tuple[TopicRun, list[str]]:
+    """A run with two sinks, and the calls of its producers, as they come."""
+    run = TopicRun(place, KafkaSink(topic, kafka.address), second=KafkaSink(other, kafka.address))
+    seen: list[str] = []
+    watch(run.topic, seen.append)
+    return run, seen
 
 
 # Each row once
@@ -81,13 +97,9 @@ def test_readers_of_committed_records_see_each_row_with_its_key_and_headers(
 
 
 def test_small_outputs_of_a_checkpoint_are_one_transaction(
-    kafka: KafkaServer, topic: str, place: OpenWarehouse
+    kafka: KafkaServer, topic: str, other: str, place: OpenWarehouse
 ) -> None:
-    other = f"t{uuid.uuid4().hex}"
-    create_topics(kafka, other)
-    run = TopicRun(place, KafkaSink(topic, kafka.address), second=KafkaSink(other, kafka.address))
-    seen: list[str] = []
-    watch(run.topic, seen.append)
+    run, seen = watched_pair(kafka, place, topic, other)
     for n in (1, 2, 3):
         run.step(batch(n))
     assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2, 3])
@@ -97,10 +109,8 @@ def test_small_outputs_of_a_checkpoint_are_one_transaction(
 
 @pytest.mark.parametrize("moment", [m for m in MOMENTS if m.endswith("1")] + ["before the mark"])
 def test_a_process_that_dies_has_sent_the_outputs_of_a_checkpoint_to_all_topics_or_to_none(
-    kafka: KafkaServer, topic: str, tmp_path: Path, moment: str
+    kafka: KafkaServer, topic: str, other: str, tmp_path: Path, moment: str
 ) -> None:
-    other = f"t{uuid.uuid4().hex}"
-    create_topics(kafka, other)
     sinks = KafkaSink(topic, kafka.address), KafkaSink(other, kafka.address)
     with place_at(tmp_path / "w") as place:
         TopicRun(place, sinks[0], second=sinks[1]).step(batch(1))
@@ -112,10 +122,10 @@ def test_a_process_that_dies_has_sent_the_outputs_of_a_checkpoint_to_all_topics_
     assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1, 2, 3])
 
 
-def test_topics_of_two_clusters_are_one_transaction_each(kafka: KafkaServer, topic: str, place: OpenWarehouse) -> None:
+def test_topics_of_two_clusters_are_one_transaction_each(
+    kafka: KafkaServer, topic: str, other: str, place: OpenWarehouse
+) -> None:
     """The second address is of the same broker: its transactions have the same id, and must not fence each other."""
-    other = f"t{uuid.uuid4().hex}"
-    create_topics(kafka, other)
     elsewhere = KafkaSink(other, kafka.address.replace("127.0.0.1", "localhost"))
     run = TopicRun(place, KafkaSink(topic, kafka.address), second=elsewhere)
     for n in (1, 2):
@@ -125,13 +135,9 @@ def test_topics_of_two_clusters_are_one_transaction_each(kafka: KafkaServer, top
 
 @pytest.mark.usefixtures("two_objects")
 def test_large_outputs_of_a_checkpoint_are_a_transaction_per_object(
-    kafka: KafkaServer, topic: str, place: OpenWarehouse
+    kafka: KafkaServer, topic: str, other: str, place: OpenWarehouse
 ) -> None:
-    other = f"t{uuid.uuid4().hex}"
-    create_topics(kafka, other)
-    run = TopicRun(place, KafkaSink(topic, kafka.address), second=KafkaSink(other, kafka.address))
-    seen: list[str] = []
-    watch(run.topic, seen.append)
+    run, seen = watched_pair(kafka, place, topic, other)
     run.step(batch(1))
     assert rows_in(kafka, topic) == rows_in(kafka, other) == inputs([1])
     assert sum(moment.startswith("before commit_transaction") for moment in seen) == 4
@@ -421,7 +427,7 @@ def test_the_open_transaction_of_another_sink_is_waited_for(kafka: KafkaServer, 
 
         def wait(moment: str) -> None:
             if moment == "before commit_transaction 1":
-                session = other.topic._transactions._session  # noqa: SLF001
+                session = other.topic._transactions._session  # noqa: SLF001 - its records have to be there
                 assert session is not None
                 session.producer.flush(60)
                 reached.set()

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,9 +27,9 @@ from siltstone.spark.operations import RunRequest, replay, run, write_stream
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.event_time import EventTime
 from tests.delta_run import read_sink
-from tests.fault.processes import Run
-from tests.kafka_server import KafkaServer, Record, connector_jars
+from tests.kafka_server import KafkaServer, Record
 from tests.kafka_streams import ADDRESS, read_numbers, read_texts, tallied
+from tests.kafka_trickle import kill_runs
 from tests.spark_runs import at, check_proven
 from tests.spark_streams import Counts
 
@@ -398,38 +397,12 @@ def test_a_run_is_killed_while_records_trickle_in(kafka: KafkaServer, tmp_path: 
     """Twice, and goes on each time: counts and sums are exact, and every checkpoint is proven."""
     kafka.create_topic("trickle", partitions=2)
     settings, stream = at(tmp_path / "w"), tallied(subscribe="trickle", maxOffsetsPerTrigger="400")
-    done, made = threading.Event(), 0
 
-    def trickle() -> None:
-        nonlocal made
-        while not done.is_set():
-            kafka.produce("trickle", rows_of(made, 20), partition=made // 20 % 2)
-            made += 20
-            done.wait(0.1)
+    def produce(made: int) -> int:
+        kafka.produce("trickle", rows_of(made, 20), partition=made // 20 % 2)
+        return 20
 
-    def is_beyond(checkpoint: int) -> bool:
-        return completed() > checkpoint
-
-    def completed() -> int:
-        try:
-            with OpenWarehouse.open_existing(settings.warehouse) as place:
-                return place.catalog.checkpoints.last_id("tallied")
-        except UsageError:  # the run has not come so far
-            return 0
-
-    producer = threading.Thread(target=trickle)
-    producer.start()
-    command = ["run", "tallied", "--follow", "--warehouse", settings.warehouse, "--json"]
-    try:
-        for _ in range(2):
-            going = Run([command], tmp_path, "local[2]", ["tests.kafka_streams"], {"spark.jars": connector_jars()})
-            try:
-                assert going.until(partial(is_beyond, completed() + 2)), going.wait(10).said
-            finally:
-                going.kill_all()
-    finally:
-        done.set()
-        producer.join()
+    made = kill_runs(settings, "tallied", tmp_path, produce)
     run(settings, stream, RunRequest())
     assert sorted(kept(kafka.read("trickle", 2)), key=lambda row: row[1]) == rows_of(0, made)
     check_exact(settings, stream, rows_of(0, made))

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import UsageError
 from siltstone.settings import Settings
 from siltstone.sinks.kafka_transactions import KafkaTransactions
 from siltstone.spark.operations import RunRequest, replay, run
-from tests.fault.processes import Run
-from tests.kafka_server import KafkaServer, connector_jars
+from tests.kafka_server import KafkaServer
 from tests.kafka_streams import PASSED, passed
+from tests.kafka_trickle import kill_runs
 from tests.spark_runs import at, check_proven
 from tests.topic_run import create_topics, value_of
 
@@ -38,35 +36,13 @@ def check_passed(kafka: KafkaServer, settings: Settings, topic: str, rows: list[
 def test_each_row_passes_once_while_the_driver_is_killed(kafka: KafkaServer, tmp_path: Path) -> None:
     kafka.create_topic("passing")
     create_topics(kafka, "passed", partitions=2)
-    settings, done, made = at(tmp_path / "w"), threading.Event(), 0
+    settings = at(tmp_path / "w")
 
-    def trickle() -> None:
-        nonlocal made
-        while not done.wait(0.2):
-            kafka.produce("passing", rows_of(made, 100))
-            made += 100
+    def produce(made: int) -> int:
+        kafka.produce("passing", rows_of(made, 100))
+        return 100
 
-    def completed() -> int:
-        try:
-            with OpenWarehouse.open_existing(settings.warehouse) as place:
-                return place.catalog.checkpoints.last_id("passed")
-        except UsageError:  # nothing is there yet
-            return 0
-
-    producer = threading.Thread(target=trickle)
-    producer.start()
-    command = ["run", "passed", "--follow", "--warehouse", settings.warehouse, "--json"]
-    try:
-        for _ in range(2):
-            going = Run([command], tmp_path, "local[2]", ["tests.kafka_streams"], {"spark.jars": connector_jars()})
-            wanted = completed() + 2
-            try:
-                assert going.until(lambda wanted=wanted: completed() >= wanted), going.wait(10).said
-            finally:
-                going.kill_all()
-    finally:
-        done.set()
-        producer.join()
+    made = kill_runs(settings, "passed", tmp_path, produce)
     run(settings, PASSED, RunRequest())
     check_passed(kafka, settings, "passed", rows_of(0, made))
     assert replay(settings, PASSED).proven
@@ -79,7 +55,7 @@ def test_a_run_resets_itself_when_the_broker_goes_away_in_a_delivery(
     kafka.create_topic(source)
     create_topics(kafka, topic, partitions=2)
     kafka.produce(source, rows_of(0, 200))
-    real, sent = KafkaTransactions._send, 0  # noqa: SLF001
+    real, sent = KafkaTransactions._send, 0  # noqa: SLF001 - the broker goes away in it
     back = threading.Thread(target=lambda: (time.sleep(6), kafka.start()))
 
     def send(self: KafkaTransactions, *arguments: Any) -> None:

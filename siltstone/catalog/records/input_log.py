@@ -78,9 +78,8 @@ class InputLog(CatalogPart):
     def get_clock(self, stream: str, upto: int) -> str:
         """Return the clock of the newest step of the checkpoints up to `upto`.
 
-        It is the empty string if there is no step, or if that step was recorded without a clock. A fork has copies of
-        its parent's steps, and an imported stream those of its savepoint, so each continues with the clock of where it
-        came from.
+        The empty string means that there is no such step, or that it was recorded without a clock. A fork has copies of
+        its parent's steps, and an imported stream has those of its savepoint; both go on with the clock recorded there.
         """
         s = t.step.c
         with self._transactions.begin_read() as connection:
