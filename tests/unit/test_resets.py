@@ -23,7 +23,7 @@ from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.run.take_over import take_over
 from siltstone.run.users_code import OperatorFailed
 from siltstone.settings import RecoveryOptions
-from siltstone.spark.failures import Cause, is_lost, is_of_content, may_pass
+from siltstone.spark.failures import Cause, is_input_gone, is_lost, is_of_content, may_pass
 from siltstone.spark.resets import Resets
 from siltstone.spark.stopping import StopRequest
 
@@ -60,6 +60,31 @@ def test_only_what_may_pass_resets_a_run(error: BaseException, passes: bool) -> 
 FACTORY = "org.apache.spark.api.python.PythonWorkerFactory"
 
 
+def error_of_java(name: str, said: str, stack: list[str]) -> PySparkException:
+    """An error of Spark's whose only cause is of this class, with the classes on its stack."""
+    java = Mock(getStackTrace=lambda: [Mock(getClassName=lambda each=each: each) for each in stack])
+    java.getClass.return_value.getName.return_value = name
+    java.configure_mock(**{"getMessage.return_value": said, "getCause.return_value": None})
+    java.getMessageParameters.side_effect = Py4JError("it is not Spark's")
+    error = PySparkException(f"{name.rpartition('.')[2]}: {said}")
+    error.__dict__["_origin"] = java
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "thrower", "gone"),
+    [
+        ("org.apache.spark.sql.kafka010.KafkaIllegalStateException", "org.apache.spark.sql.kafka010.Reader", True),
+        ("java.lang.IllegalStateException", "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer", True),
+        ("java.lang.IllegalStateException", "org.apache.spark.sql.execution.Stage", False),
+        ("java.lang.Exception", "org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer", False),
+    ],
+)
+def test_records_that_kafka_no_longer_has_are_told_from_other_errors(name: str, thrower: str, gone: bool) -> None:
+    """Spark 3.5 has no error of its own for it."""
+    assert is_input_gone(error_of_java(name, "gone", [thrower])) is gone
+
+
 @pytest.mark.parametrize(
     ("stack", "passes"),
     [
@@ -72,12 +97,7 @@ FACTORY = "org.apache.spark.api.python.PythonWorkerFactory"
 def test_a_pipe_to_the_process_that_workers_are_forked_from_may_break(stack: list[str], passes: bool) -> None:
     """Spark writes to this pipe which worker is to end, and fails if the process at its other end was killed. A
     program that cannot be started, and any other stream, are no reason to try again."""
-    java = Mock(getStackTrace=lambda: [Mock(getClassName=lambda name=name: name) for name in stack])
-    java.getClass.return_value.getName.return_value = "java.io.IOException"
-    java.configure_mock(**{"getMessage.return_value": "Broken pipe", "getCause.return_value": None})
-    java.getMessageParameters.side_effect = Py4JError("it is not Spark's")
-    error = PySparkException("IOException: Broken pipe")
-    error.__dict__["_origin"] = java
+    error = error_of_java("java.io.IOException", "Broken pipe", stack)
     assert may_pass(error) is passes
 
 
