@@ -16,8 +16,9 @@
 run wherever its subtasks run, and a call may come twice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +44,7 @@ from siltstone.state.variables import (
     schema_of,
 )
 from siltstone.time.clock_rules import OperatorClock
+from siltstone.times import parse_duration
 
 __all__ = [
     "SOURCE",
@@ -64,7 +66,7 @@ __all__ = [
 ]
 
 SOURCE = "source"
-"""the input of an operator that does not read another operator"""
+"""the name of a stream's source, unless it gives its sources names"""
 COMBINED_ROWS = "__rows"
 """a column of `combined`, if late rows are to be counted: how many rows each combined one stands for"""
 PREPARED = "prepared"
@@ -230,13 +232,19 @@ class Operator(StateHandler):
         key         the key columns, `{name: type}` or an Arrow schema (a schema once constructed)
         nullable    the key columns in which null is one more value, as in Spark's `groupBy`; a row with a null in
                     another one is refused (`BadRow`)
-        reads       "source", or the name of the operator whose output this one reads
-        inputs      the columns it reads besides the key; empty means all that Python has a type for
+        reads       the source, or the operator, that it reads. For several: input -> {its column: the key column},
+                    such as {"auctions": {"id": "auction"}, "bids": {"auction": "auction"}}; `rows.of("bids")` are the
+                    rows of one of them
+        inputs      the columns it reads besides the key; empty means all that Python has a type for. For several
+                    inputs: input -> its columns; of one that is left out, all
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
-                    them; logic that depends on the order of a key's rows is deterministic only with it
+                    them; logic that depends on the order of a key's rows is deterministic only with it. A column of
+                    one of several inputs is "INPUT.COLUMN"
         output      the columns that `process` returns, likewise, or None if it returns nothing
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
+        holds_back  how much earlier than the watermark of its inputs the event time of its output may be, such as "1
+                    hour": that much less is the watermark of the operators that read it
         combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
                     None if rows go through the shuffle unchanged. With event time, it has that column, too, with
                     a time by which a combined row is late if and only if all of its rows are
@@ -248,13 +256,17 @@ class Operator(StateHandler):
     name: str = ""
     key: Any = None
     nullable: tuple[str, ...] = ()
-    reads: str = SOURCE
-    inputs: tuple[str, ...] = ()
+    reads: str | Mapping[str, Mapping[str, str]] = SOURCE
+    inputs: Any = ()
     order_by: tuple[str, ...] = ()
     output: Any = None
     output_time: str | None = None
+    holds_back: Any = timedelta(0)
     combined: Any = None
-    FIELDS: ClassVar = ("name", "key", "nullable", "reads", "inputs", "order_by", "output", "output_time", "combined")
+    FIELDS: ClassVar = (
+        *("name", "key", "nullable", "reads", "inputs", "order_by"),
+        *("output", "output_time", "holds_back", "combined"),
+    )
 
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(fields.keys() - set(self.FIELDS))
@@ -341,10 +353,30 @@ class Operator(StateHandler):
         """
         return at < before_us
 
-    @property
-    def time_column(self) -> str | None:
-        """The column of its rows that it takes for their event time, which the stream checks; None if it reads none."""
+    def time_column(self, name: str) -> str | None:
+        """Return the column of an input that it takes for the event time of its rows, which the stream checks; None if
+        it takes none."""
         return None
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether its rows are of several inputs, each of which says which of its columns are the key."""
+        return isinstance(self.reads, Mapping)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the sources and operators that it reads."""
+        return (self.reads,) if isinstance(self.reads, str) else tuple(self.reads)
+
+    def key_columns(self, name: str) -> dict[str, str]:
+        """Return key column -> the column of an input that it is."""
+        if isinstance(self.reads, str):
+            return {column: column for column in self.key.names}
+        return {key: column for column, key in self.reads[name].items()}
+
+    def columns_of(self, name: str) -> tuple[str, ...]:
+        """Return the columns of an input that it reads besides the key; empty for all."""
+        return tuple(self.inputs.get(name, ())) if self.reads_several else self.inputs
 
     def variables(self) -> dict[str, Variable]:
         """Return name -> variable: those declared, of base classes first, and last what it prepares, if it does.
@@ -408,18 +440,16 @@ class Operator(StateHandler):
 
     def _check(self) -> None:
         check_name("operator", self.name)
-        if self.reads != SOURCE:
-            check_name("operator", self.reads)
         what = f"operator {self.name}"
         self.key = key_of(self.key, self.nullable, f"the key of {what}")
         self.nullable = tuple(self.nullable)
         if not self.key.names:
             raise UsageError(f"{what} needs at least one key column")
-        for field in ("inputs", "order_by"):
-            value = getattr(self, field)
-            if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-                raise UsageError(f"{field} of {what} must be a tuple of column names")
-            setattr(self, field, tuple(value))
+        self._check_inputs(what)
+        try:
+            self.holds_back = parse_duration(self.holds_back)
+        except UsageError as error:
+            raise UsageError(f"{what}: holds_back: {error}") from None
         if self.output is not None:
             self.output = schema_of(self.output, f"the output of {what}")
         if self.combined is not None:
@@ -445,3 +475,33 @@ class Operator(StateHandler):
             self.tables()
         except UsageError as error:
             raise UsageError(f"{what}: {error}") from None
+
+    def _check_inputs(self, what: str) -> None:
+        """Check `reads`, `inputs` and `order_by`, and make the latter two tuples."""
+        for name in self.input_names:
+            check_name("input", name)
+        if self.reads_several:
+            for name, columns in self.reads.items():
+                if not isinstance(columns, Mapping) or sorted(columns.values()) != sorted(self.key.names):
+                    raise UsageError(
+                        f"{what} reads {name} by {columns!r}: give each key column one of its columns, "
+                        f"{{COLUMN: KEY}}, with the keys {', '.join(self.key.names)}"
+                    )
+            given = self.inputs or {}
+            if not isinstance(given, Mapping) or (given.keys() - set(self.input_names)):
+                raise UsageError(f"{what} reads several inputs, so inputs is {{INPUT: (COLUMN, ...)}}")
+            self.inputs = {name: _column_names(columns, f"inputs of {what}") for name, columns in given.items()}
+            for name in self.input_names:
+                if taken := set(self.columns_of(name)) & set(self.key.names) - set(self.reads[name]):
+                    raise UsageError(f"{what}: {taken.pop()} is a key column, and another column of {name}: rename one")
+            if self.combined is not None:
+                raise UsageError(f"{what} reads several inputs, so it cannot combine rows before the shuffle")
+        else:
+            self.inputs = _column_names(self.inputs, f"inputs of {what}")
+        self.order_by = _column_names(self.order_by, f"order_by of {what}")
+
+
+def _column_names(given: Any, what: str) -> tuple[str, ...]:
+    if isinstance(given, str | Mapping) or not all(isinstance(name, str) for name in given):
+        raise UsageError(f"{what} must be a tuple of column names")
+    return tuple(given)

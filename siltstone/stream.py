@@ -1,4 +1,4 @@
-"""A stream: a source, one or more operators in one consistent region, sinks. Also finds streams by name."""
+"""A stream: one or more sources, one or more operators in one consistent region, sinks. Also finds streams by name."""
 
 import importlib
 import sys
@@ -40,6 +40,8 @@ class Sink(Protocol):
         ...
 
 
+SourceFunction = Callable[["SparkSession", Mapping[str, str]], "DataFrame"]
+"""makes a source's streaming DataFrame (`Stream.source`)"""
 SinkFunction = Callable[["DataFrame", int], object]
 """a sink that is a function with the arguments of `Sink.deliver`"""
 DEAD_LETTERS = "dead_letters"
@@ -101,9 +103,14 @@ class Stream:
             `run --set NAME=VALUE`. None for a stream that only runs in your own queries.
         options: the source options with their defaults; fixed for the stream's life. An option whose default is a
             `Secret`, such as a password, is read again by each run, and neither recorded nor shown.
-        operators: each reads the source or another operator's output.
-        event_time: the `EventTime` of the source, which operators with timers need. A column's name (timestamp) alone
-            records the highest event time of each checkpoint, and does nothing else. None for no event time.
+        sources: name -> source, for a stream that reads several, instead of `source`, which is short for one named
+            "source". Each is a function like `source`, or None. They are read by one query, and may be added, removed
+            (`run --drop source.NAME`) and put in another order between runs. What operators do not read of them is
+            left out.
+        operators: each reads one or more of the sources and of the other operators' outputs.
+        event_time: the `EventTime` of the source, which operators with timers need; of several sources, name ->
+            `EventTime`. A column's name (timestamp) alone records the highest event time of each checkpoint, and does
+            nothing else. None for no event time.
         late: what happens to rows that are late: those whose event time is before the watermark of the step before,
             for an operator that goes by event time. They are always counted. "drop" leaves them out, "dead-letter"
             sends each to the sink of dead letters as well, exactly once per operator, and "process" processes them.
@@ -129,9 +136,9 @@ class Stream:
     """
 
     name: str
-    source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"] | None
-    operators: Sequence[Operator]
-    event_time: str | EventTime | None = None
+    source: SourceFunction | None = None
+    operators: Sequence[Operator] = ()
+    event_time: str | EventTime | Mapping[str, EventTime] | None = None
     event_days: tuple[date, date] | None = None
     sinks: Mapping[str, Any] = field(default_factory=dict)
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
@@ -142,6 +149,7 @@ class Stream:
     late: str = LATE[0]
     autonomous: Sequence[Autonomous] = ()
     beside: str | None = None
+    sources: Mapping[str, SourceFunction | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for option, choices in (("on_bad_row", ON_BAD), ("on_bad_file", ON_BAD), ("late", LATE)):
@@ -153,6 +161,7 @@ class Stream:
             check_name("stream", name)
         if not 1 <= self.max_parallelism <= MAX_MAX_PARALLELISM:
             raise UsageError(f"max_parallelism is {self.max_parallelism}: use 1 to {MAX_MAX_PARALLELISM}")
+        self._check_sources()
         by_name = {op.name: op for op in self.operators}
         if not by_name or len(by_name) != len(self.operators):
             raise UsageError(f"stream {self.name} needs operators with distinct names")
@@ -165,11 +174,12 @@ class Stream:
                 'on_bad_row="dead-letter"'
             )
         outputs = [name for name in self.sinks if name != DEAD_LETTERS]
-        for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *outputs]:
+        read = [name for op in self.operators for name in op.input_names if name not in self.source_names]
+        for name in [*read, *outputs]:
             if name not in by_name or by_name[name].output is None:
                 raise UsageError(
                     f"stream {self.name} reads the output of {name!r}, which is not an operator with an output: "
-                    "declare its field output, or read another"
+                    f"declare its field output, or read another, or a source ({', '.join(self.source_names)})"
                 )
         for name, sink in self.sinks.items():
             takes_rows = hasattr(sink, "deliver") or hasattr(sink, "stages_table") or callable(sink)
@@ -181,14 +191,36 @@ class Stream:
                 )
         if self.event_days is not None and (self.event_time is None or self.event_days[0] > self.event_days[1]):
             raise UsageError(f"stream {self.name}: event_days: give the first and last day of its event_time, in order")
-        if self.event_time is not None and self.event_time_operator() is None:
-            raise UsageError(
-                f"stream {self.name} has an event time, so one operator must read the source and not combine rows "
-                "before the shuffle: leave out combined (of an Aggregate: map_side)"
-            )
+        for source in self.time_columns:
+            if self._event_time_operator(source) is None:
+                raise UsageError(
+                    f"stream {self.name} has an event time, so one operator must read the {source} and not combine "
+                    "rows before the shuffle: leave out combined (of an Aggregate: map_side)"
+                )
         self.sort_operators()
         self._check_times(by_name)
         self._check_autonomous()
+
+    def _check_sources(self) -> None:
+        """Check the names of the sources, and that each is read."""
+        if self.sources and self.source is not None:
+            raise UsageError(f"stream {self.name} has source and sources: give one of the two")
+        read = {name for op in (*self.operators, *(one.operator for one in self.autonomous)) for name in op.input_names}
+        for name in self.sources:
+            check_name("source", name)
+            if name in {op.name for op in self.operators}:
+                raise UsageError(f"stream {self.name}: a source and an operator are called {name}: rename one")
+            if name not in read:
+                raise UsageError(f"stream {self.name} has a source {name}, which no operator reads: leave it out")
+        if isinstance(self.event_time, Mapping):
+            for name, one in self.event_time.items():
+                if name not in self.source_names or not isinstance(one, EventTime):
+                    raise UsageError(
+                        f"stream {self.name}: event_time has {name!r}: give {{SOURCE: EventTime(...)}}, of its sources "
+                        f"{', '.join(self.source_names)}"
+                    )
+        elif self.event_time is not None and len(self.sources) > 1:
+            raise UsageError(f"stream {self.name} has several sources: give event_time={{SOURCE: EventTime(...)}}")
 
     def _check_times(self, by_name: Mapping[str, Operator]) -> None:
         """Check that what operators know of event time is known where they read."""
@@ -197,22 +229,29 @@ class Stream:
             goes_by = "event" in op.clocks
             if not goes_by and op.output_time is None:
                 continue
-            if op.reads == SOURCE and not isinstance(self.event_time, EventTime):
-                raise UsageError(
-                    f"{where} goes by event time, and the stream does not tell that of its source: give it "
-                    'event_time=EventTime("COLUMN", delay="10 minutes")'
-                )
-            if op.reads != SOURCE and by_name[op.reads].output_time is None:
-                raise UsageError(
-                    f"{where} goes by event time, and the output of {op.reads}, which it reads, has none: name the "
-                    "column with it in the field output_time there"
-                )
-            known = self.event_column if op.reads == SOURCE else by_name[op.reads].output_time
-            if op.time_column not in (None, known):
-                raise UsageError(
-                    f"{where} has windows of {op.time_column}, and the event time of {op.reads} is {known}: use on="
-                    f"{known!r}"
-                )
+            for name in op.input_names:
+                if name in self.source_names:
+                    known = self.event_times[name].at if name in self.event_times else None
+                else:
+                    known = by_name[name].output_time
+                if known is None and name in self.source_names:
+                    raise UsageError(
+                        f"{where} goes by event time, and the stream does not tell that of its {name}: give it "
+                        + (
+                            'event_time=EventTime("COLUMN", delay="10 minutes")'
+                            if not self.sources
+                            else f'event_time={{"{name}": EventTime("COLUMN", delay="10 minutes")}}'
+                        )
+                    )
+                if known is None:
+                    raise UsageError(
+                        f"{where} goes by event time, and the output of {name}, which it reads, has none: name the "
+                        "column with it in the field output_time there"
+                    )
+                if (used := op.time_column(name)) not in (None, known):
+                    raise UsageError(
+                        f"{where} takes {used} of {name} for its event time, and that is {known}: use {known!r}"
+                    )
             fires_by = {by.clock for by in op.due_columns().values() if by.purpose is not Purpose.EXPIRY}
             if "processing" in fires_by and op.output_time is not None:
                 raise UsageError(
@@ -227,8 +266,7 @@ class Stream:
         Raises:
             UsageError: they cannot.
         """
-        times = self.row_times(op)
-        assert times is not None, "it goes by event time"
+        (times,) = self.row_times(op).values()
         if lacks := [name for name in times.columns if name not in op.combined.names]:
             raise UsageError(
                 f"{where} goes by event time, and the rows that it combines before the shuffle do not have "
@@ -247,9 +285,9 @@ class Stream:
             operator, where = one.operator, f"stream {self.name}, autonomous operator {one.operator.name}"
             if operator.name in names:
                 raise UsageError(f"{where}: another operator has this name: rename one")
-            if operator.reads != SOURCE:
+            if others := [name for name in operator.input_names if name not in self.source_names]:
                 raise UsageError(
-                    f"{where} reads the output of {operator.reads}, which comes again after a failure: let it read the "
+                    f"{where} reads the output of {others[0]}, which comes again after a failure: let it read the "
                     "source, or make it one of the operators"
                 )
             if operator.defines("prepare_for_nonblocking_checkpoint"):
@@ -266,8 +304,9 @@ class Stream:
             Stream(
                 name=f"{self.name}-{one.operator.name}",
                 source=self.source,
+                sources={name: of for name, of in self.sources.items() if name in one.operator.input_names},
                 operators=[one.operator],
-                event_time=self.event_time if _tells_times(one.operator) else None,
+                event_time=self._times_of(one.operator) if _tells_times(one.operator) else None,
                 late=self.late,
                 event_days=self.event_days if _tells_times(one.operator) else None,
                 sinks={} if one.sink is NO_SINK else {one.operator.name: one.sink},
@@ -314,39 +353,72 @@ class Stream:
         return self.on_bad_file == _DEAD_LETTER
 
     @property
-    def event_column(self) -> str | None:
-        """The column of the source with the event time."""
-        return self.event_time.at if isinstance(self.event_time, EventTime) else self.event_time
+    def source_functions(self) -> dict[str, SourceFunction | None]:
+        """Name -> source, of all sources."""
+        return dict(self.sources) or {SOURCE: self.source}
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of the sources, in the order in which Spark reads them."""
+        return tuple(self.sources) or (SOURCE,)
+
+    @property
+    def time_columns(self) -> dict[str, str]:
+        """Source -> its column with the event time, of those that have one."""
+        if isinstance(self.event_time, str):
+            return {self.source_names[0]: self.event_time}
+        return {name: one.at for name, one in self.event_times.items()}
 
     @property
     def event_times(self) -> dict[str, EventTime]:
         """Source -> its event time, of those with a watermark."""
-        return {SOURCE: self.event_time} if isinstance(self.event_time, EventTime) else {}
+        if isinstance(self.event_time, Mapping):
+            return dict(self.event_time)
+        return {self.source_names[0]: self.event_time} if isinstance(self.event_time, EventTime) else {}
+
+    def _times_of(self, operator: Operator) -> str | EventTime | Mapping[str, EventTime] | None:
+        """Return the event times of the sources that an operator reads."""
+        if isinstance(self.event_time, Mapping):
+            return {name: of for name, of in self.event_time.items() if name in operator.input_names} or None
+        return self.event_time
 
     @property
     def is_timed(self) -> bool:
         """Whether an operator goes by a clock."""
         return any(op.clocks for op in self.operators)
 
-    def row_times(self, operator: Operator) -> RowTimes | None:
-        """Return how the rows that an operator reads tell their event time; None if it does not ask."""
+    def row_times(self, operator: Operator) -> dict[str, RowTimes]:
+        """Return input -> how its rows tell their event time, of the inputs of an operator of which it asks that."""
+        found = {name: self._row_times(operator, name) for name in operator.input_names}
+        return {name: times for name, times in found.items() if times is not None}
+
+    def _row_times(self, operator: Operator, name: str) -> RowTimes | None:
         late = self.late if "event" in operator.clocks else None
-        if operator.reads != SOURCE:
-            upstream = next(op for op in self.operators if op.name == operator.reads)
+        if name not in self.source_names:
+            upstream = next(op for op in self.operators if op.name == name)
             return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
-        if isinstance(self.event_time, str) and operator.name == self.event_time_operator():
-            return RowTimes(self.event_time)
-        if not isinstance(self.event_time, EventTime) or not _tells_times(operator):
+        if isinstance(self.event_time, str):
+            column = self.time_columns.get(name)
+            is_reader = column is not None and operator.name == self._event_time_operator(name)
+            return RowTimes(column) if is_reader else None
+        one = self.event_times.get(name)
+        if one is None or not _tells_times(operator):
             return None
-        one = self.event_time
         return RowTimes(one.at, one.partition, True, one.max_ahead // timedelta(microseconds=1), late)
 
     def event_time_operator(self) -> str | None:
-        """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""
-        if self.event_column is None:
-            return None
-        readers = [op for op in self.operators if op.reads == SOURCE and _tells_times(op)]
-        having = [op for op in readers if not op.inputs or self.event_column in (*op.inputs, *op.key.names)]
+        """Return the operator whose subtasks read the event time of the first source that has one."""
+        return next(map(self._event_time_operator, self.time_columns), None)
+
+    def _event_time_operator(self, source: str) -> str | None:
+        """Return the operator whose subtasks read the event time of a source: one that gets its rows themselves."""
+        column = self.time_columns[source]
+        readers = [op for op in self.operators if source in op.input_names and _tells_times(op)]
+        having = [
+            op
+            for op in readers
+            if not op.columns_of(source) or column in (*op.columns_of(source), *op.key_columns(source).values())
+        ]
         return next((op.name for op in [*having, *readers]), None)
 
     def sort_operators(self) -> list[Operator]:
@@ -356,9 +428,9 @@ class Stream:
     def levels(self) -> list[list[Operator]]:
         """Return the operators that read the source, then those that read their outputs, and so on."""
         levels: list[list[Operator]] = []
-        names, left = {SOURCE}, list(self.operators)
+        names, left = set(self.source_names), list(self.operators)
         while left:
-            ready = [op for op in left if op.reads in names]
+            ready = [op for op in left if names.issuperset(op.input_names)]
             if not ready:
                 raise UsageError(f"stream {self.name}: operators read each other in a circle: let one read the source")
             levels.append(ready)
@@ -368,7 +440,7 @@ class Stream:
 
     def has_reader(self, operator: str) -> bool:
         """Whether another operator reads this operator's output."""
-        return any(op.reads == operator for op in self.operators)
+        return any(operator in op.input_names for op in self.operators)
 
     def definition(self) -> dict[str, Any]:
         """Return the part of the definition that recorded state depends on, as JSON: the operators' variables and

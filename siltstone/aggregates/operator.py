@@ -204,8 +204,7 @@ class Aggregate(Operator):
             return super().find_late(at, before_us)
         return self._windowed.find_late(at, before_us)
 
-    @property
-    def time_column(self) -> str | None:
+    def time_column(self, name: str) -> str | None:
         return None if self._windowed is None else self._windowed.on
 
     def definition(self) -> dict[str, Any]:
