@@ -376,7 +376,7 @@ class Operator(StateHandler):
 
     def columns_of(self, name: str) -> tuple[str, ...]:
         """Return the columns of an input that it reads besides the key; empty for all."""
-        return tuple(self.inputs.get(name, ())) if self.reads_several else self.inputs
+        return self.inputs.get(name, ()) if self.reads_several else self.inputs
 
     def variables(self) -> dict[str, Variable]:
         """Return name -> variable: those declared, of base classes first, and last what it prepares, if it does.
@@ -480,7 +480,7 @@ class Operator(StateHandler):
         """Check `reads`, `inputs` and `order_by`, and make the latter two tuples."""
         for name in self.input_names:
             check_name("input", name)
-        if self.reads_several:
+        if isinstance(self.reads, Mapping):
             for name, columns in self.reads.items():
                 if not isinstance(columns, Mapping) or sorted(columns.values()) != sorted(self.key.names):
                     raise UsageError(

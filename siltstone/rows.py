@@ -15,7 +15,7 @@ before the rows. Nulls are skipped as by SQL's aggregates, and a key without any
 0.0, and NaN is greater than every number, as in Spark.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
@@ -72,21 +72,26 @@ class Rows:
         what: str = "rows",
         owners: np.ndarray | None = None,
         whole: bool = True,
+        inputs: Mapping[str, Sequence[str]] | None = None,
+        places: tuple[np.ndarray, int] | None = None,
     ) -> None:
         """Args:
         key_names: the columns that make up a key.
         what: how error messages begin.
         owners: uint64[n], the hash of each row's operator key, if `key_names` has more columns than the operator key.
         whole: whether these are all rows of a call.
+        inputs: of several inputs, the names -> the columns that the operator names of them (`split_input`).
+        places: of the rows of one input, their places among those of the call (int64[n]), and how many these are.
         """
         self.table: pa.Table = table
         self.hashes: np.ndarray = hashes
         self.key_groups: np.ndarray = groups
         self._key_names, self._what = list(key_names), what
         self._owners, self._whole = hashes if owners is None else owners, whole
+        self._inputs, self._places = inputs or {}, places
 
     @classmethod
-    def of(cls, operator: "_Keyed", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
+    def make(cls, operator: "_Keyed", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
         """Make the rows of an operator from a table; `hashes` are computed if None.
 
         Raises:
@@ -98,7 +103,8 @@ class Rows:
             table = table.set_column(table.column_names.index(field.name), field, keys.column(field.name))
         hashes = xxhash64(keys.columns) if hashes is None else hashes
         groups = key_groups(hashes, max_parallelism)
-        return cls(table, hashes, groups, keys.column_names, what=f"operator {operator.name}")
+        inputs = {name: operator.columns_of(name) for name in operator.input_names} if operator.reads_several else None
+        return cls(table, hashes, groups, keys.column_names, what=f"operator {operator.name}", inputs=inputs)
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -217,6 +223,21 @@ class Rows:
 
     # Other rows, other keys
 
+    def of(self, name: str) -> "Rows":
+        """Return the rows of one of several inputs, with the key's columns and that input's; `keys` are only theirs.
+
+        Raises:
+            UsageError: the operator does not read several inputs, or not this one.
+        """
+        if name not in self._inputs:
+            have = ", ".join(self._inputs) or "it reads one, whose rows these are"
+            raise UsageError(f"{self._what} has no input {name!r} among several ({have})")
+        places, table = split_input(self.table, name, self._key_names, self._inputs[name])
+        hashes, groups = self.hashes[places], self.key_groups[places]
+        owners = None if self._owners is self.hashes else self._owners[places]
+        at = (places, len(self)) if self._whole else None
+        return Rows(table, hashes, groups, self._key_names, what=self._what, owners=owners, whole=False, places=at)
+
     def by(self, *columns: str) -> "Rows":
         """Return the same rows under longer keys: the key and these columns.
 
@@ -239,7 +260,9 @@ class Rows:
         self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, owners: np.ndarray, names: Sequence[str]
     ) -> "Rows":
         whole = self._whole and table is self.table
-        return Rows(table, hashes, groups, names, what=self._what, owners=owners, whole=whole)
+        places = self._places if table is self.table else None
+        given: Any = {"what": self._what, "inputs": self._inputs, "places": places}
+        return Rows(table, hashes, groups, names, owners=owners, whole=whole, **given)
 
     @cached_property
     def _distinct(self) -> tuple[Keys, np.ndarray]:
@@ -316,6 +339,9 @@ class Rows:
     def _bad_row_error(self, reason: str, rows: np.ndarray, whose: str = "", *, advice: str = "") -> BadRow:
         """Make the error that names some rows, or, if these are not all rows of the call, their operator keys."""
         keys = None if self._whole else self._owners
+        if self._places is not None:
+            (places, count), keys = self._places, None
+            rows = np.isin(np.arange(count), places[rows])
         return BadRow(f"{reason}{whose}", advice=advice, rows=rows, reason=reason, keys=keys)
 
 
@@ -324,7 +350,40 @@ class _Keyed(Protocol):
 
     name: str
     key: Any
-    reads: str
+    reads: Any
+
+    @property
+    def reads_several(self) -> bool: ...
+
+    @property
+    def input_names(self) -> tuple[str, ...]: ...
+
+    def columns_of(self, name: str) -> tuple[str, ...]: ...
+
+
+def split_input(
+    table: pa.Table, name: str, keys: Sequence[str], columns: Sequence[str] = ()
+) -> tuple[np.ndarray, pa.Table]:
+    """Return the rows of one of several inputs: their places in the table (int64[n]), and a table of the key's columns
+    and those of the input, which the table has as the fields of a column of its name, null in rows of other inputs.
+
+    Args:
+        columns: those of the input, if there is no such column: the step has no row of it, and does not know its types.
+    """
+    if name not in table.column_names:
+        nothing = {**{key: table.column(key)[:0] for key in keys}, **{each: pa.nulls(0) for each in columns}}
+        return np.empty(0, np.int64), pa.table(nothing)
+    column = one_array(table.column(name))
+    places = np.flatnonzero(~null_mask(column))
+    own = column if len(places) == len(column) else column.take(pa.array(places))
+    names = [field.name for field in column.type]
+    fields = own.flatten() if len(places) else [pa.nulls(0, field.type) for field in column.type]
+    chosen = table.select(keys)
+    chosen = chosen if len(places) == len(column) else chosen.take(pa.array(places))
+    further = [(each, of) for each, of in zip(names, fields, strict=True) if each not in keys]
+    return places, pa.table(
+        [*chosen.columns, *(of for _, of in further)], names=[*chosen.column_names, *(each for each, _ in further)]
+    )
 
 
 def _array(values: Values) -> pa.Array:
@@ -342,13 +401,17 @@ def _fold_floats(array: pa.Array) -> pa.Array:
     return one_array(normalise_keys(pa.table([array], names=["v"])).column(0))
 
 
+def _show_inputs(operator: _Keyed) -> str:
+    return " and ".join(operator.input_names)
+
+
 def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
     """Return the key columns, each in one piece and of its declared type."""
     arrays = []
     for field in operator.key:
         what = f"operator {operator.name}: key column {field.name}"
         if field.name not in table.column_names:
-            raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
+            raise UsageError(f"{what} is missing in {_show_inputs(operator)} (it has {', '.join(table.column_names)})")
         array = one_array(table.column(field.name))
         if array.null_count and not field.nullable:
             raise BadRow(

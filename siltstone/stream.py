@@ -398,17 +398,12 @@ class Stream:
             upstream = next(op for op in self.operators if op.name == name)
             return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
         if isinstance(self.event_time, str):
-            column = self.time_columns.get(name)
-            is_reader = column is not None and operator.name == self._event_time_operator(name)
-            return RowTimes(column) if is_reader else None
+            is_reader = name in self.time_columns and operator.name == self._event_time_operator(name)
+            return RowTimes(self.event_time) if is_reader else None
         one = self.event_times.get(name)
         if one is None or not _tells_times(operator):
             return None
         return RowTimes(one.at, one.partition, True, one.max_ahead // timedelta(microseconds=1), late)
-
-    def event_time_operator(self) -> str | None:
-        """Return the operator whose subtasks read the event time of the first source that has one."""
-        return next(map(self._event_time_operator, self.time_columns), None)
 
     def _event_time_operator(self, source: str) -> str | None:
         """Return the operator whose subtasks read the event time of a source: one that gets its rows themselves."""

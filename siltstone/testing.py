@@ -40,7 +40,7 @@ from siltstone.errors import StateError, UsageError
 from siltstone.format.manifests import read_manifests
 from siltstone.format.output import read_output, staged_schema
 from siltstone.model import KeyGroupRange
-from siltstone.operator import Operator
+from siltstone.operator import SOURCE, Operator
 from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.run import callbacks
@@ -60,7 +60,8 @@ from siltstone.times import EPOCH, parse_duration, to_us
 __all__ = ["OperatorFailed", "StreamTester"]
 
 InputRows: TypeAlias = pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""rows as an Arrow table, a dict of columns, or one dict per row"""
+"""rows as an Arrow table, a dict of columns, or one dict per row; of several sources, source -> such rows"""
+Types: TypeAlias = Mapping[str, pa.DataType] | pa.Schema
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _WHO = "a stream tester"
 _PREFIX = "siltstone-test-"
@@ -73,7 +74,8 @@ class StreamTester:
         parallelism: subtasks per operator.
         backend: of working state, "heap" or "rocksdb".
         checkpoint_every: steps per checkpoint.
-        schema: types of the source's columns, `{name: type}` or an Arrow schema. The first rows tell those of others.
+        schema: types of the source's columns, `{name: type}` or an Arrow schema; of several sources, source -> such
+            types. The first rows tell those of others.
         now: the time of day of the first step; a time without a zone is UTC. It moves only by `advance`.
 
     Raises:
@@ -87,15 +89,15 @@ class StreamTester:
         parallelism: int = 1,
         backend: str = "heap",
         checkpoint_every: int = 1,
-        schema: Mapping[str, pa.DataType] | pa.Schema | None = None,
+        schema: Types | Mapping[str, Types] | None = None,
         now: datetime = _NOW,
     ) -> None:
         self.stream, self.parallelism, self.backend = stream, parallelism, backend
         if checkpoint_every < 1:
             raise UsageError(f"checkpoint_every is {checkpoint_every}: use 1 or more")
         self._checkpoint_every, self._now_us = checkpoint_every, to_us(now)
-        types = schema if isinstance(schema, Mapping) else {field.name: field.type for field in schema or ()}
-        self._types: dict[str, pa.DataType] = dict(types)
+        given: Any = dict(schema or {}) if stream.sources else {SOURCE: schema or {}}
+        self._types = {name: _types_of(given.get(name, {})) for name in stream.source_names}
         self._steps: list[TakenStep] = []
         """all steps, those after the newest checkpoint included"""
         self._collected: dict[str, dict[int, pa.Table]] = {}
@@ -127,7 +129,8 @@ class StreamTester:
         """Take one step of every operator over the rows of a micro-batch.
 
         Args:
-            rows: those of the source; None for a step without a micro-batch.
+            rows: those of the source; None for a step without a micro-batch. Of several sources, one that is left out
+                gives none.
 
         Returns:
             Operator -> its output, drained rows included, of each operator that has one.
@@ -252,7 +255,7 @@ class StreamTester:
         return region
 
     def _take(
-        self, rows: pa.Table | None, *, ends: bool | None = None, finishes: bool = False
+        self, rows: Mapping[str, pa.Table] | None, *, ends: bool | None = None, finishes: bool = False
     ) -> tuple[dict[str, pa.Table], bool]:
         """Take a step, and complete the checkpoint that it ends in. Every step begins here.
 
@@ -298,38 +301,35 @@ class StreamTester:
         if self._failed:
             raise StateError(f"this run of {self.stream.name} has failed", advice="call restart() to go on")
 
-    def _read(self, rows: InputRows) -> pa.Table:
-        """Return rows of the source as Spark would have them.
+    def _read(self, rows: InputRows) -> dict[str, pa.Table]:
+        """Return the rows of each source as Spark would have them.
 
         Raises:
-            UsageError: a column does not fit the type that it has.
+            UsageError: a column does not fit the type that it has, or the stream has no such source.
         """
+        if not self.stream.sources:
+            return {SOURCE: self._read_source(SOURCE, rows)}
+        names = self.stream.source_names
+        if not isinstance(rows, Mapping) or rows.keys() - set(names):
+            raise UsageError(
+                f"stream {self.stream.name} has named sources: give {{SOURCE: rows}}, of {', '.join(names)}"
+            )
+        return {name: self._read_source(name, rows.get(name, {})) for name in names}
+
+    def _read_source(self, source: str, rows: InputRows) -> pa.Table:
+        types = self._types[source]
         if isinstance(rows, Mapping):
             columns = dict(rows)
         elif isinstance(rows, Sequence):
-            names = dict.fromkeys([*self._types, *(name for row in rows for name in row)])
+            names = dict.fromkeys([*types, *(name for row in rows for name in row)])
             columns = {name: [row.get(name) for row in rows] for name in names}
         else:
             columns = dict(zip(rows.column_names, rows.columns, strict=True))
-        return pa.table({name: self._read_column(name, values) for name, values in columns.items()})
-
-    def _read_column(self, name: str, values: Any) -> pa.Array:
-        kind = self._types.get(name)
-        try:
-            if not isinstance(values, pa.Array | pa.ChunkedArray):
-                # Asked for integers, Arrow would cut floats off.
-                values = pa.array(values, None if kind is None or pa.types.is_integer(kind) else kind)
-            column = as_spark(values if kind is None else values.cast(kind))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                f"column {name} of the rows does not fit {kind or 'any type'}: {error}", advice="give a schema"
-            ) from error
-        if not pa.types.is_null(column.type):
-            self._types.setdefault(name, column.type)
-        return column
+        if not columns and source in self.stream.sources:  # none of its rows come
+            columns = {name: [] for name in types}
+        return pa.table({name: _read_column(types, name, values) for name, values in columns.items()})
 
     # What came of them
-
     @property
     def digest(self) -> str | None:
         """The digest of the newest checkpoint, as `siltstone verify` shows it: that of the whole state; None before."""
@@ -452,3 +452,24 @@ class StreamTester:
 
     def _name(self, step: int) -> str:
         return f"step {step} of {self.stream.name}"
+
+
+def _types_of(given: Types) -> dict[str, pa.DataType]:
+    return dict(given) if isinstance(given, Mapping) else {field.name: field.type for field in given}
+
+
+def _read_column(types: dict[str, pa.DataType], name: str, values: Any) -> pa.Array:
+    """Return a column as Spark would have it, and note its type."""
+    kind = types.get(name)
+    try:
+        if not isinstance(values, pa.Array | pa.ChunkedArray):
+            # Asked for integers, Arrow would cut floats off.
+            values = pa.array(values, None if kind is None or pa.types.is_integer(kind) else kind)
+        column = as_spark(values if kind is None else values.cast(kind))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"column {name} of the rows does not fit {kind or 'any type'}: {error}", advice="give a schema"
+        ) from error
+    if not pa.types.is_null(column.type):
+        types.setdefault(name, column.type)
+    return column

@@ -15,7 +15,8 @@ from siltstone.change.edit import EditOperator
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.operator import SOURCE
-from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine
+from siltstone.run.inputs import HASH
+from siltstone.run.processing import ACKNOWLEDGEMENT, combine
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
@@ -72,7 +73,7 @@ class RegionSteps:
         region, self.outputs = self.region, outputs
         tasks = region.begin_step(step, ends=ends, finishes=finishes)
         for operator in region.stream.sort_operators():
-            task, rows = replace(tasks[operator.name], hands_on=True), outputs.get(operator.reads)
+            task, rows = replace(tasks[operator.name], hands_on=True), outputs.get(*operator.input_names)
             there = {} if rows is None else shuffled(task, rows)
             outputs[operator.name], received = self.attempt(task, there)
             region.acknowledge(operator.name, received)
@@ -121,7 +122,7 @@ class RegionSteps:
         for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:
-                task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True, times=None)
+                task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True, times={})
                 there = shuffled(task, changes)
             self.outputs[own.name], received = run_tasks(task, there)
             self.region.acknowledge(own.name, received)
@@ -210,7 +211,7 @@ def acknowledgement_of(last: pa.RecordBatch) -> Acknowledgement:
 def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
     """Each subtask's rows, with their hashes, in the operator's order."""
     operator = task.operator
-    times = task.times.columns if task.times is not None else ()
+    times = [column for of in task.times.values() for column in of.columns]
     rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names), *times])))
     if operator.combined is not None and len(rows):
         parts = rows[: len(rows) // 2], rows[len(rows) // 2 :]

@@ -23,7 +23,7 @@ class Subtask:
     def rows(self, columns: dict[str, Any] | pa.Table) -> Rows:
         """Rows as the engine would hand them to the operator."""
         table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-        return Rows.of(self.operator, table, None, self.state.max_parallelism)
+        return Rows.make(self.operator, table, None, self.state.max_parallelism)
 
     def run(self, work: Callable[[State], Any]) -> Any:
         """Do something with the bound state, as one step."""

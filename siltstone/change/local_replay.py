@@ -28,7 +28,7 @@ class TakenStep:
     """A step that was taken: what it was given, and what it came to.
 
     Attributes:
-        rows: those of the source; None for a step without rows.
+        rows: source -> its rows; None for a step without rows.
         checkpoint: the checkpoint that includes it.
         ends: whether it ended in that checkpoint.
         parallelism: how many subtasks each operator had.
@@ -39,7 +39,7 @@ class TakenStep:
         late: operator -> late rows, if it had any.
     """
 
-    rows: pa.Table | None
+    rows: Mapping[str, pa.Table] | None
     checkpoint: int
     ends: bool
     parallelism: int

@@ -39,7 +39,8 @@ class Acknowledgement:
         rows_out: rows that its operator returned.
         dead_letters: rows that its operator could not process, and late ones that are dead letters.
         late: late rows, whatever happened to them.
-        heard: partition of the source -> its highest event time (microseconds since 1970) in the rows.
+        rows_of: source -> how many of `rows_in` were of it, of an operator that reads several inputs.
+        heard: source -> partition of it -> its highest event time (microseconds since 1970) in the rows.
         due: clock -> when the next of the operator's timers is due by it, in microseconds since 1970; None if it has
             no timers, or the step had no clock.
         wants_checkpoint: whether its operator asked for a checkpoint.
@@ -68,7 +69,8 @@ class Acknowledgement:
     rows_out: int = 0
     dead_letters: int = 0
     late: int = 0
-    heard: Mapping[str, int] = field(default_factory=dict)
+    rows_of: Mapping[str, int] = field(default_factory=dict)
+    heard: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     due: Mapping[str, int] | None = None
     wants_checkpoint: bool = False
     prepared: tuple[bytes, ...] = ()
@@ -133,7 +135,7 @@ class Acknowledgement:
             "read": None if self.read is None else self.read.to_json(),
             "made": {name: of.to_json() for name, of in self.made.items()},
         }
-        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made", "late", "heard"):
+        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made", "late", "rows_of", "heard"):
             if not getattr(self, rare):
                 del plain[rare]
         if self.due is None:

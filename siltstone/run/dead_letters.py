@@ -33,19 +33,12 @@ import pyarrow as pa
 from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Rows, State
-from siltstone.run.event_times import find_bad_times, find_late, late_reason
+from siltstone.rows import split_input
+from siltstone.run.event_times import find_bad_times, find_late
 from siltstone.run.firing import StepTimers
+from siltstone.run.inputs import HASH, misfit_reason, original_column, read_column
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import (
-    HASH,
-    Taken,
-    call,
-    calls,
-    find_broken_rows,
-    misfit_reason,
-    original_column,
-    rows_of,
-)
+from siltstone.run.processing import Taken, call, calls, find_broken_rows, rows_of
 from siltstone.run.read_rows import digest_read
 from siltstone.run.step_order import whole_step
 from siltstone.run.task import StepTask
@@ -131,13 +124,13 @@ class SortedOut:
         """number of late rows"""
         for number, table in enumerate(calls(iter(self._held))):
             self._bad[number] = list(_unfit_rows(task, table))
-            late = find_late(task, table)
-            if late is not None and (late := late & self._find_left(number, len(late))).any():
+            for found, reason in find_late(task, table):
+                late = found & self._find_left(number, len(found))
                 self.late += int(late.sum())
-                if task.times is not None and task.times.late == "dead-letter":
-                    self._bad[number].append((late, late_reason(task)))
-                elif task.times is not None and task.times.late == "drop":
-                    self._dropped[number] = late
+                if task.late == "dead-letter":
+                    self._bad[number].append((late, reason))
+                elif task.late == "drop":
+                    self._dropped[number] = late | self._dropped.get(number, False)
 
     @property
     def count(self) -> int:
@@ -247,11 +240,22 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
             continue
         null = null_mask(column)
         what = f"operator {task.operator.name}: key column {field.name}"
-        source = original_column(field.name)
-        given = ~null_mask(table.column(source)) if source in table.column_names else ~null
+        given = _find_given(task, table, field.name, null)
         misfit = (null & given) | find_misfits(column, field.type)
         yield null & ~given & (not field.nullable), f"{what} is null"
         yield misfit, misfit_reason(task.operator, field.name)
+
+
+def _find_given(task: StepTask, table: pa.Table, key: str, null: np.ndarray) -> np.ndarray:
+    """In which rows a key column was given, whatever came of it (bool[n]); `null` are those in which it is null now."""
+    given, original = ~null, original_column(key)
+    if original in table.column_names:
+        return ~null_mask(table.column(original))
+    for name in task.operator.input_names if task.operator.reads_several else ():
+        if name in table.column_names and table.schema.field(name).type.get_field_index(original) >= 0:
+            places, column = read_column(task.operator, name, table, original)
+            given[places] = ~null_mask(column)
+    return given
 
 
 def _find_bad_rows(error: BadRow, rows: Rows) -> np.ndarray:
@@ -286,8 +290,19 @@ def _place(array: pa.Array) -> tuple[Any, ...]:
 
 
 def _as_json(task: StepTask, table: pa.Table) -> list[str]:
-    """Each row as a JSON object; a key column as the source had it."""
-    given = {original_column(field.name): field.name for field in task.operator.key}
+    """Each row as a JSON object; a key column as the source had it. A row of one of several inputs is the only field of
+    its object, under the name of the input."""
+    operator = task.operator
+    if operator.reads_several:
+        shown = np.empty(table.num_rows, object)
+        for name in operator.input_names:
+            places, own = split_input(table, name, operator.key.names)
+            of_key = operator.key_columns(name)
+            called = of_key | {original_column(key): column for key, column in of_key.items()}
+            columns = {str(called.get(c, c)): own.column(c) for c in own.column_names}  # an original comes last
+            shown[places] = [f"{{{json.dumps(name)}: {row}}}" for row in json_rows(pa.table(columns))]
+        return shown.tolist()
+    given = {original_column(field.name): field.name for field in operator.key}
     originals = {name: given[name] for name in table.column_names if name in given}
     shown = [name for name in table.column_names if name != HASH and name not in originals.values()]
     table = table.select(shown).rename_columns([originals.get(name, name) for name in shown])

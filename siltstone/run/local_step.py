@@ -18,9 +18,8 @@ import pyarrow.compute
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
-from siltstone.operator import SOURCE, Operator
-from siltstone.run.processing import (
-    ACKNOWLEDGEMENT,
+from siltstone.operator import Operator
+from siltstone.run.inputs import (
     HASH,
     READ,
     check_columns,
@@ -28,8 +27,8 @@ from siltstone.run.processing import (
     list_columns,
     misfit_reason,
     original_column,
-    output_schema,
 )
+from siltstone.run.processing import ACKNOWLEDGEMENT, output_schema
 from siltstone.run.read_rows import combine_all, combined_schema
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
@@ -56,13 +55,13 @@ _WHOLE = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 
 
 def run_step(
-    stream: Stream, tasks: Mapping[str, StepTask], rows: pa.Table | None
+    stream: Stream, tasks: Mapping[str, StepTask], rows: Mapping[str, pa.Table] | None
 ) -> tuple[dict[str, pa.Table], dict[str, list[Acknowledgement]]]:
     """Run one step of every operator, each after the one it reads, subtask after subtask.
 
     Args:
         tasks: operator -> its task.
-        rows: those of the source, with Spark's types (`as_spark`); None for a step without rows.
+        rows: source -> its rows, with Spark's types (`as_spark`); None for a step without rows.
 
     Returns:
         Operator -> its output, and operator -> the acknowledgements of its subtasks.
@@ -74,8 +73,9 @@ def run_step(
     outputs, received = dict[str, pa.Table](), dict[str, list[Acknowledgement]]()
     for operator in stream.sort_operators():
         task = replace(tasks[operator.name], hands_on=True)
-        given = rows if operator.reads == SOURCE else rows_as_spark(outputs[operator.reads])
-        parts = {} if given is None else split_rows(given, task)
+        given = {name: outputs[name] if name in outputs else (rows or {}).get(name) for name in operator.input_names}
+        inputs = {name: rows_as_spark(table) for name, table in given.items() if table is not None}
+        parts = split_rows(inputs, task) if any(table.num_rows for table in inputs.values()) else {}
         outputs[operator.name], received[operator.name] = _run_subtasks(task, parts)
     return outputs, received
 
@@ -115,23 +115,28 @@ def as_spark(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array.cast(_SPARKS.get(array.type, array.type))
 
 
-def split_rows(rows: pa.Table, task: StepTask) -> dict[int, list[pa.RecordBatch]]:
+def split_rows(inputs: Mapping[str, pa.Table], task: StepTask) -> dict[int, list[pa.RecordBatch]]:
     """Return subtask -> its rows, with the hashes of their keys, in the order that the operator wants.
+
+    Args:
+        inputs: input -> its rows.
 
     Raises:
         UsageError: a column is missing, or a key's type cannot be cast to the declared one.
         SiltstoneError, OperatorFailed: `combine` failed, or a key cannot be cast.
     """
     operator = task.operator
-    if not rows.num_rows:
-        return {}
-    chosen = _select(rows, _list_columns(rows, task), task)
+    if operator.reads_several:
+        chosen = _join_inputs(inputs, task)
+    else:
+        ((name, rows),) = inputs.items()
+        chosen = _select(rows, _list_columns(rows, task, name), task)
     if operator.combined is not None:
         chosen = _combine(chosen, task)
     if not chosen.num_rows:
         return {}
     if operator.order_by:
-        chosen = _sort(chosen, operator.order_by)
+        chosen = chosen.take(_sort_order(chosen, operator))
     hashes = _hash(chosen, operator)
     chosen = chosen.append_column(HASH, pa.array(hashes.view(np.int64)))
     groups, own = key_groups(hashes, task.max_parallelism), [task.groups(n) for n in range(task.parallelism)]
@@ -145,13 +150,31 @@ def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
     return xxhash64(normalise_keys(rows.select(operator.key.names)).columns)
 
 
-def _list_columns(rows: pa.Table, task: StepTask) -> list[str]:
-    """List the columns that a step of the operator takes."""
+def _list_columns(rows: pa.Table, task: StepTask, name: str) -> list[str]:
+    """List the columns that a step of the operator takes of an input: of the key first."""
     operator = task.operator
-    wanted = list_columns(operator, rows.column_names, task.times)
-    taken = [name for name in wanted if name in internal_names(operator)]
-    check_columns(operator, taken, wanted, rows.column_names)
+    read = list_columns(operator, name, rows.column_names, task.times.get(name))
+    wanted = list(dict.fromkeys([*operator.key_columns(name).values(), *read]))
+    taken = [each for each in wanted if each in internal_names(operator)]
+    check_columns(operator, name, taken, wanted, rows.column_names)
     return wanted
+
+
+def _join_inputs(inputs: Mapping[str, pa.Table], task: StepTask) -> pa.Table:
+    """Put the rows of several inputs together (`run.inputs`)."""
+    operator, parts = task.operator, list[pa.Table]()
+    for name, rows in inputs.items():
+        if not rows.num_columns:
+            continue
+        _list_columns(rows, task, name)
+        of_key = operator.key_columns(name)
+        keys = _select(pa.table({key: rows.column(column) for key, column in of_key.items()}), list(of_key), task)
+        read = list_columns(operator, name, rows.column_names, task.times.get(name))
+        fields = {column: one_array(rows.column(column)) for column in read}
+        fields |= {each: one_array(keys.column(each)) for each in keys.column_names if each not in of_key}
+        struct = pa.StructArray.from_arrays(list(fields.values()), list(fields))
+        parts.append(keys.select(list(of_key)).append_column(name, struct))
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def _select(rows: pa.Table, names: Sequence[str], task: StepTask) -> pa.Table:
@@ -185,7 +208,7 @@ def _cast_key(column: pa.Array, declared: pa.DataType, operator: Operator, name:
         return column.cast(declared)
     if not _may_cast(given, declared):
         raise UsageError(
-            f"operator {operator.name}: key column {name} is {given} in {operator.reads}, and {declared} where it is "
+            f"operator {operator.name}: key column {name} is {given} where it is read, and {declared} where it is "
             "declared: declare it as it is, or convert it"
         )
     cast = _try_cast(column, declared)
@@ -224,26 +247,36 @@ def _try_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _combine(rows: pa.Table, task: StepTask) -> pa.Table:
     """Combine rows before the shuffle, in one part per subtask, as that many tasks of Spark would."""
     operator = task.operator
-    if operator.reads == SOURCE:
+    of_source = bool(task.read_sources)
+    if of_source:
         rows = rows.append_column(HASH, pa.array(_hash(rows, operator).view(np.int64)))
     parts: Iterator[pa.RecordBatch] = iter(rows.combine_chunks().to_batches(-(-rows.num_rows // task.parallelism)))
-    combined = pa.Table.from_batches(combine_all(operator, parts), combined_schema(operator))
+    schema = combined_schema(operator, of_source=of_source)
+    combined = pa.Table.from_batches(combine_all(operator, parts, of_source=of_source), schema)
     chosen = _select(combined, operator.combined.names, task)
-    return chosen.append_column(READ, combined.column(READ)) if operator.reads == SOURCE else chosen
+    return chosen.append_column(READ, combined.column(READ)) if of_source else chosen
 
 
-def _sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Sort rows as Spark does: nulls first, and NaN after all numbers."""
+def _sort_order(rows: pa.Table, operator: Operator) -> pa.Array:
+    """Return the order of rows as Spark sorts them: nulls first, and NaN after all numbers."""
     keys = dict[str, Any]()
-    for name in names:
-        column = one_array(rows.column(name))
+    for name in operator.order_by:
+        column = _column_at(rows, name, operator)
         if is_nested(column.type):
             column = _rank_nested(column)
         rank = np.where(null_mask(column), 0, 1)
         if pa.types.is_floating(column.type):
             rank[np.asarray(_compute.fill_null(_compute.is_nan(column), False))] = 2
         keys |= {f"{len(keys)} {name}": rank, f"{len(keys) + 1} {name}": column}
-    return rows.take(_compute.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys]))
+    return _compute.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
+
+
+def _column_at(rows: pa.Table, name: str, operator: Operator) -> pa.Array:
+    """Return a column by which rows are sorted: one of several inputs is `INPUT.COLUMN`."""
+    if not operator.reads_several or name in operator.key.names:
+        return one_array(rows.column(name))
+    source, _, column = name.partition(".")
+    return _compute.struct_field(one_array(rows.column(source)), column)
 
 
 def _rank_nested(column: pa.Array) -> pa.Array:

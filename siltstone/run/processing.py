@@ -1,6 +1,6 @@
 """Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,67 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.operator import SOURCE, Operator, OperatorContext, Rows, State
+from siltstone.operator import Operator, OperatorContext, Rows, State
+from siltstone.run.inputs import HASH, internal_names
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import users_code
 from siltstone.state.access import conform
-from siltstone.state.columns import find_broken
+from siltstone.state.columns import find_broken, null_mask, one_array
 from siltstone.state.json_rows import broken_reason, describe_broken
-from siltstone.time.event_time import RowTimes
 
 ACKNOWLEDGEMENT = "__acknowledgement"
-HASH = "__hash"
-READ = "__read"
 _TIMES = pa.timestamp("us", tz="UTC")
 _FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1, 2), (9999, 12, 31)))
 """within which each time has a date in every time zone"""
 ROWS_A_CALL = 1 << 18
 """most rows per call of `Operator.process`, unless one record batch has more"""
-
-
-def original_column(key: str) -> str:
-    """Return the name of the column with a key column's original values, before the cast to the key's type."""
-    return f"__original_{key}"
-
-
-def misfit_reason(operator: Operator, key: str) -> str:
-    """Say why rows are refused whose value of a key column cannot be cast to the column's type."""
-    return f"operator {operator.name}: key column {key} cannot be cast to {operator.key.field(key).type}"
-
-
-def internal_names(operator: Operator) -> list[str]:
-    """List the column names that the engine itself uses in the rows of a subtask."""
-    return [HASH, READ, *(original_column(name) for name in operator.key.names)]
-
-
-def list_columns(operator: Operator, every: Sequence[str], times: RowTimes | None) -> list[str]:
-    """List the columns that a step of the operator takes: those of the key and its inputs, or `every` one if it does
-    not say which; those that it is ordered by; and those with the event time."""
-    # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
-    further = [*operator.order_by, *(times.columns if times else ())] if operator.combined is None else []
-    return list(dict.fromkeys([*operator.key.names, *(operator.inputs or every), *further]))
-
-
-def check_columns(operator: Operator, taken: Sequence[str], wanted: Sequence[str], given: Sequence[str]) -> None:
-    """Check the columns that a step of the operator takes.
-
-    Args:
-        taken: those of them that have a name of the engine's own.
-        given: those that its input has.
-
-    Raises:
-        UsageError: some are taken, or missing.
-    """
-    if taken:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
-        )
-    if missing := [name for name in wanted if name not in given]:
-        raise UsageError(
-            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
-            f"(it has {', '.join(given) or 'none'})"
-        )
 
 
 @dataclass
@@ -80,7 +34,7 @@ class Taken:
     Attributes:
         rows_in: rows it got.
         rows_out: rows it returned.
-        event_time: the highest event time of the source's rows it got; None if there were none.
+        event_time: the highest event time of the sources' rows it got; None if there were none.
         late: late rows, whatever happened to them.
         left_out: rows that it did not get, since they were late.
         due: clock -> when the next of its timers is due (`Acknowledgement.due`).
@@ -182,8 +136,17 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
         BadRow: a key column that is not nullable has nulls.
     """
     hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
-    internal = [name for name in internal_names(task.operator) if name in table.column_names]
-    return Rows.of(task.operator, table.drop_columns(internal), hashes, task.max_parallelism)
+    internal = internal_names(task.operator)
+    table = table.drop_columns([name for name in internal if name in table.column_names])
+    for place, name in enumerate(table.column_names):
+        if (
+            task.sorts_out and task.operator.reads_several and name in task.operator.input_names
+        ):  # it may have keys as they were before the cast
+            own, columns = one_array(table.column(name)), [f.name for f in table.schema.field(name).type]
+            kept = {each: own.field(each) for each in columns if each not in internal}
+            struct = pa.StructArray.from_arrays(list(kept.values()), list(kept), mask=pa.array(null_mask(own)))
+            table = table.set_column(place, name, struct)
+    return Rows.make(task.operator, table, hashes, task.max_parallelism)
 
 
 def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTimer) -> list[pa.RecordBatch]:
@@ -197,8 +160,9 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTim
         output = check_output(task.operator, task.operator.process(rows, state))
     taken.rows_in += len(rows)
     taken.rows_out += sum(batch.num_rows for batch in output)
-    if task.times is not None and task.operator.reads == SOURCE:
-        taken.event_time = _later_time(taken.event_time, rows.table, task.times.column)
+    for name in task.times.keys() & set(task.sources):
+        own = rows.of(name).table if task.operator.reads_several else rows.table
+        taken.event_time = _later_time(taken.event_time, own, task.times[name].column)
     return output
 
 

@@ -7,41 +7,46 @@ the digest, and the subtask drops it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from siltstone.operator import SOURCE, Operator
+from siltstone.operator import Operator
+from siltstone.rows import split_input
+from siltstone.run.inputs import HASH, READ, original_column
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, READ, combine, original_column
+from siltstone.run.processing import combine
 from siltstone.state.columns import null_mask, one_array
-from siltstone.state.rows_digest import DigestedRows
+from siltstone.state.rows_digest import DigestedRows, describe_columns
 
 _ROW, _NO_ROW = b"r", b"-"
 """what the value in `READ` begins with: whether it is of a combined row, or only carries the digest"""
 
 
-def combined_schema(operator: Operator) -> pa.Schema:
-    """Return the columns of combined rows on their way, all nullable; of rows of the source with `READ`."""
+def combined_schema(operator: Operator, *, of_source: bool = True) -> pa.Schema:
+    """Return the columns of combined rows on their way, all nullable; of rows of a source with `READ`."""
     fields = [f.with_nullable(True) for f in operator.combined or ()]
-    return pa.schema([*fields, pa.field(READ, pa.binary())] if operator.reads == SOURCE else fields)
+    return pa.schema([*fields, pa.field(READ, pa.binary())] if of_source else fields)
 
 
-def combine_all(operator: Operator, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def combine_all(
+    operator: Operator, batches: Iterator[pa.RecordBatch], *, of_source: bool = True
+) -> Iterator[pa.RecordBatch]:
     """Combine rows batch by batch (`combined_schema`).
 
     Args:
-        batches: the rows, of the source with `HASH`, the hash of the key.
+        batches: the rows, of a source with `HASH`, the hash of the key.
+        of_source: whether they are of a source of the stream.
 
     Raises:
         SiltstoneError, OperatorFailed: as `processing.combine`.
     """
-    schema, read = combined_schema(operator), DigestedRows()
+    schema, read = combined_schema(operator, of_source=of_source), DigestedRows()
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        if operator.reads != SOURCE:
+        if not of_source:
             yield from combine(operator, table).cast(schema).to_batches()
             continue
         read += digest_read(operator, batch)
@@ -59,8 +64,31 @@ def _encode(read: DigestedRows) -> bytes:
     return json.dumps(read.to_json()).encode()
 
 
-def digest_read(operator: Operator, rows: pa.Table | pa.RecordBatch) -> DigestedRows:
-    """Digest rows of the source: the hash of the key for its columns, and all others.
+def digest_read(
+    operator: Operator, rows: pa.Table | pa.RecordBatch, sources: Sequence[str] | None = None
+) -> DigestedRows:
+    """Digest rows of the sources: of several inputs each row with the name of its own, so that it matters of which.
+
+    Args:
+        sources: the inputs that are sources of the stream; None for all.
+    """
+    if not operator.reads_several:
+        return _digest_input(operator, rows)
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    read = DigestedRows()
+    sources = operator.input_names if sources is None else sources
+    for name in sources:
+        places, own = split_input(table, name, operator.key.names)
+        own = own.append_column(HASH, one_array(table.column(HASH)).take(places))
+        found = _digest_input(operator, own.append_column(READ, pa.repeat(name, len(places))))
+        # Those of all inputs together have columns that no one has, whichever have rows.
+        read += DigestedRows(found.rows, found.digest, "")
+    kinds = pa.schema([table.schema.field(name) for name in sorted(sources) if name in table.column_names])
+    return DigestedRows(read.rows, read.digest, describe_columns(kinds)) if read.rows else read
+
+
+def _digest_input(operator: Operator, rows: pa.Table | pa.RecordBatch) -> DigestedRows:
+    """Digest rows of one input: the hash of the key for its columns, and all others.
 
     The hash does not tell which columns of a key are null, so those that may be are digested, too. Where a key could
     not be cast to its type, its original value counts; that there is a column for it depends on whether the stream has
@@ -80,13 +108,18 @@ def digest_read(operator: Operator, rows: pa.Table | pa.RecordBatch) -> Digested
 class ReadRows:
     """Digests the rows of one subtask.
 
+    Args:
+        sources: the inputs of the operator that are sources of the stream.
+
     Attributes:
-        read: those that came so far; None for an operator that reads another one.
+        read: those that came so far; None for an operator that reads no source.
+        counts: source -> number of its rows, of an operator that reads several inputs.
     """
 
-    def __init__(self, operator: Operator) -> None:
-        self.read: DigestedRows | None = DigestedRows() if operator.reads == SOURCE else None
-        self._operator = operator
+    def __init__(self, operator: Operator, sources: Sequence[str]) -> None:
+        self.read: DigestedRows | None = DigestedRows() if sources else None
+        self.counts = dict.fromkeys(sources, 0) if operator.reads_several else {}
+        self._operator, self._sources = operator, sources
 
     def watch(self, batches: Iterator[pa.RecordBatch], clock: PhaseTimer) -> Iterator[pa.RecordBatch]:
         """Yield the rows, without `READ`, and digest them; this is the phase `digest`."""
@@ -97,7 +130,10 @@ class ReadRows:
 
     def _take(self, before: DigestedRows, batch: pa.RecordBatch) -> pa.RecordBatch:
         if READ not in batch.schema.names:
-            self.read = before + digest_read(self._operator, batch)
+            self.read = before + digest_read(self._operator, batch, self._sources)
+            for name in self.counts:
+                if name in batch.schema.names:
+                    self.counts[name] += batch.num_rows - batch.column(name).null_count
             return batch
         carried = batch.column(READ).drop_null().to_pylist()
         self.read = sum((DigestedRows.from_json(json.loads(value[1:])) for value in carried), before)

@@ -38,7 +38,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import LoggedInterval
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
-from siltstone.operator import SOURCE, Operator
+from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import NextChains, RunChains
@@ -322,7 +322,7 @@ class ConsistentRegion:
                 raise
             self._references.follow(self.chains.manifests)
         self._open.steps.append(self.clock.begin(step, finishes=finishes))
-        decided, first = self.chains.decisions, next(op.name for op in self.stream.operators if op.reads == SOURCE)
+        decided, first = self.chains.decisions, next(op.name for op in self.stream.levels()[0])
         letters = {
             op.name: self.outbox.order_letters(self.checkpoint, offsets, unread if op.name == first else ())
             for op in self.stream.operators
@@ -367,6 +367,7 @@ class ConsistentRegion:
             versions=self.chains.versions.get(operator.name, {}),
             log=tuple(step for log in logs for step in log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
+            sources=self.stream.source_names,
             times=self.stream.row_times(operator),
             clock=self.clock.of(operator),
             staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,

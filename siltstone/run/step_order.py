@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from siltstone.operator import State
@@ -44,11 +45,12 @@ def process(
 
 def _cut_late(task: StepTask, table: pa.Table, taken: Taken) -> pa.Table:
     """Count late rows, and leave them out unless they are to be processed."""
-    late = find_late(task, table)
-    if late is None:
+    found = find_late(task, table)
+    if not found:
         return table
+    late = np.logical_or.reduce([rows for rows, _ in found])
     taken.late += count_rows(task, table, late)
-    if task.times is not None and task.times.late == "process":
+    if task.late == "process":
         return table
     taken.left_out += int(late.sum())
     return table.filter(pa.array(~late))

@@ -12,7 +12,6 @@ from siltstone.chains.policy_rules import RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Kind
-from siltstone.operator import SOURCE
 from siltstone.run.stream_clock import earliest_due
 from siltstone.state.digest import assemble_digests
 from siltstone.stream import Stream
@@ -25,6 +24,8 @@ class StepReports:
     last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
     """those of the newest step"""
     rows_in: dict[str, int] = field(default_factory=dict)
+    rows_of: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(operator, source) -> rows, of operators that read several inputs"""
     dead_letters: dict[str, int] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     restore_s: dict[str, float] = field(default_factory=dict)
@@ -36,6 +37,9 @@ class StepReports:
         """Add one operator's part of one step."""
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
+        for each in received:
+            for source, rows in each.rows_of.items():
+                self.rows_of[operator, source] = self.rows_of.get((operator, source), 0) + rows
         self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
         self.late[operator] = self.late.get(operator, 0) + sum(a.late for a in received)
         most = max((a.state_rows for a in received), default=0)
@@ -52,6 +56,14 @@ class StepReports:
     def event_time(self, before: datetime | None) -> datetime | None:
         """Return the highest event time so far, given the previous checkpoint's."""
         return max([*self.event_times, *([before] if before else [])], default=None)
+
+    def source_rows(self, stream: Stream) -> int:
+        """Return how many rows the sources gave: the operators that read one all see the same of it."""
+        total = 0
+        for source in stream.source_names:
+            alone = [self.rows_in.get(op.name, 0) for op in stream.operators if op.reads == source]
+            total += max([*alone, *(rows for (_, of), rows in self.rows_of.items() if of == source)], default=0)
+        return total
 
     def uploads(self) -> UploadStatistics:
         """Return the upload statistics of the acknowledgements in `last`, all subtasks together."""
@@ -73,7 +85,6 @@ class StepReports:
             tables: operator -> table -> what `table_statistics` returns of it.
             bounds: operator -> the sum of its tables' bounds.
         """
-        sources = [op.name for op in stream.operators if op.reads == SOURCE]
         opaques, parts = {op.name: op.opaque_variables() for op in stream.operators}, stream.max_parallelism
         operators = {
             name: {
@@ -95,8 +106,7 @@ class StepReports:
             for name, received in self.last.items()
         }
         return {
-            # Operators that read the source all see the same rows.
-            "rows_in": max((self.rows_in[name] for name in sources), default=0),
+            "rows_in": self.source_rows(stream),
             "dead_letters": {name: count for name, count in self.dead_letters.items() if count},
             **({"late": late} if (late := {name: count for name, count in self.late.items() if count}) else {}),
             "state_rows": sum(o["state_rows"] for o in operators.values()),

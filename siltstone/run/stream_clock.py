@@ -1,7 +1,7 @@
 """The clock of a run's steps, kept on the driver: decides it before each step, and notes what the step has heard."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,11 +10,12 @@ from siltstone.catalog.records.steps import Step, StepKind
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
 from siltstone.log import get_logger
-from siltstone.operator import SOURCE, Operator
+from siltstone.operator import Operator
 from siltstone.stream import Stream
 from siltstone.time.clock_rules import (
     FOREVER,
     OperatorClock,
+    SourceClock,
     StepClock,
     decide_clock,
     decode_clock,
@@ -50,17 +51,31 @@ def check_time_of_day(stream: str, here_us: int, catalog: datetime) -> None:
 
 
 def clock_of(stream: Stream, operator: Operator, clock: StepClock | None) -> OperatorClock | None:
-    """Return what an operator sees of a step's clock: the watermark of its input, if that has event time."""
+    """Return what an operator sees of a step's clock: the least of the watermarks of its inputs, if all have event
+    time. One that is an operator passes on its own watermark, less what it holds back."""
     if clock is None:
         return None
-    reads = {each.name: each for each in stream.operators}
-    path = operator
-    while path.reads != SOURCE:
-        path = reads[path.reads]
-        if path.output_time is None:
-            return OperatorClock(clock.now)
-    source = clock.sources.get(path.reads)
-    return OperatorClock(clock.now, source.watermark, source.before) if source else OperatorClock(clock.now)
+    seen = {name: SourceClock(one.watermark, one.before) for name, one in clock.sources.items()}
+    for each in stream.sort_operators():
+        inputs = [seen[name] for name in each.input_names if name in seen]
+        told = len(inputs) == len(each.input_names)
+        own = SourceClock(_least(one.watermark for one in inputs), _least(one.before for one in inputs))
+        if each.name == operator.name:
+            return OperatorClock(clock.now, own.watermark, own.before) if told else OperatorClock(clock.now)
+        if told and each.output_time is not None:
+            held = each.holds_back // timedelta(microseconds=1)
+            seen[each.name] = SourceClock(_hold_back(own.watermark, held), _hold_back(own.before, held))
+    raise KeyError(operator.name)
+
+
+def _least(watermarks: Iterable[int | None]) -> int | None:
+    """Return the least watermark: there is none where an input has none yet."""
+    found = list(watermarks)
+    return None if None in found else min((each for each in found if each is not None), default=None)
+
+
+def _hold_back(watermark: int | None, held_us: int) -> int | None:
+    return watermark if watermark is None or watermark == FOREVER else max(-FOREVER, watermark - held_us)
 
 
 class StreamClock:
@@ -84,9 +99,10 @@ class StreamClock:
 
     @property
     def watermark(self) -> datetime | None:
-        """The source's watermark in the newest step (`OperatorClock.watermark`)."""
-        source = None if self._newest is None else self._newest.sources.get(SOURCE)
-        return None if source is None else OperatorClock(0, source.watermark).watermark
+        """The least of the sources' watermarks in the newest step (`OperatorClock.watermark`)."""
+        sources = {} if self._newest is None else self._newest.sources
+        known = [sources[name].watermark for name in self._stream.event_times if name in sources]
+        return OperatorClock(0, _least(known)).watermark
 
     def resume(self, text: str, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on from a checkpoint.
@@ -128,14 +144,14 @@ class StreamClock:
         return clock_of(self._stream, operator, self._newest) if self._fires else None
 
     def hear(self, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Note what the subtasks of an operator have heard of the source in the newest step, and what is due next.
+        """Note what the subtasks of an operator have heard of the sources in the newest step, and what is due next.
 
         Raises:
-            UsageError: the source has too many partitions.
+            UsageError: a source has too many partitions.
         """
-        for each in received:
-            if each.heard and self._newest is not None:
-                self._newest = hear(self._newest, SOURCE, each.heard)
+        for source, heard in ((source, heard) for each in received for source, heard in each.heard.items()):
+            if self._newest is not None:
+                self._newest = hear(self._newest, source, heard)
         self._due[operator] = earliest_due(received)
 
     def is_due(self) -> bool:

@@ -78,7 +78,7 @@ def _run(
 ) -> Iterator[pa.RecordBatch]:
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
     outputs = [name for name in (operator.name, DEAD_LETTERS) if name in task.sinks]
-    reading, made = ReadRows(operator), dict.fromkeys(outputs, DigestedRows())
+    reading, made = ReadRows(operator, task.read_sources), dict.fromkeys(outputs, DigestedRows())
     heard = HeardTimes(task)
     batches = heard.watch(reading.watch(batches, clock), clock)
     with ExitStack() as stack:
@@ -123,7 +123,8 @@ def _run(
             report = replace(report, rows_in=report.rows_in + bad, dead_letters=bad + files)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
-        yield _acknowledge(replace(report, read=reading.read, heard=heard.heard, made=made), step_schema(operator))
+        of_sources = {"read": reading.read, "rows_of": reading.counts, "heard": heard.heard}
+        yield _acknowledge(replace(report, made=made, **of_sources), step_schema(operator))
 
 
 def _report(

@@ -9,7 +9,7 @@ from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.changelog.log import LoggedStep
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
-from siltstone.operator import Operator
+from siltstone.operator import SOURCE, Operator
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
@@ -100,7 +100,8 @@ class StepTask:
         hands_on: whether another operator reads the output.
         sinks: the names of outputs that have a sink, whose rows are digested (`run.step_digests`).
         resets: whether the step is the first of its run, or after a reset: the operator is told (`run.callbacks`).
-        times: how the rows tell their event time; None if nobody asks.
+        sources: the names of the stream's sources, of which the operator may read some.
+        times: input -> how its rows tell their event time, of the inputs of which somebody asks that.
         clock: the step's clock; None if it has none, and so fires nothing.
         stores: whether it stores its part of the checkpoint; False where lost output is made again.
         dead_letters: what the step leaves out; None for a stream without dead letters.
@@ -125,7 +126,8 @@ class StepTask:
     versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     log: Sequence[LoggedStep] = ()
     oldest_epoch: int = 0
-    times: RowTimes | None = None
+    sources: Sequence[str] = (SOURCE,)
+    times: Mapping[str, RowTimes] = field(default_factory=dict)
     clock: OperatorClock | None = None
     staged_with: int | None = None
     table: bool = False
@@ -144,8 +146,17 @@ class StepTask:
     @property
     def sets_aside(self) -> bool:
         """Whether rows may become dead letters: bad ones, or late ones."""
-        letters = self.times is not None and self.times.late == "dead-letter" and self.clock is not None
-        return self.sorts_out or letters
+        return self.sorts_out or (self.late == "dead-letter" and self.clock is not None)
+
+    @property
+    def late(self) -> str | None:
+        """What happens to late rows, one of `time.event_time.LATE`; None if the operator has none."""
+        return next((times.late for times in self.times.values()), None)
+
+    @property
+    def read_sources(self) -> tuple[str, ...]:
+        """The sources that the operator reads."""
+        return tuple(name for name in self.operator.input_names if name in self.sources)
 
     @property
     def path(self) -> StepPath:

@@ -10,9 +10,9 @@ from pyspark.sql import types as T
 
 from siltstone.errors import UsageError
 from siltstone.operator import Operator
-from siltstone.run.processing import misfit_reason
+from siltstone.run.inputs import misfit_reason
 from siltstone.run.users_code import OperatorFailed
-from siltstone.spark.types import quote, spark_type
+from siltstone.spark.types import spark_type
 from siltstone.state.json_rows import SHOWN_CHARACTERS
 
 _TIMES = (T.TimestampType, T.TimestampNTZType)
@@ -23,25 +23,27 @@ _WHOLE = {"float": 1 << 24, "double": 1 << 53}
 _BINARY = "UTF8_BINARY"
 
 
-def check_key_types(given: T.StructType, operator: Operator) -> None:
-    """Make sure that an operator's key columns (all in `given`) have types that can be cast to the declared ones.
+def check_key_types(given: T.StructType, operator: Operator, name: str) -> None:
+    """Make sure that the key columns of an operator's input (all in `given`) have types that can be cast to the
+    declared ones.
 
     Raises:
         UsageError: one has not, or its text is compared by a collation.
     """
+    columns = operator.key_columns(name)
     for field in operator.key:
-        kind, declared = given[field.name].dataType, spark_type(field.type)
+        kind, declared = given[columns[field.name]].dataType, spark_type(field.type)
         what = f"operator {operator.name}: key column {field.name}"
         collation = getattr(kind, "collation", _BINARY)  # none before Spark 4.0
         if collation != _BINARY:
             raise UsageError(
                 f"{what} is text of the collation {collation}, by which several texts are equal, and a key is compared "
-                f"by its bytes: choose one text for each in the source, such as lower({field.name}), and collate it "
-                f"{_BINARY}"
+                f"by its bytes: choose one text for each in the source, such as lower({columns[field.name]}), and "
+                f"collate it {_BINARY}"
             )
         if not (needs_no_cast(kind, declared) or _may_cast(kind, declared)):
             raise UsageError(
-                f"{what} is {kind.simpleString()} in {operator.reads}, and {declared.simpleString()} where it is "
+                f"{what} is {kind.simpleString()} in {name}, and {declared.simpleString()} where it is "
                 "declared: such a cast depends on the session's settings, or makes one of several values, or of one "
                 "value several once the source's type changes: declare it as it is, or convert it in the source"
             )
@@ -52,24 +54,26 @@ def needs_no_cast(given: T.DataType, declared: T.DataType) -> bool:
     return given == declared or (isinstance(given, _TIMES) and isinstance(declared, _TIMES))
 
 
-def select_key(name: str, given: T.DataType, operator: Operator, *, fails: bool) -> str:
-    """Return SQL that selects a key column as its declared type. It depends on no setting, such as the ANSI mode.
+def cast_key(column: str, given: T.DataType, operator: Operator, name: str, *, fails: bool) -> str:
+    """Return SQL for a key column as its declared type. It depends on no setting, such as the ANSI mode.
 
     Args:
-        given: the column's type.
+        column: SQL for the column that it is made of.
+        given: that column's type.
+        name: the key column.
         fails: whether a value that does not fit fails the step, as an error of the user's code does. The error shows it
             as JSON, in which it ends no line. If not, it is null.
     """
-    column, declared = quote(name), spark_type(operator.key.field(name).type)
+    declared = spark_type(operator.key.field(name).type)
     if needs_no_cast(given, declared):
         return column
     cast = _try_cast(column, given, declared)
     if not fails:
-        return f"{cast} as {column}"
+        return cast
     reason = f"{OperatorFailed.__name__}: {misfit_reason(operator, name)}: ".encode().hex()
     said = f"concat(cast(X'{reason}' as string), left(to_json(struct({column})), {SHOWN_CHARACTERS}))"
     failed = f"case when {column} is not null then cast(raise_error({said}) as {declared.simpleString()}) end"
-    return f"coalesce({cast}, {failed}) as {column}"
+    return f"coalesce({cast}, {failed})"
 
 
 def _try_cast(column: str, given: T.DataType, declared: T.DataType) -> str:

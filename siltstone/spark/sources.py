@@ -14,9 +14,9 @@ from siltstone.run.definition import SourceShape
 from siltstone.run.processing import output_schema
 from siltstone.run.widening_rules import COLLATIONS
 from siltstone.secret import Secret, hide
+from siltstone.spark.inputs import columns_read
 from siltstone.spark.key_casts import check_key_types
 from siltstone.spark.queries import check_source, describe_sources
-from siltstone.spark.step import columns_read
 from siltstone.spark.versions import spark_schema
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Stream
@@ -59,16 +59,17 @@ def check_rows(stream: Stream, rows: DataFrame) -> None:
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is not a stream: make it with spark.readStream")
     check_source(rows)
-    if stream.event_column is not None:
-        _check_event_time(stream.name, stream.event_column, rows)
+    for column in stream.time_columns.values():
+        _check_event_time(stream.name, column, rows)
     for operator in stream.operators:
-        if operator.reads == SOURCE:
-            columns_read(rows, operator, stream.row_times(operator))
+        if SOURCE in operator.input_names:
+            columns_read(rows, operator, stream.row_times(operator).get(SOURCE), SOURCE)
     outputs = {operator.name: _check_output(operator) for operator in stream.operators}
     for operator in stream.operators:
-        output = outputs.get(operator.reads)
-        if output is not None and set(operator.key.names) <= set(output.names):  # else the first rows tell
-            check_key_types(output, operator)
+        for name in operator.input_names:
+            output = outputs.get(name)
+            if output is not None and set(operator.key_columns(name).values()) <= set(output.names):
+                check_key_types(output, operator, name)  # else the first rows tell
 
 
 def shape_of(stream: Stream, rows: DataFrame) -> SourceShape:
@@ -78,10 +79,10 @@ def shape_of(stream: Stream, rows: DataFrame) -> SourceShape:
         rows: the streaming DataFrame; of a micro-batch, of which Spark does not tell the sources, they are left out.
     """
     every = {field.name: _describe(field) for field in rows.schema}
-    readers = [operator for operator in stream.operators if operator.reads == SOURCE]
-    read = {name for operator in readers for name in columns_read(rows, operator, stream.row_times(operator))}
+    readers = [operator for operator in stream.operators if SOURCE in operator.input_names]
+    read = {name for op in readers for name in columns_read(rows, op, stream.row_times(op).get(SOURCE), SOURCE)}
     chosen = {name: of for name, of in every.items() if name in read}
-    reads_all = not all(operator.inputs for operator in readers)
+    reads_all = not all(operator.columns_of(SOURCE) for operator in readers)
     return SourceShape(every, chosen, reads_all, describe_sources(rows) if rows.isStreaming else None)
 
 

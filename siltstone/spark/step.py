@@ -11,36 +11,26 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import SiltstoneError, StateError, UsageError
-from siltstone.operator import SOURCE, Operator
+from siltstone.errors import StateError
+from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
-from siltstone.run.processing import (
-    ACKNOWLEDGEMENT,
-    HASH,
-    READ,
-    check_columns,
-    internal_names,
-    list_columns,
-    original_column,
-    step_schema,
-)
-from siltstone.run.read_rows import combine_all, combined_schema
+from siltstone.run.inputs import HASH
+from siltstone.run.processing import ACKNOWLEDGEMENT, output_schema, step_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
-from siltstone.run.users_code import OperatorFailed
 from siltstone.spark.executor import freeze_imports, map_in_arrow
+from siltstone.spark.inputs import columns_read, hash_of, keyed_inputs, keyed_rows, rows_of_source, schemas_of
 from siltstone.spark.jobs import tag_jobs
-from siltstone.spark.key_casts import check_key_types, needs_no_cast, select_key
 from siltstone.spark.masters import is_local
-from siltstone.spark.placement import PLACED, Placement, shuffle
-from siltstone.spark.types import is_for_python, quote, spark_type
+from siltstone.spark.placement import Placement, shuffle
+from siltstone.spark.types import quote
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
 from siltstone.state.hashing import key_groups
-from siltstone.time.event_time import RowTimes
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -51,7 +41,6 @@ QUERY_SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
-CASE = "spark.sql.caseSensitive"
 LOST_OUTPUT = "an operator's output was lost and computed again"
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
@@ -62,11 +51,15 @@ class StepRun:
 
     Attributes:
         received: operator -> the acknowledgements of its subtasks.
-        outputs: operator -> its output, if it has rows and another operator reads it; `SOURCE` -> the micro-batch.
+        batch: the micro-batch; None in a step without one.
+        schemas: input -> its columns, of those that are known.
+        outputs: operator -> its output, if it has rows and another operator reads it.
         cached: persisted frames to release when the outputs are no longer needed.
     """
 
     received: dict[str, list[Acknowledgement]] = field(default_factory=dict)
+    batch: DataFrame | None = None
+    schemas: dict[str, T.StructType] = field(default_factory=dict)
     outputs: dict[str, DataFrame] = field(default_factory=dict)
     cached: list[DataFrame] = field(default_factory=list)
 
@@ -81,6 +74,7 @@ def run_step(
     rows: DataFrame | None,
     tasks: Mapping[str, StepTask],
     placement: Placement | None = None,
+    schema: T.StructType | None = None,
 ) -> StepRun:
     """Run one step of every operator.
 
@@ -92,34 +86,56 @@ def run_step(
         rows: those of a micro-batch; None for a step without rows.
         tasks: operator -> its task.
         placement: keeps each subtask on the executor that has its state; None leaves it to Spark.
+        schema: that of micro-batches, if it is known, for a step without rows.
 
     Raises:
         SiltstoneError: the error of a subtask.
     """
-    run, placed = StepRun(), _placement_frame(placement, tasks)
+    placed = _placement_frame(placement, tasks)
     silent = set[str]()
-    """those that return no rows, the source included"""
+    """the inputs that give no rows"""
     if rows is None:
-        silent = {task.operator.reads for task in tasks.values()} - tasks.keys()
+        silent = {name for task in tasks.values() for name in task.operator.input_names} - tasks.keys()
+        run = StepRun()
     else:
-        spark = rows.sparkSession
+        spark, schema = rows.sparkSession, rows.schema
         _set_query_settings(spark)
-        readers = [task for task in tasks.values() if task.operator.reads == SOURCE]
-        if len(readers) > 1:
-            # Each of them would read the source by itself, and see other rows if that makes some at random.
-            needed = dict.fromkeys(name for task in readers for name in columns_read(rows, task.operator, task.times))
-            rows = rows.selectExpr(*map(quote, needed)).persist()
-            run.cached.append(rows)
-        run.outputs[SOURCE] = rows
+        run = StepRun(batch=rows)
+        if sum(bool(task.read_sources) for task in tasks.values()) > 1:
+            # Each of them would read the sources by itself, and see other rows if one makes some at random.
+            kept = _needed(rows, tasks).persist()
+            run = StepRun(batch=kept, cached=[kept])
+    _note_schemas(run, schema, tasks)
     waiting = dict(tasks)
     try:
         while waiting:
-            ready = _take_ready(waiting, run.outputs, silent)
+            ready = _take_ready(waiting, run, silent)
             _run_level(run, spark, ready, silent, placed)
     except BaseException:
         run.unpersist()
         raise
     return run
+
+
+def _needed(rows: DataFrame, tasks: Mapping[str, StepTask]) -> DataFrame:
+    """Select the columns of a micro-batch that operators read; one of several sources has no others."""
+    readers = [task for task in tasks.values() if task.read_sources]
+    if len(readers[0].sources) > 1:
+        return rows
+    (name,) = readers[0].sources
+    read = (columns_read(rows, task.operator, task.times.get(name), name) for task in readers)
+    return rows.selectExpr(*map(quote, dict.fromkeys(column for columns in read for column in columns)))
+
+
+def _note_schemas(run: StepRun, schema: T.StructType | None, tasks: Mapping[str, StepTask]) -> None:
+    """Note the columns of what operators with several inputs read."""
+    for task in tasks.values():
+        if task.operator.reads_several:
+            if schema is not None and not run.schemas.keys() & set(task.sources):
+                run.schemas.update(schemas_of(schema, task.sources))
+            for name in task.operator.input_names:
+                if name in tasks:
+                    run.schemas[name] = spark_schema(output_schema(tasks[name].operator))
 
 
 def own_session(spark: SparkSession) -> SparkSession:
@@ -141,17 +157,22 @@ def _set_query_settings(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def _take_ready(
-    waiting: dict[str, StepTask], outputs: Mapping[str, DataFrame], silent: set[str]
-) -> dict[str, StepTask]:
-    """Take the tasks out of `waiting` whose input is at hand, and note which of them return no rows."""
+def _take_ready(waiting: dict[str, StepTask], run: StepRun, silent: set[str]) -> dict[str, StepTask]:
+    """Take the tasks out of `waiting` whose inputs are at hand, and note which of them return no rows."""
     ready: dict[str, StepTask] = {}
-    while found := {n: t for n, t in waiting.items() if t.operator.reads in silent or t.operator.reads in outputs}:
-        silent |= {name for name, task in found.items() if task.operator.reads in silent and not _makes_rows(task)}
+    while found := {name: task for name, task in waiting.items() if _has_inputs(task, run, silent)}:
+        silent |= {
+            n for n, task in found.items() if silent.issuperset(task.operator.input_names) and not _makes_rows(task)
+        }
         ready |= found
         for name in found:
             del waiting[name]
     return ready
+
+
+def _has_inputs(task: StepTask, run: StepRun, silent: set[str]) -> bool:
+    """Whether all inputs of an operator are at hand, or known to give no rows."""
+    return all(n in silent or n in run.outputs or n in task.sources for n in task.operator.input_names)
 
 
 def _makes_rows(task: StepTask) -> bool:
@@ -167,13 +188,13 @@ def _run_level(
     def frame(task: StepTask, *, empty: bool) -> DataFrame:
         """Make the frame of a step. It is persisted if another operator reads it: its tasks must not run twice, for the
         acknowledgements and for that operator."""
-        rows = None if empty else run.outputs[task.operator.reads]
+        rows = None if empty else _input_rows(run, spark, task)
         made = empty_step_frame(spark, task, placed) if rows is None else step_frame(rows, task, placed)
         if task.hands_on and task.operator.name not in silent:
             run.cached.append(made.persist())
         return made
 
-    frames = {name: frame(task, empty=task.operator.reads in silent) for name, task in tasks.items()}
+    frames = {name: frame(task, empty=silent.issuperset(task.operator.input_names)) for name, task in tasks.items()}
     received = collect_acknowledgements(frames, tasks)
     if left_out := [name for name in tasks if not received[name]]:
         # Spark's optimizer saw that there are no rows, and left the tasks out.
@@ -187,6 +208,17 @@ def _run_level(
                 run.outputs[name] = output_rows(frames[name], received[name])
         else:
             silent.add(name)
+
+
+def _input_rows(run: StepRun, spark: SparkSession, task: StepTask) -> DataFrame:
+    """Return what an operator reads: of several inputs, together."""
+    if task.operator.reads_several:
+        return keyed_inputs(run.batch, run.outputs, run.schemas, task)
+    (name,) = task.operator.input_names
+    if name not in task.sources:
+        return run.outputs[name]
+    assert run.batch is not None, "a source gives rows"
+    return rows_of_source(run.batch, name, task.sources)
 
 
 def _placement_frame(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
@@ -206,25 +238,31 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
     """Make the frame of one step: its rows are the operator's output and one acknowledgement per subtask.
 
     Args:
+        rows: those of its only input, or the result of `keyed_inputs`.
         placed: the frame of a placement, which decides on which executors the tasks run; None leaves it to Spark.
 
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
-    keyed = keyed_rows(rows, task)
-    key_hash = _hash_of(task.operator)
+    keyed = rows if task.operator.reads_several else keyed_rows(rows, task)
+    key_hash = hash_of(task.operator)
     group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
     shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by:
-        shuffled = shuffled.sortWithinPartitions(*map(quote, task.operator.order_by))
+        shuffled = shuffled.sortWithinPartitions(*_order_of(task.operator))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
     return map_in_arrow(hashed, _in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
 
 
-def _hash_of(operator: Operator) -> str:
-    return f"xxhash64({', '.join(map(quote, operator.key.names))})"
+def _order_of(operator: Operator) -> list[str]:
+    """Quote the columns by which rows are sorted: one of several inputs is `INPUT.COLUMN`."""
+    parts = [
+        name.split(".", 1) if operator.reads_several and name not in operator.key.names else [name]
+        for name in operator.order_by
+    ]
+    return [".".join(map(quote, each)) for each in parts]
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -356,77 +394,3 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
 def _tag(task: StepTask) -> str:
     """Make the job tag by which a task knows that its job runs the step, and does not only read its output."""
     return f"[{task.warehouse.identity}/{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
-
-
-def columns_read(rows: DataFrame, operator: Operator, times: RowTimes | None = None) -> list[str]:
-    """List the columns of `rows` that a step of the operator takes: those of the key and its inputs, or, if it does not
-    say which, all that Python has a type for; those that it is ordered by; and those with the event time.
-
-    Raises:
-        UsageError: a column is missing, has a name that Siltstone uses itself or that Spark does not tell from another,
-            is of a type that Python does not have, or is of the key and of another type (`check_key_types`).
-    """
-    given, combined = rows.schema, operator.combined
-    every = [field.name for field in given if is_for_python(field.dataType)]
-    wanted = list_columns(operator, every, times)
-    used = {name.casefold() for name in (*internal_names(operator), *PLACED)}  # Spark's names know no case
-    named = wanted if combined is None else dict.fromkeys([*wanted, *combined.names])
-    check_columns(operator, [name for name in named if name.casefold() in used], wanted, given.names)
-    alike = Counter(map(str.lower, given.names))
-    for name in wanted:
-        twins = [other for other in given.names if other.lower() == name.lower()] if alike[name.lower()] > 1 else []
-        if twins and (twins.count(name) > 1 or rows.sparkSession.conf.get(CASE) != "true"):
-            raise UsageError(
-                f"operator {operator.name} reads {name}, and {operator.reads} has the columns {' and '.join(twins)}, "
-                f"which Spark does not tell apart ({CASE}): rename one, or leave it out"
-            )
-    check_key_types(given, operator)
-    known = set(every)
-    if unread := [name for name in wanted if name not in known]:
-        raise UsageError(
-            f"operator {operator.name} reads {unread[0]}, whose type Python does not have "
-            f"({given[unread[0]].dataType.simpleString()}): convert it in the source"
-        )
-    return wanted
-
-
-def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
-    """Select the columns that the operator reads and the event time, with keys cast to the declared types.
-
-    With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
-    """
-    operator, fails = task.operator, not task.sorts_out
-    columns = _select(rows, columns_read(rows, operator, task.times), operator, fails=fails)
-    if operator.combined is not None:
-        carried = [READ] if operator.reads == SOURCE else []
-        hashed = [f"{_hash_of(operator)} as {HASH}"] if carried else []
-        combined = _combine(rows.selectExpr(*columns).selectExpr("*", *hashed), operator)
-        return combined.selectExpr(*_select(combined, operator.combined.names, operator, fails=fails), *carried)
-    if fails:
-        return rows.selectExpr(*columns)
-    given = rows.schema
-    cast = [f.name for f in operator.key if not needs_no_cast(given[f.name].dataType, spark_type(f.type))]
-    return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in cast))
-
-
-def _select(rows: DataFrame, names: Sequence[str], operator: Operator, *, fails: bool) -> list[str]:
-    """Select columns by name, with those of the key as their declared types (`select_key`).
-
-    This is SQL because making a `Column` takes a dozen calls of the JVM.
-    """
-    given, keys = rows.schema, operator.key.names
-    return [
-        select_key(name, given[name].dataType, operator, fails=fails) if name in keys else quote(name) for name in names
-    ]
-
-
-def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
-    """Apply the operator's `combine` to rows before the shuffle."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from combine_all(operator, batches)
-        except SiltstoneError as error:
-            raise OperatorFailed(error.full_text) from error  # the driver sees only its text, and whose it is
-
-    return map_in_arrow(rows, run, spark_schema(combined_schema(operator)))

@@ -73,7 +73,7 @@ class DigestedRows:
         columns = [_as_digested(one_array(column)) for column in rows.columns]
         digests = row_digests(pa.table(columns, names=rows.schema.names))
         schema = rows.schema if told is None else pa.schema([rows.schema.field(name) for name in told])
-        return cls(rows.num_rows, int(digests.sum(dtype=np.uint64)), _describe_columns(schema))
+        return cls(rows.num_rows, int(digests.sum(dtype=np.uint64)), describe_columns(schema))
 
     def __add__(self, other: "DigestedRows") -> "DigestedRows":
         digest = (self.digest + other.digest) % (1 << 64)
@@ -102,7 +102,8 @@ class DigestedRows:
         return cls(check_integer(rows, 0, _ROWS_MAX, "rows"), int(digest, 16), columns)
 
 
-def _describe_columns(schema: pa.Schema) -> str:
+def describe_columns(schema: pa.Schema) -> str:
+    """Describe the names and types of columns, as `DigestedRows.columns`."""
     kinds = [f"{field.name}\0{_family(field.type)}" for field in schema]
     return xxhash.xxh3_64_hexdigest("\0".join(sorted(kinds)).encode())
 

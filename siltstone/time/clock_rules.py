@@ -14,7 +14,7 @@ between rows, so that what is late depends on timing.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -48,11 +48,13 @@ class SourceClock:
         watermark: W; None while no row has come.
         before: W'.
         partitions: what has been seen of each, the step's own rows included once it is acknowledged.
+        since: while nothing has been seen of any: since when that is waited for, a time of day, if not for ever.
     """
 
     watermark: int | None = None
     before: int | None = None
     partitions: Mapping[str, PartitionClock] = field(default_factory=dict)
+    since: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ def decide_clock(
 ) -> StepClock:
     """Decide the clock of the step after `previous`, which is acknowledged.
 
+    A source that is idle follows the others: its watermark is at least the least of theirs.
+
     Args:
         event_times: source -> its event time.
         now: the driver's time of day.
@@ -111,11 +115,32 @@ def decide_clock(
     now = now if previous is None else max(now, previous.now)
     known = {} if previous is None else previous.sources
     sources = {name: replace(one, before=one.watermark) for name, one in known.items() if name not in event_times}
+    idle = set[str]()
     for name, event_time in event_times.items():
         one = known.get(name, SourceClock())
+        parts, since = _known_parts(one, event_time), now if one.since is None else one.since
+        waits = None if parts or event_time.idle_after is None else since
         watermark = FOREVER if finishes else _advance(one, event_time, now)
-        sources[name] = SourceClock(watermark, one.watermark, _known_parts(one, event_time))
+        sources[name] = SourceClock(watermark, one.watermark, parts, waits)
+        if not any(_is_active(seen, event_time, now) for seen in [p.seen for p in parts.values()] or [since]):
+            idle.add(name)
+    others = [sources[name].watermark for name in event_times.keys() - idle]
+    if idle and others and not finishes:
+        for name in idle:
+            sources[name] = replace(sources[name], watermark=_follow(sources[name].watermark, others))
     return StepClock(now, sources)
+
+
+def _is_active(seen: int, event_time: EventTime, now: int) -> bool:
+    return event_time.idle_after is None or seen + event_time.idle_after // _US > now
+
+
+def _follow(watermark: int | None, others: Sequence[int | None]) -> int | None:
+    """Return the watermark of a source that is idle, where `others` are not."""
+    least = [each for each in others if each is not None]
+    if len(least) < len(others):
+        return watermark
+    return max(min(least), _LEAST if watermark is None else watermark)
 
 
 def repeat_clock(previous: StepClock | None, recorded: StepClock, event_times: Mapping[str, EventTime]) -> StepClock:
@@ -140,11 +165,11 @@ def is_repeated(recorded: StepClock, clock: StepClock) -> bool:
 
 def _advance(source: SourceClock, event_time: EventTime, now: int) -> int | None:
     """Return a source's next watermark."""
-    delay, idle_after = event_time.delay // _US, event_time.idle_after
+    delay = event_time.delay // _US
     parts = _known_parts(source, event_time).values()
     if not parts:
         return source.watermark
-    active = [p for p in parts if idle_after is None or p.seen + idle_after // _US > now]
+    active = [p for p in parts if _is_active(p.seen, event_time, now)]
     if not active and event_time.on_idle == "advance":
         reached = now - delay
     else:  # once all are idle it stays, at what it would have been had a step come in time
@@ -173,7 +198,7 @@ def hear(clock: StepClock, source: str, heard: Mapping[str, int]) -> StepClock:
         known = parts.get(name)
         parts[name] = PartitionClock(max(high, _LEAST if known is None else known.high), clock.now)
     check_partitions(len(parts))
-    return replace(clock, sources={**clock.sources, source: replace(one, partitions=parts)})
+    return replace(clock, sources={**clock.sources, source: replace(one, partitions=parts, since=None)})
 
 
 def check_partitions(count: int) -> None:
@@ -192,7 +217,10 @@ def check_partitions(count: int) -> None:
 def encode_clock(clock: StepClock) -> str:
     """Encode a clock as text."""
     sources = {
-        name: [one.watermark, one.before, {part: [p.high, p.seen] for part, p in sorted(one.partitions.items())}]
+        name: [
+            *(one.watermark, one.before, {part: [p.high, p.seen] for part, p in sorted(one.partitions.items())}),
+            *(() if one.since is None else (one.since,)),
+        ]
         for name, one in clock.sources.items()
     }
     return json.dumps([clock.now, sources], separators=(",", ":"))
@@ -213,7 +241,9 @@ def decode_clock(text: str) -> StepClock | None:
 
 
 def _decode_source(of: Any) -> SourceClock:
-    watermark, before, parts = of
+    watermark, before, parts, *since = of
+    if len(since) > 1:
+        raise ValueError("a source's clock has more than it may have")
     if len(parts) > PARTITIONS_MAX:
         raise ValueError(f"{len(parts)} partitions")
     return SourceClock(
@@ -223,6 +253,7 @@ def _decode_source(of: Any) -> SourceClock:
             part: PartitionClock(_check_time(high), _check_time(seen))
             for part, (high, seen) in check_object(parts, "partitions").items()
         },
+        _check_time(since[0]) if since else None,
     )
 
 

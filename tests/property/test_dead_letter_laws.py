@@ -20,6 +20,7 @@ from siltstone.restore.restore import digests_of
 from siltstone.run import dead_letters, processing
 from siltstone.run.dead_letters import SortedOut
 from siltstone.run.firing import StepTimers
+from siltstone.run.inputs import HASH
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.step_order import process
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask
@@ -85,7 +86,7 @@ def task_of(operator: Operator) -> StepTask:
 def batches_of(rows: list[dict[str, Any]], size: int, schema: pa.Schema = SCHEMA) -> list[pa.RecordBatch]:
     table = pa.Table.from_pylist(rows, schema)
     hashes = xxhash64([table.column("k").combine_chunks()]) if rows else np.zeros(0, np.uint64)
-    hashed = table.append_column(processing.HASH, pa.array(hashes.view(np.int64)))
+    hashed = table.append_column(HASH, pa.array(hashes.view(np.int64)))
     return hashed.to_batches(max_chunksize=size)
 
 

@@ -69,7 +69,7 @@ def given_rows(kind: pa.DataType) -> st.SearchStrategy[tuple[Rows, list[tuple[An
         table = pa.table(
             [pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=["k", "v", "restart", "by"]
         )
-        rows = Rows.of(Keyed(), table, None, 8)
+        rows = Rows.make(Keyed(), table, None, 8)
         count = len(rows.keys)
         return st.tuples(
             st.just(rows),
@@ -247,7 +247,7 @@ def test_a_long_run_of_floats_is_added_one_after_the_other() -> None:
     keys = np.concatenate([np.zeros(2000, np.int64), draw.integers(1, 900, 5000), np.full(300, 901)])
     draw.shuffle(keys)
     values = draw.uniform(-1e9, 1e9, len(keys))
-    found = Rows.of(Keyed(), pa.table({"k": keys, "v": values}), None, 8).running("v").to_pylist()
+    found = Rows.make(Keyed(), pa.table({"k": keys, "v": values}), None, 8).running("v").to_pylist()
     sums: dict[int, float] = {}
     for key, value, got in zip(keys.tolist(), values.tolist(), found, strict=True):
         sums[key] = sums.get(key, 0.0) + value
@@ -269,13 +269,13 @@ def test_a_long_run_of_floats_is_added_one_after_the_other() -> None:
     ],
 )
 def test_mistakes_are_said_at_once(call: Callable[[Rows], Any], said: str) -> None:
-    rows = Rows.of(Keyed(), pa.table({"k": [1, 2, 1], "v": [1, 2, 3], "s": ["a", "b", "c"]}), None, 8)
+    rows = Rows.make(Keyed(), pa.table({"k": [1, 2, 1], "v": [1, 2, 3], "s": ["a", "b", "c"]}), None, 8)
     with pytest.raises(UsageError, match=said):
         call(rows)
 
 
 def test_an_overflow_names_all_rows_of_its_key() -> None:
-    rows = Rows.of(Keyed(), pa.table({"k": [1, 2, 1, 3], "v": [MOST, 1, 1, 5]}), None, 8)
+    rows = Rows.make(Keyed(), pa.table({"k": [1, 2, 1, 3], "v": [MOST, 1, 1, 5]}), None, 8)
     for call in (rows.sum, rows.running):
         with pytest.raises(BadRow, match="operator keyed: the sum of column v leaves int64 for k 1; use") as caught:
             call("v")

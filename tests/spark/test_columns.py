@@ -15,8 +15,8 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.settings import Settings
+from siltstone.spark.inputs import columns_read
 from siltstone.spark.operations import RunRequest, replay, run, verify, write_stream
-from siltstone.spark.step import columns_read
 from siltstone.stream import Stream
 from siltstone.time.event_time import RowTimes
 from tests.delta_run import read_sink

@@ -15,8 +15,8 @@ from siltstone.errors import BadRow, SiltstoneError, StateError, UsageError
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.failures import may_pass
+from siltstone.spark.inputs import columns_read
 from siltstone.spark.operations import RunRequest, replay, run, verify
-from siltstone.spark.step import columns_read
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
 from tests.spark_streams import Counts, source_of

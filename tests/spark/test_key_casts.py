@@ -18,8 +18,8 @@ from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.errors import UsageError
 from siltstone.run.local_step import split_rows
 from siltstone.settings import Settings
+from siltstone.spark.inputs import columns_read, keyed_rows
 from siltstone.spark.operations import RunRequest, run, verify
-from siltstone.spark.step import columns_read, keyed_rows
 from siltstone.stream import Stream
 from tests.arrow_frames import to_arrow
 from tests.property.test_dead_letter_laws import task_of
@@ -81,7 +81,7 @@ def counts_by(kind: pa.DataType) -> Aggregate:
 
 def cast_locally(rows: pa.Table, operator: Aggregate) -> list[Any]:
     """The keys of rows that are split without Spark."""
-    parts = split_rows(rows, task_of(operator))
+    parts = split_rows({"source": rows}, task_of(operator))
     return [key for batches in parts.values() for batch in batches for key in batch.column("key").to_pylist()]
 
 

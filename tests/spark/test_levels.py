@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
-from siltstone.operator import Rows, State
-from siltstone.run.processing import HASH
+from siltstone.operator import SOURCE, Rows, State
+from siltstone.run.inputs import HASH
 from siltstone.run.region import ConsistentRegion
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
@@ -54,7 +54,7 @@ class Refusing(Counts):
             raise UsageError("not today")
 
 
-def of(kind: type[Counts], name: str, reads: str = step.SOURCE) -> Counts:
+def of(kind: type[Counts], name: str, reads: str = SOURCE) -> Counts:
     """An operator of this kind by another name."""
     return type(kind.__name__, (kind,), {"name": name, "reads": reads})()
 

@@ -310,7 +310,7 @@ def test_reset_leaves_the_state_as_it_is(place: OpenWarehouse) -> None:
     class Changing(Outside):
         def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
             table = pa.table({"k": [1], "n": [1]})
-            state.totals.put(Rows.of(self, table, None, 4).keys, {"n": [99]})
+            state.totals.put(Rows.make(self, table, None, 4).keys, {"n": [99]})
 
     run(place).step(rows(1))
     with pytest.raises(UsageError, match="reset changed state"):

@@ -90,7 +90,7 @@ class InProcess:
         return {group: data for state in self.states["aircraft"] for group, data in state.opaque["delays"].items()}
 
     def _subtask(self, op: Operator, state: SubtaskState, table: pa.Table) -> pa.Table | None:
-        everything = Rows.of(op, table, None, FLIGHTS.max_parallelism)
+        everything = Rows.make(op, table, None, FLIGHTS.max_parallelism)
         own = (everything.key_groups >= state.groups.start) & (everything.key_groups < state.groups.end)
         mine = table.filter(pa.array(own))
         if op.order_by:
@@ -98,7 +98,7 @@ class InProcess:
         state.begin(self.step, tracking=False)
         bound, output = State(op, state), op.output and op.output.empty_table()
         if mine.num_rows:
-            output = op.process(Rows.of(op, mine, None, FLIGHTS.max_parallelism), bound)
+            output = op.process(Rows.make(op, mine, None, FLIGHTS.max_parallelism), bound)
         bound.flush()
         state.commit()
         state.release(self.step)

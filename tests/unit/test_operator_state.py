@@ -148,7 +148,7 @@ def test_rows_know_their_keys(task):
 
 def test_float_keys_are_normalised_in_the_rows():
     operator = type("O", (Operator,), {"name": "o", "key": {"k": pa.float32()}, "v": ValueState({"x": pa.int8()})})()
-    rows = Rows.of(operator, pa.table({"k": [0.0, -0.0, float("nan"), -float("nan")]}), None, 4)
+    rows = Rows.make(operator, pa.table({"k": [0.0, -0.0, float("nan"), -float("nan")]}), None, 4)
     assert rows.table["k"].to_numpy().view(np.uint32).tolist() == [0, 0, 0x7FC00000, 0x7FC00000]
     assert len(rows.keys) == 2
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.operator import Operator, ValueState
+from siltstone.operator import SOURCE, Operator, ValueState
+from siltstone.run.inputs import HASH, READ, original_column
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import HASH, READ, original_column
 from siltstone.run.read_rows import ReadRows, combine_all, combined_schema
 from siltstone.state.rows_digest import DigestedRows
 
@@ -46,7 +46,8 @@ def batches_of(rows: list[tuple[int, int]], cuts: list[int]) -> Iterator[pa.Reco
 
 
 def read_of(operator: Operator, batches: Iterator[pa.RecordBatch]) -> tuple[DigestedRows | None, list[tuple[int, int]]]:
-    reading, found = ReadRows(operator), list[tuple[int, int]]()
+    sources = [name for name in operator.input_names if name == SOURCE]
+    reading, found = ReadRows(operator, sources), list[tuple[int, int]]()
     for batch in reading.watch(batches, PhaseTimer()):
         assert READ not in batch.schema.names
         found += [(row["k"], row["v"]) for row in batch.to_pylist()]

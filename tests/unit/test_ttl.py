@@ -242,7 +242,7 @@ class Careful(Operator):
             state.held.put(rows.keys, {"n": rows.max("n")})
 
     def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
-        assert state.held.contains(Rows.of(self, rows_of({1: ("read", 0, 0)}), None, 8).keys).all()
+        assert state.held.contains(Rows.make(self, rows_of({1: ("read", 0, 0)}), None, 8).keys).all()
 
 
 def test_neither_peeking_nor_a_reset_renews_a_row() -> None:

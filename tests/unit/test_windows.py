@@ -484,7 +484,7 @@ def test_a_wrong_aggregate_is_refused(fields: dict[str, Any], message: str) -> N
 
 
 def test_windows_of_another_column_than_the_event_time_are_refused() -> None:
-    with pytest.raises(UsageError, match="operator a has windows of at, and the event time of source is then: use on="):
+    with pytest.raises(UsageError, match="operator a takes at of source for its event time, and that is then: use "):
         operator = Aggregate("a", key=KEY, aggregates=COUNT, window=TEN)
         Stream("s", None, [operator], event_time=EventTime("then"))
     reader = Aggregate("b", key=KEY, reads="a", aggregates=COUNT, window=TEN)

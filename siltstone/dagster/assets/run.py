@@ -16,7 +16,6 @@ from siltstone.dagster.metadata import COLUMN_SCHEMA, column_schema, materialize
 from siltstone.dagster.names import NO_OPTIONS, Keys, OpOptions, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import UnknownStream, UsageError
-from siltstone.operator import SOURCE
 from siltstone.pipes.outcomes import outcomes_of_run
 from siltstone.pipes.parts import BASE_CHECKPOINT, BY_DAGSTER, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK
 from siltstone.run.dead_letters import LETTERS
@@ -96,9 +95,10 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     specs = []
     for operator in stream.sort_operators():
         base, deltas = (asset_key(name, operator.name, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN))
-        reads = [asset_key(name, EVENTS)]
-        if operator.reads != SOURCE:
-            reads = [asset_key(name, operator.reads, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
+        others = [each for each in operator.input_names if each not in stream.source_names]
+        reads = [asset_key(name, each, form) for each in others for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
+        if len(others) < len(operator.input_names):
+            reads.append(asset_key(name, EVENTS))
         variables = ", ".join(f"`{variable}`" for variable in operator.definition()["variables"])
         version = code_version(operator)
         schema = {COLUMN_SCHEMA: column_schema({t: of.shown_rows for t, of in operator.tables().items()})}

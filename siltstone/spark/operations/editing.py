@@ -126,7 +126,7 @@ class _EditStep:
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
         """Run the step: the edited operator gets the rows, the others get none."""
         name = self._editing.name
-        task = replace(tasks[name], operator=self._editing, times=None, staged_with=None, hands_on=True)
+        task = replace(tasks[name], operator=self._editing, times={}, staged_with=None, hands_on=True)
         frame = step_frame(self._frame, task).persist()
         try:
             received = acknowledgements({name: frame}, {name: task})[name]

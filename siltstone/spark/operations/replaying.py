@@ -14,7 +14,6 @@ from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, replay_tasks, resolve_range, restore_points
 from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageError
-from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, check_source_shape, recorded_options
@@ -125,8 +124,8 @@ class _LoggedReplay:
 
     @property
     def rows(self) -> int:
-        """Number of rows that the source has given; each operator that reads the source gets all of them."""
-        return max(self._gathered.rows_in.get(op.name, 0) for op in self.stream.operators if op.reads == SOURCE)
+        """Number of rows that the sources have given."""
+        return self._gathered.source_rows(self.stream)
 
     def all(self, spark: SparkSession, source: DataFrame) -> ReplayResult:
         """Run every step, and compare at every recorded checkpoint."""

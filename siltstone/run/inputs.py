@@ -1,0 +1,105 @@
+"""The inputs of an operator: which columns of each it takes, and how the rows of several come together.
+
+A row that a subtask gets has the key's columns, `HASH`, and then
+
+    of one input        the columns that the operator reads of it
+    of several          one column per input, named after it: a struct of the columns that the operator reads of it,
+                        null in the rows of the others
+
+so that columns of equal names may have unequal types. The column of an input may be missing if it has no row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import UsageError
+from siltstone.operator import Operator
+from siltstone.state.columns import null_mask, one_array
+from siltstone.time.event_time import RowTimes
+
+HASH = "__hash"
+READ = "__read"
+
+
+def original_column(key: str) -> str:
+    """Return the name of the column with a key column's original values, before the cast to the key's type."""
+    return f"__original_{key}"
+
+
+def misfit_reason(operator: Operator, key: str) -> str:
+    """Say why rows are refused whose value of a key column cannot be cast to the column's type."""
+    return f"operator {operator.name}: key column {key} cannot be cast to {operator.key.field(key).type}"
+
+
+def internal_names(operator: Operator) -> list[str]:
+    """List the column names that the engine itself uses in the rows of a subtask."""
+    return [HASH, READ, *(original_column(name) for name in operator.key.names)]
+
+
+def list_columns(operator: Operator, name: str, every: Sequence[str], times: RowTimes | None) -> list[str]:
+    """List the columns that a step of the operator takes of an input besides those of the key: those that it names, or
+    `every` one if it does not say which; those that it is ordered by; and those with the event time."""
+    of_key = operator.key.names if not operator.reads_several else operator.key_columns(name).values()
+    chosen = operator.columns_of(name) or [column for column in every if column not in of_key]
+    # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
+    further = [*order_columns(operator, name), *(times.columns if times else ())] if operator.combined is None else []
+    return [column for column in dict.fromkeys([*chosen, *further]) if column not in operator.key.names]
+
+
+def order_columns(operator: Operator, name: str) -> list[str]:
+    """List the columns of an input by which its operator's rows are sorted."""
+    if not operator.reads_several:
+        return list(operator.order_by)
+    split = (each.partition(".") for each in operator.order_by if each not in operator.key.names)
+    return [column for source, _, column in split if source == name]
+
+
+def check_columns(
+    operator: Operator, name: str, taken: Sequence[str], wanted: Sequence[str], given: Sequence[str]
+) -> None:
+    """Check the columns that a step of the operator takes of an input.
+
+    Args:
+        taken: those of them that have a name of the engine's own.
+        given: those that the input has.
+
+    Raises:
+        UsageError: some are taken, or missing.
+    """
+    if taken:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
+        )
+    if missing := [column for column in wanted if column not in given]:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(missing)}, which {name} does not have "
+            f"(it has {', '.join(given) or 'none'})"
+        )
+
+
+def read_column(
+    operator: Operator, name: str, rows: pa.Table | pa.RecordBatch, column: str
+) -> tuple[np.ndarray | None, pa.Array]:
+    """Return a column of an input's rows.
+
+    Returns:
+        The places of the rows of the input among all (int64[n]), None if they are all, and the column's values in them.
+    """
+    if not operator.reads_several:
+        return None, one_array(rows.column(column))
+    if name not in rows.schema.names:
+        return np.empty(0, np.int64), pa.nulls(0, pa.timestamp("us"))
+    own = one_array(rows.column(name))
+    places = np.flatnonzero(~null_mask(own))
+    return places, (one_array(rows.column(column)) if column in operator.key.names else own.field(column)).take(places)
+
+
+def spread(found: np.ndarray, places: np.ndarray | None, count: int) -> np.ndarray:
+    """Spread a mask of the rows at some places (bool[n]) to all `count` rows."""
+    if places is None:
+        return found
+    whole = np.zeros(count, bool)
+    whole[places] = found
+    return whole
