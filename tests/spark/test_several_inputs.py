@@ -1,0 +1,172 @@
+"""Operators that read several inputs, on Spark: their state is that which the same steps leave in one process."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import UsageError
+from siltstone.operator import MapState, Operator, Rows, State, ValueState
+from siltstone.spark.inputs import columns_read, unite
+from siltstone.spark.operations.holding import open_region
+from siltstone.spark.step import run_step
+from siltstone.spark.types import spark_type
+from siltstone.stream import Stream
+from siltstone.testing import StreamTester
+from tests.arrow_frames import from_arrow
+from tests.spark_runs import at
+
+SUBTASKS = 3
+AUCTIONS = {"id": pa.int64(), "Price": pa.string(), "tags": pa.list_(pa.string()), "unread": pa.int64()}
+BIDS = {"auction": pa.string(), "Price": pa.int64(), "by": pa.struct({"name": pa.string()})}
+TYPES = {"auctions": pa.schema(AUCTIONS), "bids": pa.schema(BIDS)}
+
+
+class Prices(Operator):
+    """Counts each input's rows per key, and keeps what it read of them."""
+
+    name = "prices"
+    key = {"auction": pa.int32()}  # noqa: RUF012
+    reads = {"auctions": {"id": "auction"}, "bids": {"auction": "auction"}}  # noqa: RUF012
+    inputs = {"auctions": ("Price", "tags"), "bids": ("Price", "by")}  # noqa: RUF012
+    order_by = ("bids.Price", "auctions.Price", "auction")
+    output = {"auction": pa.int32(), "rows": pa.int64()}  # noqa: RUF012
+    rows = MapState({"of": pa.string()}, {"n": pa.int64(), "first": pa.string(), "last": pa.string()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Count, in the order of the rows."""
+        for name in self.input_names:
+            own = rows.of(name)
+            keys = own.keys.columns.append_column("of", pa.array([name] * len(own.keys), pa.string()))
+            old = state.rows.get(keys)
+            text = pa.array([str(row) for row in own.table.to_pylist()], pa.string())
+            said = {"first": own.first(text), "last": own.last(text), "n": own.count(initial=old["n"])}
+            state.rows.put(pa.table({**dict(zip(keys.column_names, keys.columns, strict=True)), **said}))
+        return rows.keys.with_columns({"rows": rows.count()})
+
+
+class Doubles(Operator):
+    """Hands its rows on, under another name of the key."""
+
+    name = "doubles"
+    key = {"auction": pa.int64()}  # noqa: RUF012
+    reads = "bids"
+    output = {"number": pa.int64(), "Price": pa.int64()}  # noqa: RUF012
+    counts = ValueState({"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Count, and hand on."""
+        state.counts.put(rows.keys, {"n": rows.count(initial=state.counts.get(rows.keys)["n"])})
+        return pa.table({"number": rows.table["auction"], "Price": rows.table["Price"]})
+
+
+SOURCES: Any = {"auctions": None, "bids": None}
+BOTH = Stream("both", sources=SOURCES, operators=[Prices()], max_parallelism=8)
+CHAIN = Stream(
+    "chain",
+    sources=SOURCES,
+    operators=[
+        Prices(
+            reads={"auctions": {"id": "auction"}, "doubles": {"number": "auction"}},
+            inputs={"auctions": ("tags",), "doubles": ("Price",)},
+            order_by=("doubles.Price", "auctions.tags"),
+        ),
+        Doubles(),
+        Prices(name="again"),
+    ],
+    max_parallelism=8,
+)
+ONE = Stream(
+    "one",
+    None,
+    [
+        Prices(
+            reads={"source": {"auction": "auction"}, "doubles": {"number": "auction"}},
+            inputs={"source": ("Price",), "doubles": ("Price",)},
+            order_by=("doubles.Price", "source.Price"),
+        ),
+        Doubles(reads="source"),
+    ],
+    max_parallelism=8,
+)
+SOME: Any = [{"id": n % 7, "Price": f"a{n}", "tags": ["t"] * (n % 3), "unread": n} for n in range(20)]
+FEW: Any = [{"auction": str(n % 5), "Price": n, "by": {"name": f"b{n}"} if n % 2 else None} for n in range(30)]
+STEPS: list[dict[str, Any]] = [{"auctions": SOME, "bids": FEW}, {"bids": FEW[:3]}, {}, {"auctions": SOME[:5]}]
+
+
+def frames_of(spark: SparkSession, rows: Mapping[str, Any]) -> dict[str, DataFrame]:
+    return {name: from_arrow(spark, pa.Table.from_pylist(rows.get(name, []), of)) for name, of in TYPES.items()}
+
+
+def read_by(stream: Stream, frames: Mapping[str, DataFrame]) -> dict[str, Sequence[str]]:
+    readers = {name: [op for op in stream.operators if name in op.input_names] for name in frames}
+    return {
+        name: list(dict.fromkeys(c for op in readers[name] for c in columns_read(rows, op, None, name)))
+        for name, rows in frames.items()
+    }
+
+
+@pytest.mark.parametrize("stream", [BOTH, CHAIN, ONE], ids=lambda stream: stream.name)
+def test_spark_leaves_the_state_that_one_process_leaves(spark: SparkSession, tmp_path: Path, stream: Stream) -> None:
+    with ExitStack() as stack:
+        place = stack.enter_context(OpenWarehouse.open_writable(str(tmp_path / "w")))
+        region = open_region(at(tmp_path / "w", parallelism=SUBTASKS), stream, place, {}, SUBTASKS)
+        schema: Any = TYPES if stream.sources else TYPES["bids"]
+        tester = stack.enter_context(StreamTester(stream, parallelism=SUBTASKS, schema=schema))
+        for rows in STEPS:
+            batch, frames = None, frames_of(spark, rows)
+            if rows:
+                batch = unite(frames, read_by(stream, frames)) if stream.sources else frames["bids"]
+            done = run_step(spark, batch, region.begin_step(ends=True))
+            done.unpersist()
+            for name, received in done.received.items():
+                region.acknowledge(name, received)
+            if stream.sources:
+                tester.step(rows if rows else None)
+            else:
+                tester.step(rows.get("bids", []) if rows else None)
+            region.complete()
+            assert region.digest == tester.digest, rows
+            counts = {name: sum(a.rows_in for a in received) for name, received in done.received.items()}
+            if stream is BOTH:
+                assert counts == {"prices": sum(map(len, rows.values()))}
+        tester.replay(parallelism=1)
+
+
+def test_a_key_that_does_not_fit_is_set_aside_with_its_own_value(spark: SparkSession, tmp_path: Path) -> None:
+    stream = Stream("aside", sources=SOURCES, operators=[Prices()], on_bad_row="dead-letter", max_parallelism=8)
+    rows: Any = {"auctions": [{"id": 1 << 40, "Price": "x"}, {"id": 1}], "bids": [{"auction": "1.5", "Price": 2}]}
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        region = open_region(at(tmp_path / "w", parallelism=2), stream, place, {}, 2)
+        frames = frames_of(spark, rows)
+        done = run_step(spark, unite(frames, read_by(stream, frames)), region.begin_step(ends=True))
+        assert sum(a.dead_letters for a in done.received["prices"]) == 2
+        with StreamTester(stream, parallelism=2, schema=TYPES) as tester:
+            tester.step(rows)
+            shown = sorted(letter["row"] for letter in tester.dead_letters.to_pylist())
+            assert shown[0] == '{"auctions": {"id": 1099511627776, "Price": "x", "tags": null}}'
+            assert shown[1] == '{"bids": {"auction": "1.5", "Price": 2, "by": null}}'
+            found = [a.digests["rows"] for a in sorted(done.received["prices"], key=lambda a: a.subtask)]
+            for name, received in done.received.items():
+                region.acknowledge(name, received)
+            region.complete()
+            assert region.digest == tester.digest and any(np.any(each) for each in found)
+
+
+def test_columns_are_checked_by_input(spark: SparkSession) -> None:
+    frames = frames_of(spark, {})
+    assert columns_read(frames["bids"], Prices(), None, "bids") == ["auction", "Price", "by"]
+    with pytest.raises(UsageError, match="reads Price, tags, which bids does not have"):
+        columns_read(
+            frames["bids"].drop("Price"), Prices(inputs={"bids": ("Price", "tags")}, order_by=()), None, "bids"
+        )
+    text = frames["auctions"].selectExpr("cast(null as timestamp) as id", "Price", "tags")
+    with pytest.raises(UsageError, match="key column auction is timestamp in auctions"):
+        columns_read(text, Prices(), None, "auctions")
+    assert spark_type(pa.int32()).simpleString() == "int"
