@@ -207,8 +207,9 @@ def _cast_key(column: pa.Array, declared: pa.DataType, operator: Operator, name:
     if pa.types.is_null(given) or (pa.types.is_timestamp(given) and pa.types.is_timestamp(declared)):
         return column.cast(declared)
     if not _may_cast(given, declared):
+        inputs = " or ".join(operator.input_names)
         raise UsageError(
-            f"operator {operator.name}: key column {name} is {given} where it is read, and {declared} where it is "
+            f"operator {operator.name}: key column {name} is {given} in {inputs}, and {declared} where it is "
             "declared: declare it as it is, or convert it"
         )
     cast = _try_cast(column, declared)

@@ -290,7 +290,7 @@ class Writer:
         said = {"digests": {TABLE: digests}, "rows_in": 1, "table_rows": {TABLE: len(rows)}, "logged": bool(handles)}
         due = [at for key, at in self.contents[operator].items() if key in TIMED and GROUP_OF[key] in groups]
         said["due"] = {next(iter(task.operator.clocks)): min(due)} if due else {}
-        said["heard"] = self.heard if task.operator.reads == SOURCE and subtask == 0 else {}
+        said["heard"] = {SOURCE: self.heard} if task.operator.reads == SOURCE and subtask == 0 else {}
         return Acknowledgement(operator, subtask, groups, handles, stored, **said)
 
     def _base(self, task: StepTask, subtask: int, groups: KeyGroupRange) -> tuple[Handle, StoredObject]:

@@ -488,7 +488,7 @@ def test_windows_of_another_column_than_the_event_time_are_refused() -> None:
         operator = Aggregate("a", key=KEY, aggregates=COUNT, window=TEN)
         Stream("s", None, [operator], event_time=EventTime("then"))
     reader = Aggregate("b", key=KEY, reads="a", aggregates=COUNT, window=TEN)
-    with pytest.raises(UsageError, match="operator b has windows of at, and the event time of a is window_time"):
+    with pytest.raises(UsageError, match="operator b takes at of a for its event time, and that is window_time"):
         counted(TEN, readers=[reader])
     with pytest.raises(UsageError, match="the output of a, which it reads, has none"):
         counted(TEN, "update", readers=[reader])
