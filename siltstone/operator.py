@@ -19,7 +19,7 @@ run wherever its subtasks run, and a call may come twice.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -69,6 +69,8 @@ SOURCE = "source"
 """the name of a stream's source, unless it gives its sources names"""
 COMBINED_ROWS = "__rows"
 """a column of `combined`, if late rows are to be counted: how many rows each combined one stands for"""
+Returned: TypeAlias = pa.Table | Mapping[str, pa.Table] | None
+"""output rows; of an operator with side outputs, output -> rows"""
 PREPARED = "prepared"
 """the name of the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
 _PREPARED = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
@@ -171,7 +173,7 @@ class StateHandler:
 
     blocking: bool = False
 
-    def drain(self, state: State) -> pa.Table | None:
+    def drain(self, state: State) -> Returned:
         """Finish what the interval has left undone, since a checkpoint follows; may change state and return rows.
 
         Called in the task of each subtask, at the end of a step that ends in a checkpoint, after the last `process`;
@@ -243,6 +245,11 @@ class Operator(StateHandler):
         output      the columns that `process` returns, likewise, or None if it returns nothing
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
+        side_outputs
+                    further outputs: name -> the columns. `process`, and whatever else returns rows, may then return a
+                    dict, {"alerts": table}, which has its own output, if any, under the operator's name. Readers and
+                    sinks call such an output `OPERATOR-OUTPUT`, as in "carts-alerts"
+        side_times  side output -> its column with the event time of its rows
         holds_back  how much earlier than the watermark of its inputs the event time of its output may be, such as "1
                     hour": that much less is the watermark of the operators that read it
         combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
@@ -261,11 +268,13 @@ class Operator(StateHandler):
     order_by: tuple[str, ...] = ()
     output: Any = None
     output_time: str | None = None
+    side_outputs: Any = {}  # noqa: RUF012
+    side_times: Mapping[str, str] = {}
     holds_back: Any = timedelta(0)
     combined: Any = None
     FIELDS: ClassVar = (
         *("name", "key", "nullable", "reads", "inputs", "order_by"),
-        *("output", "output_time", "holds_back", "combined"),
+        *("output", "output_time", "side_outputs", "side_times", "holds_back", "combined"),
     )
 
     def __init__(self, **fields: Any) -> None:
@@ -309,7 +318,7 @@ class Operator(StateHandler):
         """
         raise NotImplementedError(f"operator {self.name} does not define combine")
 
-    def process(self, rows: Rows, state: State) -> pa.Table | None:
+    def process(self, rows: Rows, state: State) -> Returned:
         """Process some rows of a step, read and change state, and return output rows, if any.
 
         A step may take several calls. All rows of a key go to one subtask. Equal rows in equal order must have equal
@@ -320,7 +329,7 @@ class Operator(StateHandler):
         """
         raise NotImplementedError(f"operator {self.name} does not define process")
 
-    def on_timer(self, due: Due, state: State) -> pa.Table | None:
+    def on_timer(self, due: Due, state: State) -> Returned:
         """React to timers that are due, of many keys at once; may change state, set timers, and return output rows.
 
         Called after the last `process` of a step, also of one without rows, with at most 262,144 keys of one timer
@@ -331,7 +340,7 @@ class Operator(StateHandler):
         """
         raise NotImplementedError(f"operator {self.name} does not define on_timer")
 
-    def on_due(self, table: str, take: Callable[[int], DueRows], state: State) -> Iterator[pa.Table]:
+    def on_due(self, table: str, take: Callable[[int], DueRows], state: State) -> Iterator[Returned]:
         """React to rows of one of its tables that are due, and yield output rows: how operators of the library close
         what ends by itself, such as a window.
 
@@ -373,6 +382,22 @@ class Operator(StateHandler):
         if isinstance(self.reads, str):
             return {column: column for column in self.key.names}
         return {key: column for column, key in self.reads[name].items()}
+
+    @property
+    def outputs(self) -> dict[str, pa.Schema]:
+        """Output -> its columns: the operator's own, under its name, and the side outputs."""
+        own = {} if self.output is None else {self.name: self.output}
+        return own | {self.side_name(name): columns for name, columns in self.side_outputs.items()}
+
+    @property
+    def output_times(self) -> dict[str, str]:
+        """Output -> the column with the event time of its rows, of those that have one."""
+        own = {} if self.output_time is None else {self.name: self.output_time}
+        return own | {self.side_name(name): column for name, column in self.side_times.items()}
+
+    def side_name(self, output: str) -> str:
+        """Return the name of a side output for readers and sinks."""
+        return f"{self.name}-{output}"
 
     def columns_of(self, name: str) -> tuple[str, ...]:
         """Return the columns of an input that it reads besides the key; empty for all."""
@@ -458,10 +483,17 @@ class Operator(StateHandler):
                 raise UsageError(f"{what}: combined lacks {', '.join(lacks)}, a column of the key or of order_by")
             if type(self).combine is Operator.combine:
                 raise UsageError(f"{what} has combined columns, so it needs a method combine")
-        if self.output_time is not None:
-            kind = None if self.output is None else dict(zip(self.output.names, self.output.types, strict=True))
-            if kind is None or not pa.types.is_timestamp(kind.get(self.output_time, pa.null())):
-                raise UsageError(f"{what}: output_time is {self.output_time!r}: name a timestamp column of its output")
+        self.side_outputs = {
+            name: schema_of(columns, f"the output {name} of {what}") for name, columns in self.side_outputs.items()
+        }
+        for name, columns in self.outputs.items():
+            check_name("output", name)
+            if taken := set(columns.names) & {self.side_name(each) for each in self.side_outputs}:
+                raise UsageError(f"{what}: a column and an output are called {taken.pop()}: rename the column")
+        for name, column in self.output_times.items():
+            columns = self.outputs.get(name, pa.schema([]))
+            if column not in columns.names or not pa.types.is_timestamp(columns.field(column).type):
+                raise UsageError(f"{what}: output_time is {column!r}: name a timestamp column of its output {name}")
         if not self.variables():
             raise UsageError(f"{what} declares no variable, so it keeps no state")
         timers = any(isinstance(each, Timer) for each in self.variables().values())

@@ -115,9 +115,10 @@ class Stream:
             for an operator that goes by event time. They are always counted. "drop" leaves them out, "dead-letter"
             sends each to the sink of dead letters as well, exactly once per operator, and "process" processes them.
         event_days: the first and the last day (UTC) of its events, if known: state is then restored by day.
-        sinks: operator name -> `DeltaSink`, `ParquetSink`, `JdbcSink`, `KafkaSink`, an object with the methods of
-            `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema. None is a Delta table in
-            the warehouse (`siltstone.sinks.resolve`). `DEAD_LETTERS` names the sink of dead letters.
+        sinks: output (an operator's name, or `OPERATOR-OUTPUT` for a side output) -> `DeltaSink`, `ParquetSink`,
+            `JdbcSink`, `KafkaSink`, an object with the methods of `Sink`, or a function `(rows, checkpoint)`; such
+            outputs need a schema. None is a Delta table in the warehouse (`siltstone.sinks.resolve`). `DEAD_LETTERS`
+            names the sink of dead letters.
         on_bad_row: what happens to a row that an operator cannot take (`BadRow`: a null key, a sum that overflows, a
             row that `process` refuses). "fail" stops the stream before any effect of its checkpoint is visible. With
             "dead-letter" the step goes on without the row, which goes to the sink of dead letters exactly once, with
@@ -165,6 +166,8 @@ class Stream:
         by_name = {op.name: op for op in self.operators}
         if not by_name or len(by_name) != len(self.operators):
             raise UsageError(f"stream {self.name} needs operators with distinct names")
+        if clash := [op.name for op in self.operators for name in op.side_outputs if op.side_name(name) in by_name]:
+            raise UsageError(f"stream {self.name}: an output of {clash[0]} has the name of an operator: rename one")
         if DEAD_LETTERS in by_name:
             raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: rename the operator")
         if hidden := [op.name for op in self.operators if self.sorts_out_rows and op.combined is not None]:
@@ -176,7 +179,7 @@ class Stream:
         outputs = [name for name in self.sinks if name != DEAD_LETTERS]
         read = [name for op in self.operators for name in op.input_names if name not in self.source_names]
         for name in [*read, *outputs]:
-            if name not in by_name or by_name[name].output is None:
+            if name not in self.outputs:
                 raise UsageError(
                     f"stream {self.name} reads the output of {name!r}, which is not an operator with an output: "
                     f"declare its field output, or read another, or a source ({', '.join(self.source_names)})"
@@ -198,7 +201,7 @@ class Stream:
                     "rows before the shuffle: leave out combined (of an Aggregate: map_side)"
                 )
         self.sort_operators()
-        self._check_times(by_name)
+        self._check_times()
         self._check_autonomous()
 
     def _check_sources(self) -> None:
@@ -222,18 +225,18 @@ class Stream:
         elif self.event_time is not None and len(self.sources) > 1:
             raise UsageError(f"stream {self.name} has several sources: give event_time={{SOURCE: EventTime(...)}}")
 
-    def _check_times(self, by_name: Mapping[str, Operator]) -> None:
+    def _check_times(self) -> None:
         """Check that what operators know of event time is known where they read."""
         for op in self.operators:
             where = f"stream {self.name}, operator {op.name}"
             goes_by = "event" in op.clocks
-            if not goes_by and op.output_time is None:
+            if not goes_by and not op.output_times:
                 continue
             for name in op.input_names:
                 if name in self.source_names:
                     known = self.event_times[name].at if name in self.event_times else None
                 else:
-                    known = by_name[name].output_time
+                    known = self.output_times.get(name)
                 if known is None and name in self.source_names:
                     raise UsageError(
                         f"{where} goes by event time, and the stream does not tell that of its {name}: give it "
@@ -253,7 +256,7 @@ class Stream:
                         f"{where} takes {used} of {name} for its event time, and that is {known}: use {known!r}"
                     )
             fires_by = {by.clock for by in op.due_columns().values() if by.purpose is not Purpose.EXPIRY}
-            if "processing" in fires_by and op.output_time is not None:
+            if "processing" in fires_by and op.output_times:
                 raise UsageError(
                     f"{where} goes by the time of day, so its output has no event time: leave out output_time"
                 )
@@ -395,8 +398,7 @@ class Stream:
     def _row_times(self, operator: Operator, name: str) -> RowTimes | None:
         late = self.late if "event" in operator.clocks else None
         if name not in self.source_names:
-            upstream = next(op for op in self.operators if op.name == name)
-            return None if late is None else RowTimes(str(upstream.output_time), is_checked=True, late=late)
+            return None if late is None else RowTimes(self.output_times[name], is_checked=True, late=late)
         if isinstance(self.event_time, str):
             is_reader = name in self.time_columns and operator.name == self._event_time_operator(name)
             return RowTimes(self.event_time) if is_reader else None
@@ -429,13 +431,23 @@ class Stream:
             if not ready:
                 raise UsageError(f"stream {self.name}: operators read each other in a circle: let one read the source")
             levels.append(ready)
-            names |= {op.name for op in ready}
+            names |= {name for op in ready for name in op.outputs}
             left = [op for op in left if op not in ready]
         return levels
 
-    def has_reader(self, operator: str) -> bool:
-        """Whether another operator reads this operator's output."""
-        return any(operator in op.input_names for op in self.operators)
+    @property
+    def outputs(self) -> dict[str, Operator]:
+        """Output -> the operator that makes it."""
+        return {name: op for op in self.operators for name in op.outputs}
+
+    @property
+    def output_times(self) -> dict[str, str]:
+        """Output -> its column with the event time, of those that have one."""
+        return {name: column for op in self.operators for name, column in op.output_times.items()}
+
+    def has_reader(self, operator: Operator) -> bool:
+        """Whether another operator reads an output of this one."""
+        return any(name in operator.outputs for op in self.operators for name in op.input_names)
 
     def definition(self) -> dict[str, Any]:
         """Return the part of the definition that recorded state depends on, as JSON: the operators' variables and

@@ -47,7 +47,7 @@ from siltstone.run import callbacks
 from siltstone.run.dead_letters import LETTERS
 from siltstone.run.definition import check_run
 from siltstone.run.local_step import as_spark, run_step
-from siltstone.run.processing import output_schema
+from siltstone.run.processing import outputs_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.run.users_code import OperatorFailed
 from siltstone.run.working_state import remove_older_epochs
@@ -133,7 +133,7 @@ class StreamTester:
                 gives none.
 
         Returns:
-            Operator -> its output, drained rows included, of each operator that has one.
+            Output -> its rows, drained ones included. An operator's own is called like it.
 
         Raises:
             BadRow, OperatorFailed, SiltstoneError: as the stream would stop with. If the operator refused the rows, the
@@ -162,8 +162,7 @@ class StreamTester:
         self._now_us += parse_duration(by) // timedelta(microseconds=1)
         if self._region.clock.is_due():
             return self.step()
-        made = (op for op in self.stream.operators if op.output is not None)
-        return {op.name: output_schema(op).empty_table() for op in made}
+        return {name: columns.empty_table() for name, columns in outputs_of(self.stream.operators).items()}
 
     def finish(self) -> dict[str, pa.Table]:
         """End the source, as `siltstone run --finish` does: all that waits for event time is due, in a checkpoint.
@@ -290,7 +289,7 @@ class StreamTester:
             region.fail(error)
             raise
         requested = any(a.wants_checkpoint for acknowledgements in received.values() for a in acknowledgements)
-        return {op.name: outputs[op.name] for op in self.stream.operators if op.output is not None}, requested
+        return {name: outputs[name] for name in self.stream.outputs}, requested
 
     def _check_open(self) -> None:
         if self._closed:
@@ -345,16 +344,19 @@ class StreamTester:
         """Operator -> its late rows so far, of those that had any."""
         return dict(sum((Counter(step.late) for step in self._steps), Counter()))
 
-    def delivered(self, operator: str) -> pa.Table:
-        """Return all rows that the sink of an operator's output was given so far.
+    def delivered(self, output: str) -> pa.Table:
+        """Return all rows that the sink of an output was given so far.
+
+        Args:
+            output: an operator's name, or `OPERATOR-OUTPUT` for a side output.
 
         Raises:
             UsageError: it has no sink.
         """
-        if operator not in self.stream.sinks or operator == DEAD_LETTERS:
+        if output not in self.stream.sinks or output == DEAD_LETTERS:
             known = ", ".join(name for name in self.stream.sinks if name != DEAD_LETTERS) or "none"
-            raise UsageError(f"stream {self.stream.name} has no sink of {operator!r} (sinks: {known})")
-        return self._join(operator, output_schema(self._operator(operator)))
+            raise UsageError(f"stream {self.stream.name} has no sink of {output!r} (sinks: {known})")
+        return self._join(output, outputs_of(self.stream.operators)[output])
 
     def state(self, operator: str, variable: str) -> pa.Table:
         """Return the live rows of a variable, ordered by their keys.

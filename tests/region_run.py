@@ -122,7 +122,7 @@ class RegionSteps:
         for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:
-                task = replace(task, operator=EditOperator(own, variable), staged_with=None, hands_on=True, times={})
+                task = replace(task, operator=EditOperator(own, variable), staged={}, hands_on=True, times={})
                 there = shuffled(task, changes)
             self.outputs[own.name], received = run_tasks(task, there)
             self.region.acknowledge(own.name, received)

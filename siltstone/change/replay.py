@@ -249,7 +249,7 @@ def replay_tasks(
             stores=False,
             interval=interval,
             upload=upload,
-            hands_on=stream.has_reader(op.name),
+            hands_on=stream.has_reader(op),
             sinks=tuple(stream.sinks),
             drains=drains,
             sources=stream.source_names,

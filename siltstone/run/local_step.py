@@ -28,7 +28,7 @@ from siltstone.run.inputs import (
     misfit_reason,
     original_column,
 )
-from siltstone.run.processing import ACKNOWLEDGEMENT, output_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, rows_of_output
 from siltstone.run.read_rows import combine_all, combined_schema
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
@@ -64,7 +64,7 @@ def run_step(
         rows: source -> its rows, with Spark's types (`as_spark`); None for a step without rows.
 
     Returns:
-        Operator -> its output, and operator -> the acknowledgements of its subtasks.
+        Output -> its rows, and operator -> the acknowledgements of its subtasks.
 
     Raises:
         UsageError: rows lack a column that an operator reads, or have a key that cannot be cast.
@@ -76,23 +76,27 @@ def run_step(
         given = {name: outputs[name] if name in outputs else (rows or {}).get(name) for name in operator.input_names}
         inputs = {name: rows_as_spark(table) for name, table in given.items() if table is not None}
         parts = split_rows(inputs, task) if any(table.num_rows for table in inputs.values()) else {}
-        outputs[operator.name], received[operator.name] = _run_subtasks(task, parts)
+        made, received[operator.name] = _run_subtasks(task, parts)
+        outputs |= made
     return outputs, received
 
 
 def _run_subtasks(
     task: StepTask, parts: Mapping[int, Sequence[pa.RecordBatch]]
-) -> tuple[pa.Table, list[Acknowledgement]]:
-    output, received = [output_schema(task.operator).empty_table()], list[Acknowledgement]()
+) -> tuple[dict[str, pa.Table], list[Acknowledgement]]:
+    """Run all subtasks of an operator; return output -> its rows, and what they acknowledged."""
+    outputs = {name: [columns.empty_table()] for name, columns in outputs_of([task.operator]).items()}
+    received = list[Acknowledgement]()
     for subtask in range(task.parallelism):
         own = replace(task, operator=_copy_operator(task.operator))
         for batch in run_subtask(own, subtask, "local", iter(parts.get(subtask, ()))):
             if batch.column(ACKNOWLEDGEMENT).null_count:
-                output.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))
+                name, rows = rows_of_output(task.operator, batch)
+                outputs[name].append(pa.Table.from_batches([rows]))
             else:
                 received.append(Acknowledgement.from_bytes(batch.column(ACKNOWLEDGEMENT)[0].as_py()))
                 received[-1].raise_failure()
-    return pa.concat_tables(output), received
+    return {name: pa.concat_tables(parts) for name, parts in outputs.items()}, received
 
 
 def _copy_operator(operator: Operator) -> Operator:

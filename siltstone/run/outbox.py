@@ -33,7 +33,7 @@ from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
 from siltstone.format.output import read_output
 from siltstone.model import StoredObject
 from siltstone.run.dead_letters import LETTERS
-from siltstone.run.processing import output_schema
+from siltstone.run.processing import outputs_of
 from siltstone.run.staging import StagedOutput
 from siltstone.run.task import DeadLetterOrder
 from siltstone.store.base import Store
@@ -111,7 +111,7 @@ class Outbox:
         return checkpoint in self._repeated
 
     def stages(self, output: str, checkpoint: int) -> bool:
-        """Whether an output (an operator's name or `DEAD_LETTERS`) must be staged with a checkpoint."""
+        """Whether an output, or `DEAD_LETTERS`, must be staged with a checkpoint."""
         wanted = not self.repeats(checkpoint) or (checkpoint, output) in self._lost
         return wanted and output in self._stream.sinks
 
@@ -145,7 +145,7 @@ class Outbox:
             Unreachable: the store failed.
         """
         outputs, checkpoint = [], of_checkpoint.checkpoint
-        schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
+        schemas = outputs_of(self._stream.operators) | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
             of = of_checkpoint.staged.get(name, _Staged())
             # What was lost has to come again, even with no rows: later deliveries wait for it.

@@ -1,6 +1,6 @@
 """Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.operator import Operator, OperatorContext, Rows, State
+from siltstone.operator import Operator, OperatorContext, Returned, Rows, State
 from siltstone.run.inputs import HASH, internal_names
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
@@ -51,13 +51,37 @@ class Taken:
 
 
 def output_schema(operator: Operator) -> pa.Schema:
-    """Return the columns of an operator's output; all are nullable."""
-    return pa.schema([f.with_nullable(True) for f in operator.output or ()])
+    """Return the columns of an operator's own output; all are nullable."""
+    return _nullable(operator.output or ())
+
+
+def outputs_of(operators: Iterable[Operator]) -> dict[str, pa.Schema]:
+    """Return output -> its columns, all nullable, of all outputs of operators."""
+    return {name: _nullable(columns) for operator in operators for name, columns in operator.outputs.items()}
+
+
+def _nullable(columns: Iterable[pa.Field]) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in columns])
 
 
 def step_schema(operator: Operator) -> pa.Schema:
-    """Return the schema of a step's result: the acknowledgement (binary, null on rows), then the output's columns."""
-    return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator)])
+    """Return the schema of a step's result.
+
+    It is the acknowledgement (binary, null on rows), then the columns of the operator's own output, then a column per
+    side output: a struct of its columns, which is null in the rows of others.
+    """
+    sides = [name for name in operator.outputs if name != operator.name]
+    structs = [pa.field(name, pa.struct(list(outputs_of([operator])[name]))) for name in sides]
+    return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator), *structs])
+
+
+def rows_of_output(operator: Operator, batch: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
+    """Return which output the rows of a batch of `check_output` are of, and them."""
+    for name in operator.outputs:
+        if name != operator.name and batch.column(name).null_count < batch.num_rows:
+            struct = batch.column(name)
+            return name, pa.RecordBatch.from_arrays(struct.flatten(), schema=outputs_of([operator])[name])
+    return operator.name, batch.select(output_schema(operator).names)
 
 
 def find_broken_rows(operator: Operator, table: pa.Table) -> Iterator[BadRow]:
@@ -181,16 +205,34 @@ def _later_time(so_far: datetime | None, table: pa.Table, column: str) -> dateti
     return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
-def check_output(operator: Operator, output: pa.Table | None) -> list[pa.RecordBatch]:
-    """Check what an operator has returned, and return it as batches (`step_schema`).
+def check_output(operator: Operator, returned: Returned) -> list[pa.RecordBatch]:
+    """Check what an operator has returned, and return it as batches (`step_schema`), each of one output.
 
     Raises:
-        UsageError: it does not fit the declared output.
+        UsageError: it does not fit the declared outputs.
     """
-    schema = step_schema(operator)
+    if not isinstance(returned, Mapping):
+        return _check_rows(operator, operator.name, returned)
+    names = {operator.name: operator.name} | {each: operator.side_name(each) for each in operator.side_outputs}
+    if unknown := sorted(returned.keys() - names.keys()):
+        raise UsageError(
+            f"operator {operator.name} returns rows of an output {unknown[0]!r}, and declares {', '.join(names)}: "
+            "declare it in side_outputs"
+        )
+    return [batch for each in names if each in returned for batch in _check_rows(operator, names[each], returned[each])]
+
+
+def _check_rows(operator: Operator, name: str, output: pa.Table | None) -> list[pa.RecordBatch]:
+    schema, declared = step_schema(operator), outputs_of([operator])
     if output is None or not output.num_rows:
         return []
-    if operator.output is None:
+    if name not in declared:
         raise UsageError(f"operator {operator.name} returns rows but declares no output: set its field output")
-    returned = conform(output, pa.schema(list(schema)[1:]), output.num_rows, f"the output of operator {operator.name}")
-    return pa.table([pa.nulls(output.num_rows, pa.binary()), *returned.columns], schema=schema).to_batches()
+    rows, what = output.num_rows, "operator" if name == operator.name else f"its side output {name}: operator"
+    returned = conform(output, declared[name], rows, f"the output of {what} {operator.name}")
+    columns = {field.name: pa.nulls(rows, field.type) for field in schema}
+    if name == operator.name:
+        columns |= dict(zip(returned.column_names, returned.columns, strict=True))
+    else:
+        columns[name] = returned.to_struct_array()
+    return pa.table(list(columns.values()), schema=schema).to_batches()

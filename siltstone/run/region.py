@@ -370,9 +370,12 @@ class ConsistentRegion:
             sources=self.stream.source_names,
             times=self.stream.row_times(operator),
             clock=self.clock.of(operator),
-            staged_with=self.checkpoint if self.outbox.stages(operator.name, self.checkpoint) else None,
-            table=operator.name in self.options.tables,
-            hands_on=self.stream.has_reader(operator.name),
+            staged={
+                name: name in self.options.tables
+                for name in operator.outputs
+                if self.outbox.stages(name, self.checkpoint)
+            },
+            hands_on=self.stream.has_reader(operator),
             sinks=tuple(self.stream.sinks),
             resets=base_step == self._began_after,
             dead_letters=letters,

@@ -48,6 +48,6 @@ class RegionOptions:
 
 def bound_inline(options: RegionOptions, stream: Stream) -> RegionOptions:
     """Lower `upload.inline_bytes` so far that the acknowledgements of a step are bounded in total."""
-    parts = sum(1 + (op.name in stream.sinks) + bool(stream.dead_letters) for op in stream.operators)
+    parts = sum(1 + len(op.outputs.keys() & stream.sinks) + bool(stream.dead_letters) for op in stream.operators)
     limit = inline_limit_bytes(options.upload.inline_bytes, options.parallelism, parts)
     return replace(options, upload=options.upload.model_copy(update={"inline_bytes": limit}))

@@ -62,9 +62,9 @@ def clock_of(stream: Stream, operator: Operator, clock: StepClock | None) -> Ope
         own = SourceClock(_least(one.watermark for one in inputs), _least(one.before for one in inputs))
         if each.name == operator.name:
             return OperatorClock(clock.now, own.watermark, own.before) if told else OperatorClock(clock.now)
-        if told and each.output_time is not None:
+        for name in each.output_times if told else ():
             held = each.holds_back // timedelta(microseconds=1)
-            seen[each.name] = SourceClock(_hold_back(own.watermark, held), _hold_back(own.before, held))
+            seen[name] = SourceClock(_hold_back(own.watermark, held), _hold_back(own.before, held))
     raise KeyError(operator.name)
 
 

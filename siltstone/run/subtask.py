@@ -18,7 +18,7 @@ from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import SiltstoneError
-from siltstone.format.output import Staged
+from siltstone.format.output import OutputWriter, Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
 from siltstone.run.callbacks import list_prepared
@@ -27,7 +27,7 @@ from siltstone.run.event_times import HeardTimes
 from siltstone.run.firing import StepTimers
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, open_operator, output_schema, step_schema
+from siltstone.run.processing import Taken, open_operator, outputs_of, rows_of_output, step_schema
 from siltstone.run.read_rows import ReadRows
 from siltstone.run.staging import StagedOutput
 from siltstone.run.step_order import process
@@ -58,7 +58,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder(rows=task.dead_letters.rows)
-    task = replace(task, stores=False, tracking=False, staged_with=None, sinks=(), dead_letters=nothing_staged)
+    task = replace(task, stores=False, tracking=False, staged={}, sinks=(), dead_letters=nothing_staged)
     yield from _report_error(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
@@ -77,7 +77,7 @@ def _run(
     find: Callable[[StepTask, int, PhaseTimer], AbstractContextManager[SubtaskState]],
 ) -> Iterator[pa.RecordBatch]:
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
-    outputs = [name for name in (operator.name, DEAD_LETTERS) if name in task.sinks]
+    outputs = [name for name in (*operator.outputs, DEAD_LETTERS) if name in task.sinks]
     reading, made = ReadRows(operator, task.read_sources), dict.fromkeys(outputs, DigestedRows())
     heard = HeardTimes(task)
     batches = heard.watch(reading.watch(batches, clock), clock)
@@ -85,10 +85,10 @@ def _run(
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
         state.begin(task.step, tracking=task.tracking)
-        timers, sorted_out, staging = StepTimers(task, state, clock), None, None
-        if task.staged_with is not None:
-            own = _staged(task, task.staged_with, operator.name, task.table, operator.name, subtask, attempt)
-            staging = own.write(output_schema(operator), task.upload.inline_bytes)
+        timers, sorted_out, staging = StepTimers(task, state, clock), None, dict[str, OutputWriter]()
+        for name, table in task.staged.items():
+            own = _staged(task, task.interval, name, table, name, subtask, attempt)
+            staging[name] = own.write(outputs_of([operator])[name], task.upload.inline_bytes)
         with open_operator(task, subtask, clock):
             if not task.sets_aside:
                 taken = Taken()
@@ -99,18 +99,17 @@ def _run(
                 sorted_out = SortedOut(task, batches, clock, Path(scratch))
                 output, taken = sorted_out.run(state, timers)
             for batch in output:
-                rows = batch.drop_columns([ACKNOWLEDGEMENT])
-                if operator.name in made:
+                name, rows = rows_of_output(operator, batch)
+                if name in made:
                     with clock.phase("digest"):
-                        made[operator.name] += DigestedRows.of(rows)
-                if staging is not None:
+                        made[name] += DigestedRows.of(rows)
+                if name in staging:
                     with clock.phase("stage"):
-                        staging.add(rows)
+                        staging[name].add(rows)
                 if task.hands_on:
                     yield batch
         with clock.phase("stage"):
-            if staging is not None:
-                staged[operator.name] = staging.finish()
+            staged |= {name: writer.finish() for name, writer in staging.items()}
             if task.dead_letters is not None:
                 staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
         part = write_part(task, subtask, attempt, state, clock)

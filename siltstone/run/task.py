@@ -95,9 +95,9 @@ class StepTask:
         log: the steps since the newest complete checkpoint, if their changes were logged.
         checkpoint: set if the step ends in the checkpoint.
         drains: whether the operator drains at its end, and prepares the checkpoint.
-        staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
-        table: whether that sink is a table, whose files the staged rows become.
-        hands_on: whether another operator reads the output.
+        staged: output of the operator -> whether its sink is a table, whose files the staged rows become; of those that
+            are staged for a sink with the checkpoint `interval`.
+        hands_on: whether another operator reads an output.
         sinks: the names of outputs that have a sink, whose rows are digested (`run.step_digests`).
         resets: whether the step is the first of its run, or after a reset: the operator is told (`run.callbacks`).
         sources: the names of the stream's sources, of which the operator may read some.
@@ -129,8 +129,7 @@ class StepTask:
     sources: Sequence[str] = (SOURCE,)
     times: Mapping[str, RowTimes] = field(default_factory=dict)
     clock: OperatorClock | None = None
-    staged_with: int | None = None
-    table: bool = False
+    staged: Mapping[str, bool] = field(default_factory=dict)
     hands_on: bool = True
     sinks: Collection[str] = ()
     resets: bool = False

@@ -15,7 +15,7 @@ from siltstone.catalog.records.streams import TABLE
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.run.dead_letters import LETTERS
-from siltstone.run.processing import output_schema
+from siltstone.run.processing import outputs_of
 from siltstone.sinks.delta import DeltaSink, SinkTable
 from siltstone.sinks.jdbc import JdbcSink, JdbcTable
 from siltstone.sinks.kafka import KafkaSink, KafkaTopic
@@ -42,8 +42,7 @@ def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse, tra
     if isinstance(sink, JdbcSink):
         return JdbcTable(sink, warehouse, stream.name, name)
     if isinstance(sink, KafkaSink):
-        times = {op.name: op.output_time for op in stream.operators}
-        return KafkaTopic(sink, warehouse, stream.name, name, times.get(name), transactions)
+        return KafkaTopic(sink, warehouse, stream.name, name, stream.output_times.get(name), transactions)
     if not (sink is None or isinstance(sink, DeltaSink | ParquetSink)):
         return sink
     path = warehouse.warehouse.local.sink(stream.name) / name
@@ -83,7 +82,7 @@ def check_sinks(stream: Stream, sinks: dict[str, Any]) -> None:
             `KafkaTopic.check`.
         Unreachable, StateError: the database of a table does not answer; or see `KafkaTopic.check`.
     """
-    schemas = {op.name: output_schema(op) for op in stream.operators} | {DEAD_LETTERS: LETTERS}
+    schemas = outputs_of(stream.operators) | {DEAD_LETTERS: LETTERS}
     for name, sink in sinks.items():
         if isinstance(sink, SinkTable | DatabaseOrTopic):
             sink.check(schemas[name])

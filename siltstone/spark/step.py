@@ -18,7 +18,7 @@ from siltstone.errors import StateError
 from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
 from siltstone.run.inputs import HASH
-from siltstone.run.processing import ACKNOWLEDGEMENT, output_schema, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, step_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
@@ -53,7 +53,7 @@ class StepRun:
         received: operator -> the acknowledgements of its subtasks.
         batch: the micro-batch; None in a step without one.
         schemas: input -> its columns, of those that are known.
-        outputs: operator -> its output, if it has rows and another operator reads it.
+        outputs: output -> its rows, of an operator that has made some and that another one reads.
         cached: persisted frames to release when the outputs are no longer needed.
     """
 
@@ -95,7 +95,8 @@ def run_step(
     silent = set[str]()
     """the inputs that give no rows"""
     if rows is None:
-        silent = {name for task in tasks.values() for name in task.operator.input_names} - tasks.keys()
+        made = {name for task in tasks.values() for name in task.operator.outputs}
+        silent = {name for task in tasks.values() for name in task.operator.input_names} - made
         run = StepRun()
     else:
         spark, schema = rows.sparkSession, rows.schema
@@ -133,9 +134,9 @@ def _note_schemas(run: StepRun, schema: T.StructType | None, tasks: Mapping[str,
         if task.operator.reads_several:
             if schema is not None and not run.schemas.keys() & set(task.sources):
                 run.schemas.update(schemas_of(schema, task.sources))
-            for name in task.operator.input_names:
-                if name in tasks:
-                    run.schemas[name] = spark_schema(output_schema(tasks[name].operator))
+            made = outputs_of(each.operator for each in tasks.values())
+            read = [name for name in task.operator.input_names if name in made]
+            run.schemas.update({name: spark_schema(made[name]) for name in read})
 
 
 def own_session(spark: SparkSession) -> SparkSession:
@@ -177,7 +178,7 @@ def _has_inputs(task: StepTask, run: StepRun, silent: set[str]) -> bool:
 
 def _makes_rows(task: StepTask) -> bool:
     """Whether the operator may return rows in a step that brings it none."""
-    return drains(task) or (task.clock is not None and bool(task.operator.clocks) and task.operator.output is not None)
+    return drains(task) or (task.clock is not None and bool(task.operator.clocks) and bool(task.operator.outputs))
 
 
 def _run_level(
@@ -190,7 +191,7 @@ def _run_level(
         acknowledgements and for that operator."""
         rows = None if empty else _input_rows(run, spark, task)
         made = empty_step_frame(spark, task, placed) if rows is None else step_frame(rows, task, placed)
-        if task.hands_on and task.operator.name not in silent:
+        if task.hands_on and not silent.issuperset(task.operator.outputs):
             run.cached.append(made.persist())
         return made
 
@@ -205,9 +206,10 @@ def _run_level(
         run.received[name] = _check_complete(received[name], task)
         if any(each.rows_out for each in received[name]):
             if task.hands_on:
-                run.outputs[name] = output_rows(frames[name], received[name])
+                for output in task.operator.outputs:
+                    run.outputs[output] = output_rows(frames[name], received[name], task.operator, output)
         else:
-            silent.add(name)
+            silent.update(task.operator.outputs)
 
 
 def _input_rows(run: StepRun, spark: SparkSession, task: StepTask) -> DataFrame:
@@ -320,7 +322,7 @@ def collect_acknowledgements(
 
 def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> DataFrame:
     """Make the frame of the acknowledgements of some steps: their partitions follow each other, one per subtask."""
-    with_rows = [name for name in frames if tasks[name].operator.output is not None]
+    with_rows = [name for name in frames if tasks[name].operator.outputs]
     parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
     together = reduce(lambda one, other: one.union(other), parts)
     return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
@@ -338,8 +340,10 @@ def _check_complete(received: list[Acknowledgement], task: StepTask) -> list[Ack
     return received
 
 
-def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFrame:
-    """Select the operator's output after its acknowledgements were `received`.
+def output_rows(
+    frame: DataFrame, received: Sequence[Acknowledgement], operator: Operator, output: str | None = None
+) -> DataFrame:
+    """Select an output of an operator, by default its own, after its acknowledgements were `received`.
 
     If Spark loses a partition and computes it again, a job that reads the output fails unless the result is the one
     that was acknowledged.
@@ -349,9 +353,13 @@ def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFr
     accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
     reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit(_DIFFERS))
     failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
-    return frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed)).drop(
-        ACKNOWLEDGEMENT
-    )
+    rows = frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed))
+    sides = [name for name in operator.outputs if name != operator.name]
+    if output in sides:
+        return rows.where(f"{quote(output)} is not null").selectExpr(f"{quote(output)}.*")
+    if sides:
+        rows = rows.where(" and ".join(f"{quote(name)} is null" for name in sides))
+    return rows.drop(ACKNOWLEDGEMENT, *sides)
 
 
 def _in_partition(

@@ -21,6 +21,7 @@ from siltstone.stream import Stream
 from siltstone.testing import StreamTester
 from tests.arrow_frames import from_arrow
 from tests.spark_runs import at
+from tests.unit.test_inputs import OUTPUTS, SCHEMA
 
 SUBTASKS = 3
 AUCTIONS = {"id": pa.int64(), "Price": pa.string(), "tags": pa.list_(pa.string()), "unread": pa.int64()}
@@ -137,6 +138,30 @@ def test_spark_leaves_the_state_that_one_process_leaves(spark: SparkSession, tmp
             if stream is BOTH:
                 assert counts == {"prices": sum(map(len, rows.values()))}
         tester.replay(parallelism=1)
+
+
+def test_each_output_goes_to_its_readers_and_its_sink(spark: SparkSession, tmp_path: Path) -> None:
+    bids = [[(1, 7), (1, 12), (2, 30)], [(1, 3)], [], [(3, 50), (2, 70)]]
+    sinks: dict[str, Any] = {"alerts": None, "alerts-high": None, "alerts-counts": None, "last": None}
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        region = open_region(at(tmp_path / "w", parallelism=2), OUTPUTS, place, {}, 2)
+        with StreamTester(OUTPUTS, parallelism=2, schema={"bids": SCHEMA["bids"]}) as tester:
+            for rows in bids:
+                table = pa.table({"auction": [a for a, _ in rows], "price": [p for _, p in rows]})
+                table = table.cast(pa.schema(SCHEMA["bids"]))
+                batch = from_arrow(spark, table) if rows else None
+                done = run_step(spark, batch, region.begin_step(ends=True))
+                done.unpersist()
+                for name, received in done.received.items():
+                    region.acknowledge(name, received)
+                region.complete()
+                tester.step({"bids": table} if rows else None)
+                assert region.digest == tester.digest
+            staged = {name: 0 for name in sinks}
+            for output in place.catalog.outbox.list("outputs", outstanding=True):
+                staged[output.name] += output.rows
+            assert staged == {name: tester.delivered(name).num_rows for name in sinks}
+            assert staged == {"alerts": 6, "alerts-high": 4, "alerts-counts": 8, "last": 4}
 
 
 def test_a_key_that_does_not_fit_is_set_aside_with_its_own_value(spark: SparkSession, tmp_path: Path) -> None:

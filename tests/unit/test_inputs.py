@@ -269,3 +269,77 @@ def test_wrong_inputs_are_refused() -> None:
             tester.step([{"auction": 1}])
         with pytest.raises(UsageError, match="no input 'other'"):
             Rows.make(Prices(), pa.table({"auction": [1]}), None, 4).of("other")
+
+
+class Alerts(Operator):
+    """Returns its rows, alerts of high prices, and at the end of an interval how many there were."""
+
+    name = "alerts"
+    key = {"auction": pa.int64()}  # noqa: RUF012
+    reads = "bids"
+    output = {"auction": pa.int64(), "price": pa.int64()}  # noqa: RUF012
+    side_outputs = {"high": {"auction": pa.int64(), "over": pa.int64()}, "counts": {"n": pa.int64()}}  # noqa: RUF012
+    counts = ValueState({"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> Any:
+        state.counts.put(rows.keys, {"n": rows.count(initial=state.counts.get(rows.keys)["n"])})
+        high = rows.filter(pa.array([price > 10 for price in rows.table["price"].to_pylist()]))
+        over = pa.array([price - 10 for price in high.table["price"].to_pylist()], pa.int64())
+        return {"alerts": rows.table, "high": pa.table({"auction": high.table["auction"], "over": over})}
+
+    def drain(self, state: State) -> Any:
+        return {"counts": pa.table({"n": pa.array([1], pa.int64())})}
+
+
+class Last(Operator):
+    name = "last"
+    key = {"auction": pa.int64()}  # noqa: RUF012
+    reads = "alerts-high"
+    output = {"auction": pa.int64(), "over": pa.int64()}  # noqa: RUF012
+    most = ValueState({"over": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        most = {"over": rows.max("over", initial=state.most.get(rows.keys)["over"])}
+        state.most.put(rows.keys, most)
+        return rows.keys.with_columns(most)
+
+
+OUTPUTS = Stream(
+    "outputs",
+    sources={"bids": None},
+    operators=[Last(), Alerts()],
+    sinks={"alerts": None, "alerts-high": None, "alerts-counts": None, "last": None},
+)
+
+
+def test_an_operator_has_several_outputs_each_with_readers_and_a_sink() -> None:
+    with StreamTester(OUTPUTS, parallelism=2, checkpoint_every=2, schema={"bids": SCHEMA["bids"]}) as tester:
+        bids = [{"auction": 1, "price": 7}, {"auction": 1, "price": 12}, {"auction": 2, "price": 30}]
+        out = tester.step({"bids": bids})
+        assert rows_of(out["alerts-high"]) == rows_of(out["last"]) == [(1, 2), (2, 20)]
+        assert rows_of(out["alerts"]) == [(1, 12), (1, 7), (2, 30)] and out["alerts-counts"].num_rows == 0
+        out = tester.step({"bids": [{"auction": 1, "price": 3}]})
+        assert out["last"].num_rows == 0 and out["alerts-counts"].num_rows == 2, "both subtasks drain"
+        assert rows_of(tester.delivered("alerts-high")) == [(1, 2), (2, 20)]
+        assert tester.delivered("alerts").num_rows == 4 and tester.delivered("alerts-counts").num_rows == 2
+        tester.restart(lost=True)
+        tester.replay()
+
+
+def test_outputs_are_checked() -> None:
+    with pytest.raises(UsageError, match="name a timestamp column of its output alerts-high"):
+        Alerts(side_times={"high": "over"})
+    with pytest.raises(UsageError, match="rename the column"):
+        Alerts(output={"alerts-high": pa.int64()})
+    with pytest.raises(UsageError, match="has the name of an operator"):
+        Stream("s", sources={"bids": None}, operators=[Alerts(), Last(name="alerts-high", reads="bids")])
+    with pytest.raises(UsageError, match="reads the output of 'alerts-low'"):
+        Stream("s", sources={"bids": None}, operators=[Alerts(), Last(reads="alerts-low")])
+
+    class Wrong(Alerts):
+        def process(self, rows: Rows, state: State) -> Any:
+            return {"low": rows.table}
+
+    wrong = StreamTester(Stream("s", sources={"bids": None}, operators=[Wrong()]), schema={"bids": SCHEMA["bids"]})
+    with wrong as tester, pytest.raises(UsageError, match="an output 'low', and declares alerts, high, counts"):
+        tester.step({"bids": [{"auction": 1, "price": 1}]})

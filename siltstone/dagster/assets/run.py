@@ -19,7 +19,7 @@ from siltstone.errors import UnknownStream, UsageError
 from siltstone.pipes.outcomes import outcomes_of_run
 from siltstone.pipes.parts import BASE_CHECKPOINT, BY_DAGSTER, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK
 from siltstone.run.dead_letters import LETTERS
-from siltstone.run.processing import output_schema
+from siltstone.run.processing import outputs_of
 from siltstone.run.region import Completed
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.sinks.delta import DeltaSink
@@ -96,7 +96,8 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     for operator in stream.sort_operators():
         base, deltas = (asset_key(name, operator.name, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN))
         others = [each for each in operator.input_names if each not in stream.source_names]
-        reads = [asset_key(name, each, form) for each in others for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
+        made = dict.fromkeys(stream.outputs[each].name for each in others)
+        reads = [asset_key(name, each, form) for each in made for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
         if len(others) < len(operator.input_names):
             reads.append(asset_key(name, EVENTS))
         variables = ", ".join(f"`{variable}`" for variable in operator.definition()["variables"])
@@ -127,7 +128,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             ),
         ]
     parts = [spec.key for spec in specs]
-    specs += [_sink_spec(stream, operator) for operator in stream.sinks]
+    specs += [_sink_spec(stream, output) for output in stream.sinks]
     specs.append(
         dg.AssetSpec(
             asset_key(name, CHECKPOINTS),
@@ -141,25 +142,21 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     return specs
 
 
-def _sink_spec(stream: Stream, operator: str) -> dg.AssetSpec:
-    """Make the spec of the output of an operator's sink, or of the sink of dead letters."""
-    by_name, sink = {each.name: each for each in stream.operators}, stream.sinks[operator]
-    is_letters = operator == DEAD_LETTERS
-    schema = LETTERS if is_letters else output_schema(by_name[operator])
+def _sink_spec(stream: Stream, output: str) -> dg.AssetSpec:
+    """Make the spec of the sink of an output, or of dead letters."""
+    sink, is_letters = stream.sinks[output], output == DEAD_LETTERS
+    schema = LETTERS if is_letters else outputs_of(stream.operators)[output]
+    makers = list(stream.operators) if is_letters else [stream.outputs[output]]
     return dg.AssetSpec(
-        asset_key(stream.name, operator, SINK),
-        deps=[
-            asset_key(stream.name, each, part)
-            for each in (by_name if is_letters else [operator])
-            for part in (DELTA_CHAIN, BASE_CHECKPOINT)
-        ],
+        asset_key(stream.name, output, SINK),
+        deps=[asset_key(stream.name, each.name, part) for each in makers for part in (DELTA_CHAIN, BASE_CHECKPOINT)],
         skippable=True,
         kinds={"spark", _kind(sink)},
-        metadata={COLUMN_SCHEMA: column_schema({operator: schema})},
-        code_version=None if is_letters else code_version(by_name[operator]),
+        metadata={COLUMN_SCHEMA: column_schema({output: schema})},
+        code_version=None if is_letters else code_version(*makers),
         description="The rows that operators could not process, each exactly once, with the reason."
         if is_letters
-        else f"The output rows of operator `{operator}`, each exactly once.",
+        else f"The output rows `{output}` of operator `{makers[0].name}`, each exactly once.",
         group_name=dagster_name(stream.name),
     )
 

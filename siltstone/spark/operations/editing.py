@@ -126,12 +126,12 @@ class _EditStep:
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
         """Run the step: the edited operator gets the rows, the others get none."""
         name = self._editing.name
-        task = replace(tasks[name], operator=self._editing, times={}, staged_with=None, hands_on=True)
+        task = replace(tasks[name], operator=self._editing, times={}, staged={}, hands_on=True)
         frame = step_frame(self._frame, task).persist()
         try:
             received = acknowledgements({name: frame}, {name: task})[name]
             totals = (
-                output_rows(frame, received)
+                output_rows(frame, received, task.operator)
                 .agg(*(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in COUNTS.names))
                 .first()
             )
