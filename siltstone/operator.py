@@ -523,7 +523,10 @@ class Operator(StateHandler):
             if not isinstance(given, Mapping) or (given.keys() - set(self.input_names)):
                 raise UsageError(f"{what} reads several inputs, so inputs is {{INPUT: (COLUMN, ...)}}")
             self.inputs = {name: _column_names(columns, f"inputs of {what}") for name, columns in given.items()}
+            known = {name.casefold() for name in self.key.names}  # Spark's names know no case
             for name in self.input_names:
+                if name.casefold() in known:
+                    raise UsageError(f"{what}: a key column and an input are called {name}: rename the key column")
                 if taken := set(self.columns_of(name)) & set(self.key.names) - set(self.reads[name]):
                     raise UsageError(f"{what}: {taken.pop()} is a key column, and another column of {name}: rename one")
             if self.combined is not None:

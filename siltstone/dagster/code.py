@@ -40,8 +40,9 @@ def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
         code, label = _user_code(type(by_name[operator]).process), f"operator {operator}"
     else:
         code, label = None, f"stream {stream.name}"
-    if code is None and stream.source is not None:
-        code = _user_code(stream.source)
+    source = next(filter(None, stream.source_functions.values()), None)
+    if code is None and source is not None:
+        code = _user_code(source)
         label = f"{'source of' if what == EVENTS else 'stream'} {stream.name}"
     if code is None:
         return {}
