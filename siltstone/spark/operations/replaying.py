@@ -14,10 +14,9 @@ from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, replay_tasks, resolve_range, restore_points
 from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageError
-from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
-from siltstone.run.definition import check_run, check_source_shape, recorded_options
+from siltstone.run.definition import check_run, check_source_shapes, recorded_options
 from siltstone.run.step_digests import OperatorDigests, check_repeated
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import RestorePoint, StepTask
@@ -28,7 +27,7 @@ from siltstone.spark.placement import Placement, placement_of
 from siltstone.spark.queries import source_log
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
-from siltstone.spark.sources import open_source, shape_of
+from siltstone.spark.sources import open_input
 from siltstone.spark.step import own_session, run_step
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
@@ -82,15 +81,15 @@ def replay(
             parallelism = settings.parallelism or plan.recorded.parallelism
             check_run(stream, {}, parallelism)
             recorded = place.catalog.streams.get(stream.name).definition
-            rows = open_source(spark, stream, place.warehouse, recorded_options(stream, recorded))
-            check_source_shape(stream.name, recorded, shape_of(stream, rows))
+            source = open_input(spark, stream, place.warehouse, recorded_options(stream, recorded))
+            check_source_shapes(stream.name, recorded, source.shapes)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
-                log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root)
+                log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root, source.names)
                 run = _LoggedReplay(
                     settings, stream, place.warehouse, Path(scratch), plan, log, points, parallelism, on_step
                 )
-                return run.all(spark, rows)
+                return run.all(spark, source.rows)
 
 
 class _LoggedReplay:
@@ -125,8 +124,12 @@ class _LoggedReplay:
 
     @property
     def rows(self) -> int:
-        """Number of rows that the source has given; each operator that reads the source gets all of them."""
-        return max(self._gathered.rows_in.get(op.name, 0) for op in self.stream.operators if op.reads == SOURCE)
+        """Number of rows that the sources have given; each operator that reads a source gets all of its rows."""
+        rows_in = self._gathered.rows_in
+        return sum(
+            max((rows_in.get(op.name, 0) for op in self.stream.operators if op.reads == name), default=0)
+            for name in self.stream.source_names
+        )
 
     def all(self, spark: SparkSession, source: DataFrame) -> ReplayResult:
         """Run every step, and compare at every recorded checkpoint."""
