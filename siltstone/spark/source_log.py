@@ -246,7 +246,7 @@ class SourceLog:
         if all(map(str.isdigit, have | recorded)):  # a source that is used twice has two numbers
             recorded.clear()
         have_others = not recorded <= have
-        if names_sources(step.offsets):
+        if names_sources(step.offsets) and not step.offsets.startswith(f"{NAMED}\n"):
             recorded |= decode_offsets(step.offsets).keys()
             have_others = recorded != have
         if have_others:

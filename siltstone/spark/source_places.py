@@ -79,7 +79,7 @@ class SourcePlaces:
             return step.offsets
         recorded = decode_offsets(step.offsets)
         if self.names is None:
-            names = sorted(filter(self.has, recorded), key=number_of)
+            names = sorted(filter(self.has, recorded), key=lambda name: number_of(name) or 0)
         else:
             names = self.names
             if not is_named:  # by place, of the source that had no name: it may use one twice

@@ -148,9 +148,7 @@ def _check_outputs(stream: Stream) -> None:
     """Check that operators can take the keys of the outputs that they read."""
     outputs = {operator.name: _check_output(operator) for operator in stream.operators}
     for operator in stream.operators:
-        if operator.reads_several:
-            continue
-        output = outputs.get(operator.input_names[0])
+        output = None if operator.reads_several else outputs.get(str(operator.reads))
         if output is not None and set(operator.key.names) <= set(output.names):  # else the first rows tell
             check_key_types(output, operator)
 
