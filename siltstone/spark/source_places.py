@@ -7,6 +7,7 @@ from siltstone.catalog.records.source_entries import (
     NO_OFFSET,
     decode_offsets,
     encode_offsets,
+    header_of,
     name_of_log,
     number_of,
 )
@@ -85,8 +86,9 @@ class SourcePlaces:
             if not is_named:  # by place, of the source that had no name: it may use one twice
                 own = [name for name in names if number_of(name) is not None]
                 recorded = dict(zip(own, recorded.values(), strict=False)) | recorded
-        header = step.offsets.split("\n")[1]
-        return "\n".join(["v1", header, *({**beginning, **recorded}.get(name, NO_OFFSET) for name in names)])
+        return "\n".join(
+            ["v1", header_of(step.offsets), *({**beginning, **recorded}.get(name, NO_OFFSET) for name in names)]
+        )
 
     def offsets_to_record(self, offsets: str) -> str:
         """Return the offsets of a batch in Spark's log as they are recorded.

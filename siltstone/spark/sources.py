@@ -117,7 +117,7 @@ def _name_frames(stream: Stream, given: DataFrame | Mapping[str, DataFrame]) -> 
     """Return source -> rows, in the stream's order."""
     wanted = stream.source_names
     if not isinstance(given, Mapping):
-        if len(wanted) > 1:
+        if len(wanted) != 1:
             raise UsageError(
                 f"stream {stream.name} has the sources {', '.join(wanted)}: give the rows of each, {{SOURCE: rows}}"
             )

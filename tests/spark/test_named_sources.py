@@ -1,6 +1,7 @@
 """One query reads several named sources, which come, go and change places between runs."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Max
+from siltstone.catalog.records.source_entries import decode_offsets
 from siltstone.catalog.records.steps import InputPosition
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import write_stream
@@ -27,7 +29,7 @@ from tests.spark_runs import at, check_proven, digests, recorded
 pytestmark = pytest.mark.usefixtures("spark")
 
 NAME = "shop"
-KEYS = {"clicks": pa.string(), "orders": pa.int64(), "visits": pa.string(), "source": pa.string(), "alarms": pa.int64()}
+KEYS = {"clicks": pa.string(), "orders": pa.int64(), "visits": pa.string(), "source": pa.string()}
 SCHEMAS = {"clicks": "k string, v int", "orders": "k long, v string", "visits": "k string, v double"}
 SCHEMAS["source"] = SCHEMAS["clicks"]
 MOST = {"orders": pa.string(), "visits": pa.float64()}
@@ -47,7 +49,7 @@ def add(directory: Path, source: str, files: int = 1) -> None:
 def counter(source: str) -> Aggregate:
     """Counts the rows of a source by key."""
     functions = [Count("n"), Max("most", of="v", type=MOST.get(source, pa.int64()))]
-    return Aggregate(f"of-{source}", {"k": KEYS[source]}, functions, reads=source, output=False)
+    return Aggregate(f"of-{source}", {"k": KEYS.get(source, pa.int64())}, functions, reads=source, output=False)
 
 
 def files_of(directory: Path, source: str) -> SourceFunction:
@@ -181,6 +183,29 @@ def test_a_source_that_is_added_begins_where_it_first_said(tmp_path: Path) -> No
     run(settings, stream, RunRequest())
     assert (counted(settings, "clicks"), counted(settings, "alarms")) == (2, 6)
     assert replay(settings, stream, since="1").proven
+
+
+def test_a_rate_source_that_is_added_goes_on_from_when_it_first_began(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    add(directory, "clicks")
+    run(settings, shop(directory, "clicks"), RunRequest())
+
+    def ticks(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 10).option("numPartitions", 1).load()
+        return rows.selectExpr("value % 2 as k", "value as v")
+
+    stream = shop(directory, extra={"ticks": ticks, "clicks": files_of(directory, "clicks")})
+    add(directory, "clicks")
+    stopped(settings, stream)
+    begun = position(settings).beginning
+    assert begun is not None and begun.offsets.splitlines()[2:] == ["clicks:-", "ticks:-"]
+    assert begun.sources.startswith('{"ticks": {"0": "v1')
+    time.sleep(1.1)
+    run(settings, stream, RunRequest(batches=1))
+    assert position(settings).beginning == begun
+    offsets = decode_offsets(position(settings).newest[-1].offsets)
+    assert int(offsets["ticks"]) >= 1, "what came while the stream was stopped is part of its first batch"
+    assert counted(settings, "ticks") == 10 * int(offsets["ticks"])
 
 
 def test_a_source_without_a_name_goes_on_as_the_one_called_source(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from siltstone.catalog.records.source_entries import (
     decode_offsets,
     decode_sources,
     encode_offsets,
+    header_of,
     name_of_log,
 )
 from siltstone.catalog.records.steps import Step
@@ -30,6 +31,6 @@ def add_beginnings(known: Step, new: Step) -> Step:
     if not added:
         return known
     logs = {name: entries for name, entries in decode_sources(new.sources).items() if name in added}
-    header = (known.offsets or new.offsets).split("\n")[1]
+    header = header_of(known.offsets or new.offsets)
     offsets = encode_offsets(f"{NAMED}\n{header}", [*decode_offsets(known.offsets).items(), *added.items()])
     return replace(known, offsets=offsets, sources=json.dumps({**decode_sources(known.sources), **logs}))

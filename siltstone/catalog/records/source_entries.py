@@ -103,6 +103,16 @@ def encode_offsets(header: str, offsets: Iterable[tuple[str, str]]) -> str:
     return "\n".join([header, *(f"{name}:{offset}" for name, offset in dict(offsets).items())])
 
 
+def header_of(offsets: str) -> str:
+    """Return the line about the batch.
+
+    Raises:
+        StateError: there is none.
+    """
+    with translate_decode_errors(_WHERE, "offsets", StateError):
+        return offsets.split("\n")[1]
+
+
 def names_sources(offsets: str) -> bool:
     """Whether each line of offsets names its source: in Spark's log from version 2 on, and where we recorded names."""
     return not offsets.startswith("v1\n") and offsets != ""
