@@ -52,6 +52,11 @@ def is_named(stream: Stream) -> bool:
     return stream.source_names != (SOURCE,)
 
 
+def sources_read(stream: Stream) -> tuple[str, ...]:
+    """Return the sources that a stream's own operators read: some may be there for autonomous ones alone."""
+    return tuple(name for name in stream.source_names if any(name in op.input_names for op in stream.operators))
+
+
 def with_shapes(definition: Mapping[str, Any], shapes: Mapping[str, SourceShape]) -> dict[str, Any]:
     """Return a definition with the shapes of sources that it has; what is not known of one stays as it was recorded."""
     if INPUTS not in definition:
@@ -145,7 +150,7 @@ def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
     plain = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
     definition = {**stream.definition(), "options": {**plain, **options}}
     if is_named(stream):
-        definition[INPUTS] = {name: {} for name in stream.source_names}
+        definition[INPUTS] = {name: {} for name in sources_read(stream)}
     hidden = sorted(stream.options.keys() - plain.keys())
     return {**definition, SECRET: hidden} if hidden else definition
 

@@ -79,11 +79,11 @@ def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> 
     if newest is None:
         return {}
     rates = ("inputRowsPerSecond", "processedRowsPerSecond")
+    distinct = list(dict.fromkeys(names or ()))
     told: list[tuple[str, str, Any]] = [("", name, newest.get(name)) for name in rates]
     for number, source in enumerate(newest["sources"]):
-        told += [
-            (names[number] if names else str(number), name, value) for name, value in source.get("metrics", {}).items()
-        ]
+        which = distinct[number] if names else str(number)
+        told += [(which, name, value) for name, value in source.get("metrics", {}).items()]
     found = {}
     for source, name, value in told:
         with suppress(TypeError, ValueError):  # a source may report text, too

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from siltstone.catalog.records.source_entries import record_name
 from siltstone.errors import SiltstoneError, UsageError, summarize
 from siltstone.operator import SOURCE, Operator
-from siltstone.run.definition import SourceShape, is_named
+from siltstone.run.definition import SourceShape, is_named, sources_read
 from siltstone.run.processing import output_schema
 from siltstone.run.widening_rules import COLLATIONS
 from siltstone.secret import Secret, hide
@@ -36,11 +36,11 @@ from siltstone.stream import DIRECTORY, Stream
 
 @dataclass(frozen=True)
 class Input:
-    """What the query of a stream reads.
+    """What the query of a stream reads: those of its sources that its operators read.
 
     Attributes:
-        rows: of one source, its own. Of several, a union: each source is a column of structs, null in the rows of the
-            others, with those of its columns that operators read.
+        rows: of one such source, its own. Of several, a union: each source is a column of structs, null in the rows of
+            the others, with those of its columns that operators read.
         names: per source of Spark's, in order, what the input log calls it; None for a stream whose only source is
             called "source", of which the log has Spark's own text.
         shapes: source -> what it is made of.
@@ -65,7 +65,8 @@ def open_input(spark: SparkSession, stream: Stream, warehouse: Warehouse, option
     given = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
     every = {**given, **options, **secrets, DIRECTORY: str(directory)}
     opened = {}
-    for name, source in stream.source_functions.items():
+    for name in sources_read(stream):
+        source = stream.source_functions[name]
         if source is None:
             rows = "rows" if len(stream.source_names) == 1 else "{SOURCE: rows}"
             raise UsageError(
@@ -82,7 +83,7 @@ def open_input(spark: SparkSession, stream: Stream, warehouse: Warehouse, option
             raise UsageError(
                 f"the {_called(stream, name)} of stream {stream.name} failed: {message}; check its options"
             ) from cause
-    return make_input(stream, opened)
+    return _make_input(stream, opened)
 
 
 def make_input(stream: Stream, given: DataFrame | Mapping[str, DataFrame]) -> Input:
@@ -96,6 +97,10 @@ def make_input(stream: Stream, given: DataFrame | Mapping[str, DataFrame]) -> In
             sources are one.
     """
     frames = _name_frames(stream, given)
+    return _make_input(stream, {name: frames[name] for name in sources_read(stream)})
+
+
+def _make_input(stream: Stream, frames: Mapping[str, DataFrame]) -> Input:
     for name, rows in frames.items():
         _check_rows(stream, name, rows)
     _check_outputs(stream)

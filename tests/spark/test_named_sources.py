@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
 from siltstone.spark.sources import make_input
-from siltstone.stream import DIRECTORY, SourceFunction, Stream
+from siltstone.stream import DIRECTORY, Autonomous, SourceFunction, Stream
 from tests.spark.arriving import LatestSource, arrive, calls
 from tests.spark.json_files import json_source
 from tests.spark_runs import at, check_proven, digests, recorded
@@ -280,6 +281,20 @@ def test_rows_of_ones_own_are_given_by_name(tmp_path: Path, spark: SparkSession)
     query = write_stream(rows, stream, trigger={"availableNow": True}, warehouse=settings.warehouse, parallelism=2)
     query.await_termination()
     assert (counted(settings, "clicks"), counted(settings, "orders")) == (1, 1)
+
+
+def test_an_autonomous_operator_reads_a_source_of_its_own(tmp_path: Path) -> None:
+    settings, directory = at(tmp_path / "w"), tmp_path / "in"
+    add(directory, "clicks", 2)
+    add(directory, "orders", 3)
+    both = shop(directory, "clicks", "orders")
+    clicks, orders = both.operators
+    stream = replace(both, operators=[clicks], autonomous=[Autonomous(orders)])
+    result = run(settings, stream, RunRequest())
+    assert (result.rows, [each.rows for each in result.autonomous]) == (2, [3])
+    assert set(recorded(settings, NAME)[0].definition["inputs"]) == {"clicks"}
+    assert set(recorded(settings, f"{NAME}-of-orders")[0].definition["inputs"]) == {"orders"}
+    assert list(decode_offsets(position(settings).newest[-1].offsets)) == ["clicks"]
 
 
 def test_another_type_is_refused_source_by_source(tmp_path: Path) -> None:
