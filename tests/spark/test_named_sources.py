@@ -21,6 +21,7 @@ from siltstone.restore.table import read_table
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
+from siltstone.spark.queries import SOURCE_EVOLUTION
 from siltstone.spark.sources import make_input
 from siltstone.stream import DIRECTORY, Autonomous, SourceFunction, Stream
 from tests.spark.arriving import LatestSource, arrive, calls
@@ -278,6 +279,12 @@ def test_rows_of_ones_own_are_given_by_name(tmp_path: Path, spark: SparkSession)
     for said, call in refused.items():
         with pytest.raises(UsageError, match=said):
             call()
+    spark.conf.set(SOURCE_EVOLUTION, "true")
+    try:
+        with pytest.raises(UsageError, match=f"names its sources, and so would Spark: set {SOURCE_EVOLUTION} to false"):
+            make_input(stream, rows)
+    finally:
+        spark.conf.unset(SOURCE_EVOLUTION)
     query = write_stream(rows, stream, trigger={"availableNow": True}, warehouse=settings.warehouse, parallelism=2)
     query.await_termination()
     assert (counted(settings, "clicks"), counted(settings, "orders")) == (1, 1)
