@@ -366,6 +366,12 @@ class Stream:
         return tuple(self.sources) or (SOURCE,)
 
     @property
+    def read_sources(self) -> tuple[str, ...]:
+        """The names of the sources that its own operators read: some may be there for autonomous ones alone."""
+        read = {name for op in self.operators for name in op.input_names}
+        return tuple(name for name in self.source_names if name in read)
+
+    @property
     def time_columns(self) -> dict[str, str]:
         """Source -> its column with the event time, of those that have one."""
         if isinstance(self.event_time, str):
@@ -376,7 +382,7 @@ class Stream:
     def event_times(self) -> dict[str, EventTime]:
         """Source -> its event time, of those with a watermark."""
         if isinstance(self.event_time, Mapping):
-            return dict(self.event_time)
+            return {name: of for name, of in self.event_time.items() if name in self.read_sources}
         return {self.source_names[0]: self.event_time} if isinstance(self.event_time, EventTime) else {}
 
     def _times_of(self, operator: Operator) -> str | EventTime | Mapping[str, EventTime] | None:

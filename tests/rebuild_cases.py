@@ -24,6 +24,8 @@ from tests.proofs import in_order
 
 FORK = "branch"
 BEGINNING = Step(0, BEFORE_FIRST, 'v1\n{}\n{"from":3}', '{"0": {"0": "v1\\n3"}}')
+LATER = Step(0, BEFORE_FIRST, "v1 named\n{}\norders:7\ntopic:-", '{"topic": {"0": "v1\\n17"}}')
+"""where two sources begin that the stream gets later"""
 
 
 def what_it_knows(catalog: Catalog, stored: Collection[str] | None = None) -> dict[str, Any]:
@@ -165,6 +167,7 @@ def write_history(place: OpenWarehouse, heard: Heard) -> Outboxed:
     _steps(run, 1, 5)
     run.region.close("done")
     run = Outboxed(place, heard)
+    run.region.record_beginning(LATER)
     _steps(run, 6, 12)
     catalog, epoch = place.catalog, run.region.epoch
     catalog.savepoints.add(NAME, epoch, "release", 7)

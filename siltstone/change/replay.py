@@ -252,7 +252,7 @@ def replay_tasks(
             hands_on=stream.has_reader(op),
             sinks=tuple(stream.sinks),
             drains=drains,
-            sources=stream.source_names,
+            sources=stream.read_sources,
             times=stream.row_times(op),
             clock=clock_of(stream, op, clock),
             dead_letters=DeadLetterOrder(rows=stream.sorts_out_rows) if stream.dead_letters else None,

@@ -51,7 +51,7 @@ def run(
     materialize_every: MaterializeEvery = None,
     options: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
     follow: Annotated[bool, typer.Option("--follow")] = False,
-    drop: Annotated[list[str] | None, typer.Option("--drop", metavar="OPERATOR[.VARIABLE]")] = None,
+    drop: Annotated[list[str] | None, typer.Option("--drop", metavar="OPERATOR[.VARIABLE]|source.NAME")] = None,
     finish: Annotated[bool, typer.Option("--finish")] = False,
     openmetrics: Annotated[Path | None, typer.Option("--openmetrics", metavar="FILE")] = None,
     metrics_port: Annotated[str | None, typer.Option(metavar="[HOST:]PORT")] = None,

@@ -88,7 +88,8 @@ class StreamClient(StreamView):
             batches: stop after this number of micro-batches; None for all input.
             follow: keep waiting for input until SIGTERM or Ctrl-C.
             options: source options of the stream.
-            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has.
+            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has, or
+                sources (`source.NAME`).
             finish: once all input is processed, fire all that waits for event time. Every row that comes later is late.
             who: the owner of the run, for display; None for this process.
             on_checkpoint: called with each completed checkpoint.
@@ -110,7 +111,7 @@ class StreamClient(StreamView):
 
     def write_stream(
         self,
-        rows: "DataFrame",
+        rows: "DataFrame | Mapping[str, DataFrame]",
         *,
         trigger: Mapping[str, Any] | None = None,
         batches: int | None = None,
@@ -123,11 +124,13 @@ class StreamClient(StreamView):
         replay read it again.
 
         Args:
-            rows: a streaming DataFrame; the stream runs in its Spark session.
+            rows: a streaming DataFrame; the stream runs in its Spark session. For a stream with several sources,
+                source -> streaming DataFrame.
             trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
                 micro-batch as soon as the one before it is done.
             batches: stop after this number of micro-batches; None for no limit.
-            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has.
+            drop: give up the state of operators, or variables (`OPERATOR.VARIABLE`), that the code no longer has, or
+                sources (`source.NAME`).
             on_checkpoint: called with each completed checkpoint.
 
         Raises:

@@ -221,7 +221,7 @@ def open_client(warehouse: str | Path | None = None, catalog: str | None = None,
 
 
 def write_stream(
-    rows: "DataFrame",
+    rows: "DataFrame | Mapping[str, DataFrame]",
     stream: "Stream",
     *,
     trigger: Mapping[str, Any] | None = None,
@@ -232,7 +232,7 @@ def write_stream(
     """Run a stream over a streaming DataFrame: `open(warehouse, catalog).stream(stream).write_stream(rows, ...)`.
 
     Args:
-        rows: a streaming DataFrame, instead of the stream's source.
+        rows: a streaming DataFrame, instead of the stream's source; of several sources, source -> streaming DataFrame.
         trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
             micro-batch as soon as the one before it is done.
         warehouse, catalog, options: see `siltstone.open`.

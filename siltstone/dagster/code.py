@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @without_beta_warnings()
 def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
-    """Make the metadata with an asset's code: the user's operator or sink, or else the stream's source.
+    """Make the metadata with an asset's code: the user's operator or sink, or else the stream's first source.
 
     No file is read: compiled code knows its file and line.
     """
@@ -40,8 +40,7 @@ def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
         code, label = _user_code(type(by_name[operator]).process), f"operator {operator}"
     else:
         code, label = None, f"stream {stream.name}"
-    source = next(filter(None, stream.source_functions.values()), None)
-    if code is None and source is not None:
+    if code is None and (source := next(filter(None, stream.source_functions.values()), None)) is not None:
         code = _user_code(source)
         label = f"{'source of' if what == EVENTS else 'stream'} {stream.name}"
     if code is None:

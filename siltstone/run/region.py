@@ -44,13 +44,13 @@ from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import (
-    COLUMNS,
-    SOURCES,
     SourceShape,
     check_follows,
     check_run,
-    check_source_shape,
+    check_source_shapes,
     definition_of,
+    keep_shapes,
+    with_shapes,
 )
 from siltstone.run.manifests import RunManifests
 from siltstone.run.outbox import CheckpointOutputs, Give, Outbox
@@ -156,8 +156,7 @@ class ConsistentRegion:
             # Again, since only now nobody else makes checkpoints under another definition.
             record = catalog.streams.register(stream.name, stream.max_parallelism, definition)
             region._dropped = check_follows(catalog, record, definition, options.drop)
-            kept = {key: record.definition[key] for key in (COLUMNS, SOURCES) if key in record.definition}
-            region._defined = {**definition, **kept}
+            region._defined = keep_shapes(record.definition, definition)
             if not catalog.definitions.list(stream.name) or record.definition != region._defined or region._dropped:
                 region._definition = region._defined
             region._resume(catalog.checkpoints.last_id(stream.name))
@@ -254,14 +253,14 @@ class ConsistentRegion:
         """Return the input position after the newest completed checkpoint, for a query to continue from."""
         return self.catalog.input_log.get_position(self.stream.name, self.completed)
 
-    def note_source(self, shape: SourceShape) -> None:
-        """Record with the next checkpoint what operators read of the source from now on.
+    def note_sources(self, shapes: Mapping[str, SourceShape]) -> None:
+        """Record with the next checkpoint what operators read of the sources from now on.
 
         Raises:
             SchemaConflict: it cannot follow what they read before.
         """
-        check_source_shape(self.stream.name, self._defined, shape)
-        now = {**self._defined, **shape.recorded()}
+        check_source_shapes(self.stream.name, self._defined, shapes)
+        now = with_shapes(self._defined, shapes)
         if now != self._defined:
             self._defined = self._definition = now
 
@@ -367,7 +366,7 @@ class ConsistentRegion:
             versions=self.chains.versions.get(operator.name, {}),
             log=tuple(step for log in logs for step in log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
-            sources=self.stream.source_names,
+            sources=self.stream.read_sources,
             times=self.stream.row_times(operator),
             clock=self.clock.of(operator),
             staged={

@@ -60,7 +60,7 @@ class StepReports:
     def source_rows(self, stream: Stream) -> int:
         """Return how many rows the sources gave: the operators that read one all see the same of it."""
         total = 0
-        for source in stream.source_names:
+        for source in stream.read_sources:
             alone = [self.rows_in.get(op.name, 0) for op in stream.operators if op.reads == source]
             total += max([*alone, *(rows for (_, of), rows in self.rows_of.items() if of == source)], default=0)
         return total

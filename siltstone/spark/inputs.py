@@ -7,7 +7,7 @@ of one frame, and Spark reads nothing twice.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -32,7 +32,7 @@ from siltstone.time.event_time import RowTimes
 CASE = "spark.sql.caseSensitive"
 
 
-def unite(sources: Mapping[str, DataFrame], columns: Mapping[str, Sequence[str]]) -> DataFrame:
+def unite(sources: Mapping[str, DataFrame], columns: Mapping[str, Iterable[str]]) -> DataFrame:
     """Make one frame of several sources: a struct per source, null in the rows of the others.
 
     Args:
@@ -222,7 +222,7 @@ class _InputOf:
         return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}")
 
 
-def _struct(columns: Sequence[str], renamed: Mapping[str, str], name: str, prefix: str = "") -> str:
+def _struct(columns: Iterable[str], renamed: Mapping[str, str], name: str, prefix: str = "") -> str:
     """Return SQL for a struct of some columns, and of others under other names."""
     fields = [f"{prefix}{quote(column)} as {quote(column)}" for column in columns]
     fields += [f"{prefix}{quote(column)} as {quote(other)}" for other, column in renamed.items()]

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from siltstone.spark.versions import names_of_sources, offset_log_versions, star
 _CLEANING = "cleanSource"
 _LOSING = "failOnDataLoss"
 _SOCKET = "socket"
-_NAMED = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _READS = ("path", "subscribe", "subscribePattern", "assign", "topic", "table")
 """options of sources that say what is read"""
 _LISTED = ("InMemoryFileIndex", "MetadataLogFileIndex")
@@ -64,10 +64,13 @@ def _walk(plan: Any) -> Iterator[Any]:
         yield from _walk(child)
 
 
-def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
+def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> dict[tuple[str, str], float]:
     """Read the numbers of a query's newest progress, as `RunProgress.refresh_query` takes them.
 
     They are the query's rows per second and what each source reports; empty if there are none or Spark does not answer.
+
+    Args:
+        names: of the sources; None for their numbers.
     """
     try:
         newest = query.lastProgress
@@ -76,9 +79,11 @@ def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
     if newest is None:
         return {}
     rates = ("inputRowsPerSecond", "processedRowsPerSecond")
+    distinct = list(dict.fromkeys(names or ()))
     told: list[tuple[str, str, Any]] = [("", name, newest.get(name)) for name in rates]
     for number, source in enumerate(newest["sources"]):
-        told += [(str(number), name, value) for name, value in source.get("metrics", {}).items()]
+        which = distinct[number] if names else str(number)
+        told += [(which, name, value) for name, value in source.get("metrics", {}).items()]
     found = {}
     for source, name, value in told:
         with suppress(TypeError, ValueError):  # a source may report text, too
@@ -128,26 +133,37 @@ def describe_sources(rows: DataFrame) -> list[str] | None:
     Tables that the stream is joined with are left out. Options that may hold a secret are not used. The result is None
     if the sources have names (`DataStreamReader.name`, from Spark 4.2 on), by which Spark tells them from each other.
     """
-    if rows.sparkSession.conf.get(_NAMED, "false") == "true":
+    if names_own_sources(rows.sparkSession):
         return None
-    frame: Any = rows
     found = []
-    for leaf in _iterate(frame._jdf.queryExecution().analyzed().collectLeaves()):
-        kind = leaf.getClass().getSimpleName()
-        if kind in ("StreamingRelation", "StreamingRelationV2"):
-            told = [leaf.sourceName()]
-            told += [] if kind == "StreamingRelation" else [str(leaf.extraOptions().get(name)) for name in _READS]
-            found.append(f"{told[0].partition('[')[0]} {xxhash.xxh3_64_hexdigest(json.dumps(told).encode())}")
+    for leaf in streaming_leaves(rows):
+        told = [leaf.sourceName()]
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            told += [str(leaf.extraOptions().get(name)) for name in _READS]
+        found.append(f"{told[0].partition('[')[0]} {xxhash.xxh3_64_hexdigest(json.dumps(told).encode())}")
     return found
 
 
-def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLog:
+def names_own_sources(spark: SparkSession) -> bool:
+    """Whether queries of a session tell their sources from each other by names (`DataStreamReader.name`)."""
+    return spark.conf.get(SOURCE_EVOLUTION, "false") == "true"
+
+
+def streaming_leaves(rows: DataFrame) -> list[Any]:
+    """Return the leaves of a streaming DataFrame's plan that Spark makes sources of, in the order of their offsets."""
+    frame: Any = rows
+    leaves = _iterate(frame._jdf.queryExecution().analyzed().collectLeaves())
+    return [leaf for leaf in leaves if leaf.getClass().getSimpleName() in ("StreamingRelation", "StreamingRelationV2")]
+
+
+def source_log(spark: SparkSession, location: Path, warehouse: Path, names: Sequence[str] | None = None) -> SourceLog:
     """Make the log of a query whose checkpoint location is `location`, as this session's Spark writes and reads it.
 
     A session of Spark Connect runs no query, so its form does not matter.
 
     Args:
         warehouse: the root of the warehouse on this machine.
+        names: see `SourceLog`.
     """
     if not isinstance(spark, SparkSession):
         return SourceLog(location)
@@ -156,7 +172,7 @@ def source_log(spark: SparkSession, location: Path, warehouse: Path) -> SourceLo
         commit_version=spark.conf.get(COMMIT_VERSION, "1") or "1",
         compact_interval=int(spark.conf.get(COMPACT_INTERVAL, "10") or 10),
     )
-    return SourceLog(location, _paths_in_urls(spark, warehouse), form)
+    return SourceLog(location, _paths_in_urls(spark, warehouse), form, names)
 
 
 def _paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ In the user's own query:
     query.awaitTermination()
     runner.finish()
 
-or, for a stream definition with a source of its own, `sources.open_source` and `running_query.run_stream`.
+or, for a stream definition with sources of its own, `sources.open_input` and `running_query.run_stream`.
 """
 
 import threading
@@ -27,6 +27,7 @@ from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
 from siltstone.log import bind_fields, get_logger
+from siltstone.operator import SOURCE
 from siltstone.run import callbacks
 from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.consistency import ConsistencyRequests
@@ -49,7 +50,7 @@ from siltstone.spark.queries import (
     start_offsets,
 )
 from siltstone.spark.source_log import span
-from siltstone.spark.sources import shape_of
+from siltstone.spark.sources import Input, shape_of
 from siltstone.spark.step import StepRun, own_session, run_step
 from siltstone.spark.stopping import StopRequest
 from siltstone.spark.unreadable_files import UnreadableFiles
@@ -74,6 +75,7 @@ class StreamRunner:
         placement: whether each subtask stays on the executor that has its state; None for all masters but local ones.
         progress: counts the steps; checkpoints are counted by `on_checkpoint`.
         requests: those for a checkpoint at once; they are looked at before each step, and by `await_query`.
+        source: what the query will read, if it is known; always for a stream that names its sources.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class StreamRunner:
         placement: bool | None = None,
         progress: RunProgress | None = None,
         requests: ConsistencyRequests | None = None,
+        source: Input | None = None,
     ) -> None:
         self.spark, self._own_session = spark, own_session(spark)
         self.region = region
@@ -119,7 +122,8 @@ class StreamRunner:
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         stream = region.stream
         location = region.warehouse.local.spark_log(stream.name, region.epoch)
-        self._log = source_log(spark, location, region.warehouse.local.root)
+        self._source, self._names = source, None if source is None else source.names
+        self._log = source_log(spark, location, region.warehouse.local.root, self._names)
         self._sources_checked = False
         position = region.input_position()
         self._log.prepare(position)
@@ -127,6 +131,7 @@ class StreamRunner:
         self._before = position.newest[-1] if position.newest else position.beginning
         """the newest step with a batch, or where the sources begin"""
         self._begins = position.beginning is None and not position.newest
+        self._new_sources = self._log.find_new(position)
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
         sinks = resolve_sinks(stream, OpenWarehouse(warehouse, region.catalog))
@@ -227,7 +232,7 @@ class StreamRunner:
                     break
                 self._complete_overdue()
                 self._fire_due(query)
-                self._progress.refresh_query(partial(read_progress, query))
+                self._progress.refresh_query(partial(read_progress, query, self._names))
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
         except StreamingQueryException:
@@ -311,7 +316,7 @@ class StreamRunner:
                 advice="start the query with .option('checkpointLocation', runner.checkpoint_location)",
             )
         if not self._sources_checked:
-            self.region.note_source(shape_of(region.stream, rows))
+            self._note_sources(rows)
             self._check_sources(rows.sparkSession, batch)
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
@@ -326,6 +331,12 @@ class StreamRunner:
         files = read_files(spark, self._log.query_id)
         return {url: file.size for url, file in files.items() if file.size is not None}
 
+    def _note_sources(self, rows: DataFrame) -> None:
+        """Check what operators read of the sources, and have it recorded."""
+        stream = self.region.stream
+        shapes = {SOURCE: shape_of(stream, rows)} if self._source is None else self._source.shapes
+        self.region.note_sources(shapes)
+
     def _check_sources(self, spark: SparkSession, batch: int) -> None:
         """Check the sources in the query's first batch, and record where they begin if nobody has."""
         self._log.check(batch)
@@ -333,10 +344,14 @@ class StreamRunner:
         names = source_names(spark, self._log.query_id)
         if self._before is not None:
             self._log.check_names(names, self._before)
-        if self._begins:
+        if self._begins or self._new_sources:
             # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
-            self._before = self._log.read_beginning(start_offsets(spark, self._log.query_id), names)
-            self.region.record_beginning(self._before)
+            only = None if self._names is None else self._new_sources
+            starts = start_offsets(spark, self._log.query_id)
+            beginning = self._log.read_beginning(starts, names, batch=batch, only=only)
+            self.region.record_beginning(beginning)
+            self._before = self._before or beginning
+            self._begins, self._new_sources = False, set()
         self._sources_checked = True
 
     def _take(self, rows: DataFrame | None, step: Step, ends: bool | None, *, finishes: bool = False) -> None:
@@ -354,7 +369,8 @@ class StreamRunner:
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
             try:
-                done = run_step(self._own_session, rows, tasks, self._placement)
+                schema = None if self._source is None else self._source.rows.schema
+                done = run_step(self._own_session, rows, tasks, self._placement, schema)
             except Exception as error:
                 if self.unreadable is not None and not self._to_follow:
                     self.unreadable.note(error, self._log.files_of(step))
@@ -404,7 +420,7 @@ class StreamRunner:
         region, way = self.region, self._to_follow
         check_source(source)
         with self._note_failure():
-            self.region.note_source(shape_of(region.stream, source))
+            self._note_sources(source)
             for step, ends in with_ends(way):
                 if region.step == region.completed_step and (self._is_enough or interrupted()):
                     self.enough.set()

@@ -51,7 +51,7 @@ def run_stream(
     """Run a streaming DataFrame through `runner` until its query ends.
 
     Args:
-        rows: the result of `open_source`, or the user's own streaming DataFrame.
+        rows: those of the stream's `Input`, or the user's own streaming DataFrame.
         trigger: arguments of Spark's `DataStreamWriter.trigger`.
         stop: once set, the run ends after the step in progress, with a checkpoint; `runner.stopped` holds the reason.
         on_start: called with the query once it has started.

@@ -22,6 +22,10 @@ Until the first batch is committed, Spark asks a source at each start where it b
 begins later each time. A source with a log of its own (Kafka, rate) keeps its first answer there, and that entry is
 written again. For any other source, the recorded beginning is written as a committed batch that ends where the source
 begins. It has Spark's number 0, so in such a location Spark's numbers are one higher than ours (`number`).
+
+A stream that names its sources is recorded by these names, whatever their order in a query (`spark.source_places`). A
+source that it gets later has the offset at which it begins in all steps before, and one that it has no longer is left
+out.
 """
 
 import json
@@ -29,12 +33,14 @@ import re
 import shutil
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from siltstone.catalog.records.beginnings import names_in
 from siltstone.catalog.records.source_entries import (
+    NAMED,
     NO_OFFSET,
     OFFSET_VERSIONS,
     LoggedFile,
@@ -47,6 +53,7 @@ from siltstone.catalog.records.source_entries import (
     is_file_log,
     leave_out,
     list_files,
+    name_of_log,
     names_sources,
     split,
     to_spark,
@@ -54,6 +61,7 @@ from siltstone.catalog.records.source_entries import (
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
+from siltstone.spark.source_places import SourcePlaces
 from siltstone.store.directories import path_below
 from siltstone.store.private import make_private_directory, write_private_file
 
@@ -88,10 +96,22 @@ class SourceLog:
         warehouse: the paths of the warehouse on this machine as Spark writes them in URLs: as given, and without
             symbolic links. If empty, URLs of files are not changed.
         form: of the session that will run the next query.
+        names: per source of the next query, its name in the record; None to record what Spark writes.
     """
 
-    def __init__(self, location: Path, warehouse: Sequence[str] = (), form: RecordForm = RecordForm()) -> None:
+    def __init__(
+        self,
+        location: Path,
+        warehouse: Sequence[str] = (),
+        form: RecordForm = RecordForm(),
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.location = location
+        self._places = SourcePlaces(names)
+        self._beginning: dict[str, str] = {}
+        """source -> the offset at which it begins"""
+        self._read: dict[str, str] = {}
+        """source -> up to where the batches before the next one have read it"""
         self._form = form
         self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
@@ -99,7 +119,7 @@ class SourceLog:
         self._shift = 0
         self._recorded: dict[str, int] = {}
         self._entries: dict[str, dict[int, str]] = {}
-        """source -> the entries of its log, needed until a query runs on by itself; then cleared to save memory"""
+        """directory of a source's log -> its entries, needed until a query runs on by itself; cleared to save memory"""
         self._reduced: dict[Path, dict[int, str]] = {}
         """directory of a source's log -> its entries of the next batch, with files marked as unread"""
 
@@ -114,12 +134,14 @@ class SourceLog:
             self._check_readable(step)
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
-        before = list(position.newest)
-        self._shift = 0
+        before: list[Step] = list(position.newest)
+        self._shift, self._beginning = 0, {}
         if position.beginning is not None:
+            self._beginning = decode_offsets(position.beginning.offsets)
             self._take(position.beginning)
-            if not before and _has_offsets(position.beginning):
+            if not before and self._begins_at_offsets():
                 before, self._shift = [position.beginning], 1
+        self._read = self._beginning | (decode_offsets(before[-1].offsets) if before else {})
         for step in position.entries:
             self._take(step)
         for source in self._entries:
@@ -128,10 +150,18 @@ class SourceLog:
         _write(self.location / "metadata", json.dumps({"id": self.query_id}))
         for step in before:
             # Spark reads the newest batch and the one before, and would purge older ones.
-            _write(self._path("offsets", step.batch), step.offsets)
+            _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._beginning))
             _write(self._path("commits", step.batch), self._commit_of(step.offsets))
 
+    def _begins_at_offsets(self) -> bool:
+        """Whether a source has a recorded offset to begin at, which Spark must use instead of asking the source."""
+        every = self._places.names is None
+        return any(
+            offset != NO_OFFSET and (every or self._places.has(name)) for name, offset in self._beginning.items()
+        )
+
     def _check_readable(self, step: Step) -> None:
+        self._places.check_form(step)
         version = step.offsets.partition("\n")[0]
         if version in OFFSET_VERSIONS and version not in self._form.offset_versions:
             raise UsageError(
@@ -150,29 +180,51 @@ class SourceLog:
     def _path(self, log: str, batch: int) -> Path:
         return path_below(self.location, log, str(self.number(batch)))
 
-    def read_beginning(self, starts: Sequence[str | None], names: Sequence[str] | None = None) -> Step:
-        """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
+    def find_new(self, position: InputPosition) -> set[str]:
+        """Return the named sources of the query of which nothing is recorded, not even where they begin."""
+        there = set[str]() if position.beginning is None else names_in(position.beginning)
+        for step in position.newest[-1:]:
+            there |= decode_offsets(step.offsets).keys()
+        return set(self._places.names or ()) - there
+
+    def read_beginning(
+        self,
+        starts: Sequence[str | None],
+        names: Sequence[str] | None = None,
+        *,
+        batch: int = 0,
+        only: Collection[str] | None = None,
+    ) -> Step:
+        """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while their first batch is running.
 
         A source with a log of its own has its initial offset there. A file source needs none: it begins with all of its
         files.
 
         Args:
-            starts: per source, the offset (JSON) at which batch 0 begins; None for a source without one.
+            starts: per source, the offset (JSON) at which the batch begins; None for a source without one.
             names: per source, its name in Spark's records; by default its number.
+            batch: their first batch.
+            only: the sources to read this of, by the names that the stream gives them; None for all.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
         """
-        header = "\n".join(self.check(0).read_text().splitlines()[:2])
+        header = "\n".join(self.check(batch).read_text().splitlines()[:2])
+        if self._places.names is not None:
+            names, header = self._places.names, header.replace("v1", NAMED, 1)
         logs: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
+            log = self._places.log_of(directory.name)
+            if only is not None and log not in only:
+                continue
             fresh = {n: text for n, text in self._fresh_entries(directory).items() if not is_file_log(text)}
             if fresh:
-                logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
+                logs[log] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
         offsets = [
             (name, NO_OFFSET if start is None or name in logs or str(number) in logs else _one_line(start))
             for number, (name, start) in enumerate(zip(names or map(str, range(len(starts))), starts, strict=True))
+            if only is None or name in only
         ]
         return Step(0, BEFORE_FIRST, encode_offsets(header, offsets), json.dumps(logs))
 
@@ -188,13 +240,13 @@ class SourceLog:
         Raises:
             UsageError: it has others.
         """
-        if names is None:
+        if names is None or self._places.names is not None:
             return
         have, recorded = set(names), set(self._recorded)
         if all(map(str.isdigit, have | recorded)):  # a source that is used twice has two numbers
             recorded.clear()
         have_others = not recorded <= have
-        if names_sources(step.offsets):
+        if names_sources(step.offsets) and not step.offsets.startswith(f"{NAMED}\n"):
             recorded |= decode_offsets(step.offsets).keys()
             have_others = recorded != have
         if have_others:
@@ -208,7 +260,11 @@ class SourceLog:
 
         Spark's record after the batch before `step` is removed. That batch must be the newest one prepared or rerun,
         and no batch may have been `read` since.
+
+        Raises:
+            UsageError: the batch read a source that the query does not have.
         """
+        self._check_has_sources(step)
         for name in ("offsets", "commits"):
             _unlink_after(self.location / name, self.number(step.batch) - 1)
         for directory in (self.location / "sources").glob("*"):
@@ -218,18 +274,35 @@ class SourceLog:
         if self.number(step.batch):
             before = step.batch - 1
             _write(self._path("commits", before), self._commit_of(self._path("offsets", before).read_text()))
-        _write(self._path("offsets", step.batch), step.offsets)
+        _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._beginning))
+        self._read |= decode_offsets(step.offsets)
+
+    def _check_has_sources(self, step: Step) -> None:
+        self._places.check_form(step)
+        if self._places.names is None and not step.offsets.startswith(f"{NAMED}\n"):
+            return
+        logs = {name_of_log(step.offsets, log) for log in decode_sources(step.sources)}
+        for name, offset in decode_offsets(step.offsets).items():
+            if not self._places.has(name) and (name in logs or offset != self._read.get(name, NO_OFFSET)):
+                raise UsageError(
+                    f"step {step.step} read the source {name}, which the code no longer has: run the code that has it"
+                )
 
     def _take(self, step: Step) -> list[str]:
-        """Add a logged batch's source log entries to those known; return the sources that have entries."""
-        sources = decode_sources(step.sources)
-        for source, texts in sources.items():
+        """Add a logged batch's source log entries to those known; return the directories of the sources that have
+        entries."""
+        taken = []
+        for log, texts in decode_sources(step.sources).items():
+            source = self._places.directory_of(step, log)
+            if source is None:
+                continue
+            taken.append(source)
             # The pruned part of the log is one entry; steps read before it may have some of its files, too.
             entries = split(texts) if step.batch_id == BEFORE_FIRST else texts
             fresh = {n: self._to_local(to_spark(text)) for n, text in entries.items()}
             self._entries.setdefault(source, {}).update(fresh)
             self._recorded[source] = max(self._entries[source])
-        return list(sources)
+        return taken
 
     def read(self, batch: int, step: int, sizes: Callable[[], Mapping[str, int]] = dict) -> Step:
         """Read the record of the batch that is running as `step`; each source log entry is returned only once.
@@ -249,9 +322,10 @@ class SourceLog:
                 if any(map(is_file_log, fresh.values())):
                     found = sizes()
                     fresh = {n: add_sizes(text, found) for n, text in fresh.items()}
-                sources[directory.name] = {str(n): self._to_portable(text) for n, text in sorted(fresh.items())}
+                log = self._places.log_of(directory.name)
+                sources[log] = {str(n): self._to_portable(text) for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        return Step(step, batch, path.read_text(), json.dumps(sources))
+        return Step(step, batch, self._places.offsets_to_record(path.read_text()), json.dumps(sources))
 
     def reduce(self, batch: int, reason: Callable[[LoggedFile], str | None]) -> bool:
         """Decide which files the running batch is to be run again without (`write_reduced`); return whether there are
@@ -375,17 +449,19 @@ def span(before: Step | None, step: Step) -> str:
     They begin at the end of the batch `before`, or, for None, at the beginning of the sources. A step without a batch
     reads none.
     """
-    begin = _offsets(before) if before else None
-    return json.dumps({"batch": step.batch_id, "from": begin, "to": begin if step.batch_id is None else _offsets(step)})
+    named = any(names_sources(each.offsets) for each in (before, step) if each is not None)
+    begin = _offsets(before, named) if before else None
+    end = begin if step.batch_id is None else _offsets(step, named)
+    return json.dumps({"batch": step.batch_id, "from": begin, "to": end})
 
 
-def _offsets(step: Step) -> list[Any] | dict[str, Any]:
-    """Return the offset of each source: by position, or by name if Spark's record names the sources."""
+def _offsets(step: Step, named: bool) -> list[Any] | dict[str, Any]:
+    """Return the offset of each source: by name if `named`, or by position."""
     found = {
         source: None if offset == NO_OFFSET else json.loads(offset)
         for source, offset in decode_offsets(step.offsets).items()
     }
-    return found if names_sources(step.offsets) else list(found.values())
+    return found if named else list(found.values())
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
@@ -399,11 +475,6 @@ def _unlink_after(directory: Path, newest: int) -> None:
 def _write(path: Path, text: str) -> None:
     make_private_directory(path.parent)
     write_private_file(path, text.encode())
-
-
-def _has_offsets(beginning: Step) -> bool:
-    """Whether a recorded beginning has the offset of a source, which Spark must use instead of asking the source."""
-    return any(offset != NO_OFFSET for offset in decode_offsets(beginning.offsets).values())
 
 
 def _one_line(offset: str) -> str:

@@ -30,7 +30,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.secret import Secret
 from siltstone.settings import Settings, given_settings, load_settings
-from siltstone.spark.sources import open_source
+from siltstone.spark.sources import open_input
 from siltstone.store.keyvalue.redis_client import RedisOptions, Server
 from siltstone.store.open import Warehouse, open_store
 from tests.dagster.page import HOST, REPOSITORY
@@ -105,7 +105,7 @@ def say_of_a_run(settings: Settings) -> tuple[list[str], list[bytes]]:
         run.step(purchases()[0])
         run.step(purchases()[1])
         pickled = [cloudpickle.dumps(task) for task in run.region.begin_step(ends=True).values()]
-        said = refusal(lambda: open_source(None, STREAM, place.warehouse, {}))  # pyright: ignore[reportArgumentType]
+        said = refusal(lambda: open_input(None, STREAM, place.warehouse, {}))  # pyright: ignore[reportArgumentType]
         run.region.close("failed")
     return [said], pickled
 

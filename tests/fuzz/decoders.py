@@ -20,6 +20,7 @@ from siltstone.catalog.records.commit_details import decode_details, encode_deta
 from siltstone.catalog.records.imports import Continuation
 from siltstone.catalog.records.source_entries import (
     count_files,
+    decode_offsets,
     decode_sources,
     list_files,
     merge,
@@ -31,7 +32,7 @@ from siltstone.chains.policy_rules import PolicyState
 from siltstone.change.exported import Exported, decode_exported, read_exported_manifest
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.decoding import translate_decode_errors
-from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
+from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError, UsageError
 from siltstone.format.base import read_base, read_snapshot_values
 from siltstone.format.block import decode_block
 from siltstone.format.files import decode_files
@@ -278,6 +279,7 @@ DECODERS = {
     "chunks": Decoder(_header, seal=_at_end),
     "acknowledgement": Decoder(Acknowledgement.from_bytes, (StateError,)),
     "sources": Decoder(_sources, (StateError,)),
+    "offsets": Decoder(lambda data: decode_offsets(data.decode("utf-8", "replace")), (StateError, UsageError)),
     "digests": Decoder(lambda data: decode_digests(data.decode("utf-8", "replace")), (StateError,)),
     "packed": Decoder(_text, (StateError,)),
     "details": Decoder(lambda data: decode_details(pack_parts(data.decode("utf-8", "replace")), NAME), (StateError,)),

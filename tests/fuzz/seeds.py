@@ -208,6 +208,8 @@ def _parquet(table: pa.Table | None = None) -> bytes:
     return file.getvalue()
 
 
+_OFFSETS = {"v1": '-\n{"logOffset":0}', "v1 named": 'clicks:-\nclicks.1:{"logOffset":0}', "v2": "0:5\nclicks:7"}
+"""version -> the lines of two sources"""
 _CLOCK = '{"source":1700000000000}'
 _ROWS = DigestedRows(3, 7, "0123456789abcdef")
 _DIGESTS = encode_digests({"op": OperatorDigests(_ROWS, {"op": _ROWS}), "other": OperatorDigests(None, {})})
@@ -300,7 +302,8 @@ def seeds() -> Mapping[str, list[bytes]]:
         "identity": [encode_identity("0123456789abcdef" * 2)],
         "chunks": [Header(1024, 3, 17, b"12345678").encode()],
         "acknowledgement": [said.to_bytes()],
-        "sources": [files.encode()],
+        "sources": [files.encode(), files.replace('"0": {"7"', '"clicks.1": {"7"').encode()],
+        "offsets": [f"{version}\n{{}}\n{lines}".encode() for version, lines in _OFFSETS.items()],
         "digests": [_DIGESTS.encode()],
         "packed": [pack(files)],
         "extract": [text_of(encode_extract(_extract())).encode()],

@@ -37,5 +37,5 @@ def test_each_block_of_the_page_does_what_it_says(environments: Environments, tm
                     said += reader.follow(block, said)
     finally:
         server.remove()
-    assert re.search(r"^input 0 read up to orders 0: [\d,]+, 1: [\d,]+, 2: [\d,]+$", said, re.MULTILINE), said
+    assert re.search(r"^input source read up to orders 0: [\d,]+, 1: [\d,]+, 2: [\d,]+$", said, re.MULTILINE), said
     assert said.rstrip().endswith(str(sum(range(3000)))), said

@@ -13,7 +13,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError, UsageError
 from siltstone.operator import Rows, State
 from siltstone.spark.operations import RunRequest, run, stream_runner, write_stream
-from siltstone.spark.sources import open_source
+from siltstone.spark.sources import open_input
 from siltstone.store.open import Warehouse
 from siltstone.stream import Autonomous
 from tests.spark_runs import at, check_proven, recorded, state
@@ -124,7 +124,7 @@ def test_if_the_region_fails_it_ends_with_a_checkpoint(tmp_path: Path) -> None:
 
 def test_in_the_users_own_query_stopping_one_stops_both(spark: SparkSession, tmp_path: Path) -> None:
     settings = at(tmp_path / "w")
-    rows = open_source(spark, STREAM, Warehouse.at(settings.warehouse), {})
+    rows = open_input(spark, STREAM, Warehouse.at(settings.warehouse), {}).rows
     begun = write_stream(settings, STREAM, rows, RunRequest())
     with begun:
         while not begun.last_checkpoint or begun.last_checkpoint.id < len(STEPS):

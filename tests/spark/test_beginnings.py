@@ -17,7 +17,7 @@ from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, open_region, replay, run, stream_runner
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import run_stream
-from siltstone.spark.sources import open_source
+from siltstone.spark.sources import open_input
 from siltstone.stream import Stream
 from tests.spark.arriving import MESSAGES, RATE, arrive, calls
 
@@ -133,7 +133,7 @@ def test_a_users_own_query_begins_where_its_first_one_did(
     spark: SparkSession, settings: Settings, source: Path
 ) -> None:
     def query() -> None:
-        rows = open_source(spark, MESSAGES, place.warehouse, {})
+        rows = open_input(spark, MESSAGES, place.warehouse, {}).rows
         with stream_runner(settings, MESSAGES, spark) as runner:
             writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
             writer.trigger(availableNow=True).start().awaitTermination()
@@ -153,7 +153,7 @@ def test_a_fenced_runner_records_no_beginning_and_the_newer_one_does(
         OpenWarehouse.open_writable(settings.warehouse) as place,
         OpenWarehouse.open_writable(settings.warehouse) as other,
     ):
-        rows = open_source(spark, MESSAGES, place.warehouse, {})
+        rows = open_input(spark, MESSAGES, place.warehouse, {}).rows
         older = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         newer = StreamRunner(spark, open_region(settings, MESSAGES, other, {}, 1), max_steps=1)
         with pytest.raises(Fenced):
@@ -172,7 +172,7 @@ def test_nothing_is_processed_if_the_beginning_cannot_be_recorded(
         raise StateError("the catalog is away")
 
     with OpenWarehouse.open_writable(settings.warehouse) as place:
-        rows = open_source(spark, MESSAGES, place.warehouse, {})
+        rows = open_input(spark, MESSAGES, place.warehouse, {}).rows
         runner = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         monkeypatch.setattr(runner.region, "record_beginning", away)
         with pytest.raises(StateError, match="the catalog is away"):

@@ -21,7 +21,7 @@ from siltstone.run.outbox import Give
 from siltstone.run.pending import PendingCheckpoint
 from siltstone.run.region import ConsistentRegion
 from siltstone.spark.operations import RunRequest, run, write_stream
-from siltstone.spark.sources import open_source
+from siltstone.spark.sources import open_input
 from siltstone.spark.stream_run import RunResult
 from tests.examples import long_form
 from tests.spark_runs import at, check_proven, digests
@@ -142,7 +142,7 @@ class SlowSink:
 def test_a_run_is_made_consistent_when_asked(spark: SparkSession, tmp_path: Path, max_pending: int) -> None:
     settings = at(tmp_path / "w", checkpoint_steps=1000, max_pending=max_pending)
     with OpenWarehouse.open_writable(settings.warehouse) as place:
-        rows = open_source(spark, COUNTS, place.warehouse, {})
+        rows = open_input(spark, COUNTS, place.warehouse, {}).rows
         with write_stream(settings, replace(COUNTS, source=None), rows, RunRequest()) as begun:
             while not place.catalog.checkpoints.last_id("counts"):
                 assert begun.make_consistent(LIMIT_S)

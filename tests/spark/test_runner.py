@@ -13,7 +13,7 @@ from siltstone.model import Form
 from siltstone.spark.operations import RunRequest, open_region, run
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import run_stream
-from siltstone.spark.sources import open_source
+from siltstone.spark.sources import open_input
 from tests.spark_runs import at, check_proven, recorded
 from tests.spark_streams import BREAKING, COUNTS, NOTICING, NULLS
 
@@ -24,7 +24,7 @@ def test_a_runner_that_failed_takes_no_further_batch(spark: SparkSession, tmp_pa
     settings = at(tmp_path / "w")
     with OpenWarehouse.open_writable(settings.warehouse) as place:
         runner = StreamRunner(spark, open_region(settings, BREAKING, place, {}, 2))
-        rows = open_source(spark, BREAKING, place.warehouse, {})
+        rows = open_input(spark, BREAKING, place.warehouse, {}).rows
         for _ in range(2):
             with pytest.raises(StateError, match=r"in step 2: operator counts: ZeroDivisionError: a value is neg"):
                 run_stream(runner, rows)
@@ -37,7 +37,7 @@ def test_a_second_writer_fences_the_first(spark: SparkSession, tmp_path: Path) -
         OpenWarehouse.open_writable(settings.warehouse) as place,
         OpenWarehouse.open_writable(settings.warehouse) as other,
     ):
-        rows = open_source(spark, COUNTS, place.warehouse, {})
+        rows = open_input(spark, COUNTS, place.warehouse, {}).rows
         older = StreamRunner(spark, open_region(settings, COUNTS, place, {}, 2))
         newer = StreamRunner(spark, open_region(settings, COUNTS, other, {}, 2), max_steps=2)
         with pytest.raises(Fenced, match="epoch 1 of stream counts was fenced by epoch 2"):

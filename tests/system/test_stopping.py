@@ -31,13 +31,13 @@ def own_query() -> None:
     from siltstone.settings import load_settings
     from siltstone.spark.operations import stop_on_signals, stream_runner
     from siltstone.spark.session import spark_session
-    from siltstone.spark.sources import open_source
+    from siltstone.spark.sources import open_input
     from tests.system.lingering_stream import LINGERING
 
     settings = load_settings()
     spark = spark_session(settings.master, steps=True)
     with stream_runner(settings, LINGERING, spark) as runner, stop_on_signals(spark) as stop:
-        rows = open_source(spark, LINGERING, runner.region.warehouse, {})
+        rows = open_input(spark, LINGERING, runner.region.warehouse, {}).rows
         runner.follow_log(rows, stop.is_set)
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         runner.await_query(writer.start(), stop)

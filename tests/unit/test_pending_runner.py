@@ -56,7 +56,11 @@ class Log:
     def check_names(self, *_: object) -> None:
         pass
 
-    def read_beginning(self, *_: object) -> Step:
+    def find_new(self, _: object) -> set[str]:
+        """Its source has no name."""
+        return set()
+
+    def read_beginning(self, *_: object, **__: object) -> Step:
         """Where the source begins."""
         return BEGINNING
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from siltstone.errors import SchemaConflict, StateError
-from siltstone.run.definition import COLUMNS, SourceShape, check_source_shape
+from siltstone.operator import SOURCE
+from siltstone.run.definition import COLUMNS, SourceShape, check_source_shapes
 from siltstone.run.widening_rules import describe, follows, may_become
 
 ORDER = ["byte", "short", "integer", "long"]
@@ -76,13 +77,13 @@ def now(*, reads_all: bool = False, **kinds: str) -> SourceShape:
 
 def test_only_columns_that_are_read_matter() -> None:
     recorded = {COLUMNS: now(k="string", v="integer").read}
-    check_source_shape("s", {}, now(k="date"))
-    check_source_shape("s", recorded, now(k="string", v="long", more="date"))
-    check_source_shape("s", recorded, now(k="string"))  # no operator reads v any more
+    check_source_shapes("s", {}, {SOURCE: now(k="date")})
+    check_source_shapes("s", recorded, {SOURCE: now(k="string", v="long", more="date")})
+    check_source_shapes("s", recorded, {SOURCE: now(k="string")})  # no operator reads v any more
     with pytest.raises(SchemaConflict, match="column v of the source of stream s was integer, and now there is none"):
-        check_source_shape("s", recorded, now(reads_all=True, k="string"))
+        check_source_shapes("s", recorded, {SOURCE: now(reads_all=True, k="string")})
     with pytest.raises(SchemaConflict, match="column v of the source of stream s was integer, and now it is string"):
-        check_source_shape("s", recorded, now(k="string", v="string"))
+        check_source_shapes("s", recorded, {SOURCE: now(k="string", v="string")})
 
 
 @pytest.mark.parametrize(
@@ -90,4 +91,4 @@ def test_only_columns_that_are_read_matter() -> None:
 )
 def test_a_damaged_record_is_an_error(damaged: Any) -> None:
     with pytest.raises((StateError, SchemaConflict)):
-        check_source_shape("s", {COLUMNS: damaged}, now(v="integer"))
+        check_source_shapes("s", {COLUMNS: damaged}, {SOURCE: now(v="integer")})

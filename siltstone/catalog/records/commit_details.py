@@ -34,12 +34,15 @@ from siltstone.decoding import (
 from siltstone.errors import StateError
 from siltstone.format.manifest_decoding import decode_variables
 from siltstone.model import MAX_ID, MAX_MAX_PARALLELISM, SinkFile, StoredObject, check_name
+from siltstone.operator import SOURCE
 from siltstone.store.checksums import algorithm_of
 from siltstone.store.paths import check_object_name
 
 _PART_CHARACTERS = 4 << 20
 _CONF = '"conf":'
 _MAX = (1 << 63) - 1
+INPUTS = "inputs"
+"""key of a definition with what is recorded of each source, of a stream that names them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class CommitDetails:
         edit: the edit by hand that the checkpoint contains.
         parallelism: from this checkpoint on, the parallelism of runs that name none.
         definition: the definition, if this checkpoint is the first made under it; `dropped` (`OPERATOR` or
-            `OPERATOR.VARIABLE`) was given up with it.
+            `OPERATOR.VARIABLE`, or `source.NAME`) was given up with it.
         outputs: what sinks get once the checkpoint exists.
         repeats: the checkpoint was given up, and its steps must be those logged for it, whose output is decided already
             (`catalog.outbox`).
@@ -179,23 +182,30 @@ def decode_definition(value: object) -> Mapping[str, Any]:
             check_text(shape["kind"], f"the kind of {check_name('operator', operator)}.{variable}")
     for option, text in check_object(definition["options"], "options of the definition").items():
         check_text(text, f"option {option}")
-    check_object(definition.get("columns", {}), "columns of the definition")
-    check_sources(definition)
+    check_inputs(definition)
     for option in definition.get("secret", ()):
         check_text(option, "a secret option")
     return definition
 
 
-def check_sources(definition: Mapping[str, Any]) -> Sequence[str]:
-    """Return what a definition records of Spark's sources; nothing if it does not.
+def check_inputs(definition: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return source -> what a definition records of it: the columns that operators read, and what tells Spark's sources
+    from each other. A stream that gives its source no name has both beside its operators.
 
     Raises:
-        ValueError: they are not a list of texts.
+        ValueError, UsageError: it is damaged.
     """
-    sources = definition.get("sources", [])
-    if not isinstance(sources, list):
-        raise ValueError("the sources of the definition are not a list")
-    return [check_text(source, "a source of the definition") for source in sources]
+    given = check_object(definition.get(INPUTS, {SOURCE: definition}), "the sources of the definition")
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, of in given.items():
+        shape = check_object(of, f"source {check_name('source', name)} of the definition")
+        columns = check_object(shape.get("columns", {}), "columns of the definition")
+        sources = shape.get("sources", [])
+        if not isinstance(sources, list):
+            raise ValueError("the sources of the definition are not a list")
+        told = [check_text(each, "a source of the definition") for each in sources]
+        found[name] = {"columns": columns, "sources": told}
+    return found
 
 
 def pack_parts(text: str) -> tuple[bytes, ...]:

@@ -1,6 +1,7 @@
 """The input log: where a stream's sources begin, every step of the stream, and what each step has read of them.
 
-    step 0       batch -1, of no checkpoint: where the sources begin, recorded before the first batch is processed
+    step 0       batch -1, of no checkpoint: where the sources begin, recorded before the first batch is processed;
+                 a source that the stream gets later is added before the first batch with it
     step 1 ...   what each step read, recorded with its checkpoint; steps without rows have no batch (`StepKind`)
 
 A source that begins at "latest" gives another answer each time. Step 0 holds its first answer, and every writer epoch
@@ -22,9 +23,10 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import ID_END
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
+from siltstone.catalog.records.beginnings import add_beginnings
 from siltstone.catalog.records.checkpoints import find_newest
 from siltstone.catalog.records.passes import Pass, note_pass
-from siltstone.catalog.records.source_entries import NO_ENTRIES, count_files, merge, without_files
+from siltstone.catalog.records.source_entries import NAMED, NO_ENTRIES, count_files, merge, without_files
 from siltstone.catalog.records.steps import (
     BEFORE_FIRST,
     InputPosition,
@@ -52,15 +54,21 @@ class InputLog(CatalogPart):
     def record_beginning(self, stream: str, epoch: int, beginning: Step) -> None:
         """Record where a stream's sources begin, guarded by the writer epoch, before the first batch is processed.
 
-        A second call changes nothing.
+        A second call adds named sources that are not there yet, and changes nothing else.
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.begin_write(f"the initial offsets of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
-            if _read_beginning(connection, stream) is None:
+            known = _read_beginning(connection, stream)
+            if known is None:
                 _insert_beginning(connection, stream, beginning)
+            elif beginning.offsets.startswith(f"{NAMED}\n"):
+                added = add_beginnings(known, beginning)
+                at = (t.step.c.stream == stream) & (t.step.c.step == 0)
+                values = {"offsets": added.offsets, "sources": step_values(added)["sources"]}
+                connection.execute(update(t.step).where(at).values(values))
 
     def get_position(self, stream: str, upto: int) -> InputPosition:
         """Return what a query needs to continue after checkpoint `upto`; 0 is before the first."""

@@ -8,6 +8,10 @@ names of sources) each line begins with the name of its source:
     {"batchWatermarkMs":0,"batchTimestampMs":1795706471837,"conf":{}}
     clicks:{"logOffset":0}
 
+For a stream that names its sources (`Stream.sources`), we record version 1 the same way, under the version `v1 named`:
+`spark.source_log` puts the lines in the order of each query. A named source may be several of Spark's; those after the
+first are called `clicks.1`, `clicks.2` and so on. A record by position is of the source `source`.
+
 `Step.sources` are the entries of the sources' logs: source -> number -> text, as JSON. A file source's entry has a line
 with the version, and then one line per file of the batch with that number:
 
@@ -17,7 +21,8 @@ with the version, and then one line per file of the batch with that number:
 to which we add the file's size in bytes: ..."batchId":7,"size":4096}. If Spark could not read the file, and the batch
 was run without it, we add the reason instead: ..."batchId":7,"unread":"EOFException: ..."}. Spark gets such a line with
 a batch that does not exist (`to_spark`), so that no batch reads the file, and Spark knows it as one that it has seen.
-Other sources write one entry, with their initial offset.
+Other sources write one entry, with their initial offset. A source is called what its offset is: the numbers 0, 1 and 2
+in a record by position are `source`, `source.1` and `source.2` (`name_of_log`).
 """
 
 import json
@@ -27,6 +32,7 @@ from dataclasses import dataclass
 
 from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
+from siltstone.operator import SOURCE
 
 NO_ENTRIES = "{}"
 """the entries of a step that added nothing to any source's log"""
@@ -34,19 +40,41 @@ NO_OFFSET = "-"
 """what Spark writes for a source without an offset"""
 OFFSET_VERSIONS = ("v1", "v2")
 """the versions of Spark's offset log that can be read"""
+NAMED = "v1 named"
+"""the version of offsets that are recorded by the names of a stream's sources"""
 NO_BATCH = 10**15
 """the batch id in Spark's log of a file that no batch reads; not negative, which Spark does not expect"""
 _SIZE = re.compile(r',"size":[0-9]{1,18}\}$', re.MULTILINE)
 _UNREAD = ',"unread":'
 """what a line of an unread file has, and no other: in a path, the quotes are escaped"""
-_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_SOURCE = re.compile(r"[A-Za-z0-9_-]{1,255}(?:\.[1-9][0-9]{0,8})?")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
 _WHERE, _WHAT = "an entry of the input log in the catalog", "what a source's log holds"
 
 
+def record_name(source: str, number: int) -> str:
+    """Return what the record calls one of Spark's sources, the `number`th from 0 on of a stream's source."""
+    return f"{source}.{number}" if number else source
+
+
+def number_of(name: str, source: str = SOURCE) -> int | None:
+    """Return which of Spark's sources of a stream's source is called `name`; None if it is of another one."""
+    own, _, number = name.partition(".")
+    return int(number or "0") if own == source else None
+
+
+def name_of_log(offsets: str, log: str) -> str:
+    """Return the name of the source whose entries a step has under `log`.
+
+    Args:
+        offsets: those of the step: only in Spark's version 2 is a number a name.
+    """
+    return record_name(SOURCE, int(log)) if log.isdecimal() and not offsets.startswith("v2\n") else log
+
+
 def decode_offsets(offsets: str) -> dict[str, str]:
-    """Decode the offsets of a step: source -> its offset as JSON, or `NO_OFFSET`, in Spark's order.
+    """Decode the offsets of a step: source -> its offset as JSON, or `NO_OFFSET`, in the order of the record.
 
     Raises:
         UsageError: a later version of Spark wrote them.
@@ -55,24 +83,38 @@ def decode_offsets(offsets: str) -> dict[str, str]:
     if not offsets:  # of a step without a batch
         return {}
     lines = offsets.rstrip("\n").split("\n")  # Spark ends a line with nothing else
-    check_offset_version(lines[0])
+    if lines[0] != NAMED:
+        check_offset_version(lines[0])
     if not names_sources(offsets):
-        return {str(number): line for number, line in enumerate(lines[2:])}
+        return {record_name(SOURCE, number): line for number, line in enumerate(lines[2:])}
     with translate_decode_errors(_WHERE, "offsets", StateError):
         if not all(":" in line for line in lines[2:]):
             raise ValueError("a line has no name of a source")
-        return {name: offset for name, _, offset in (line.partition(":") for line in lines[2:])}
+        found = {name: offset for name, _, offset in (line.partition(":") for line in lines[2:])}
+        if lines[0] == NAMED and not (len(found) == len(lines[2:]) and all(map(_SOURCE.fullmatch, found))):
+            raise ValueError("two lines are of one source, or a line has a name that no source has")
+        return found
 
 
 def encode_offsets(header: str, offsets: Iterable[tuple[str, str]]) -> str:
-    """Encode offsets of sources, after the first two lines of an entry of Spark's offset log."""
+    """Encode offsets of sources, after the first two lines of an entry of Spark's offset log or of our record."""
     if not names_sources(header):
         return "\n".join([header, *(offset for _, offset in offsets)])
     return "\n".join([header, *(f"{name}:{offset}" for name, offset in dict(offsets).items())])
 
 
+def header_of(offsets: str) -> str:
+    """Return the line about the batch.
+
+    Raises:
+        StateError: there is none.
+    """
+    with translate_decode_errors(_WHERE, "offsets", StateError):
+        return offsets.split("\n")[1]
+
+
 def names_sources(offsets: str) -> bool:
-    """Whether each line of an entry of Spark's offset log names its source: from version 2 on."""
+    """Whether each line of offsets names its source: in Spark's log from version 2 on, and where we recorded names."""
     return not offsets.startswith("v1\n") and offsets != ""
 
 

@@ -27,6 +27,7 @@ from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.placement import stays_in_place
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import cores
+from siltstone.spark.sources import Input
 from siltstone.state.backends.named import backend as state_backend
 from siltstone.stream import Stream
 
@@ -43,7 +44,8 @@ class RunRequest:
         follow: wait for more input until a signal ends the run.
         options: source options of the stream.
         who: the owner of the run that the catalog shows; None for this process.
-        drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
+        drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up, and
+            sources (`source.NAME`) that it no longer has.
         finish: once all input is processed, fire everything that waits for event time: no further row is expected.
     """
 
@@ -147,8 +149,12 @@ def writer_epoch(
     spark: SparkSession,
     request: RunRequest,
     listener: EpochListener,
+    source: Input | None = None,
 ) -> Iterator[StreamRunner]:
     """Take a stream over for one writer epoch, and record its outcome in the catalog. A run in progress is fenced.
+
+    Args:
+        source: what the query of the epoch will read, if it is known (`StreamRunner`).
 
     Raises:
         Fenced: another run has the stream since the newest epoch of the listener's tenure.
@@ -169,7 +175,7 @@ def writer_epoch(
     with bind_fields(stream=stream.name, epoch=region.epoch):
         try:
             with listener.explain_errors(region):
-                runner = _make_runner(spark, region, settings, request, listener)
+                runner = _make_runner(spark, region, settings, request, listener, source)
                 with listener.work_beside(runner):
                     yield runner
             if runner.failure is None:
@@ -195,7 +201,12 @@ def writer_epoch(
 
 
 def _make_runner(
-    spark: SparkSession, region: ConsistentRegion, settings: Settings, request: RunRequest, listener: EpochListener
+    spark: SparkSession,
+    region: ConsistentRegion,
+    settings: Settings,
+    request: RunRequest,
+    listener: EpochListener,
+    source: Input | None,
 ) -> StreamRunner:
     return StreamRunner(
         spark,
@@ -206,6 +217,7 @@ def _make_runner(
         placement=settings.placement,
         progress=listener.progress,
         requests=listener.requests,
+        source=source,
     )
 
 

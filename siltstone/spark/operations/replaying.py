@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from siltstone.catalog.records.steps import StepKind, StepRecord, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -16,7 +17,7 @@ from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, rep
 from siltstone.errors import InputChanged, SiltstoneError, StateError, UsageError
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
-from siltstone.run.definition import check_run, check_source_shape, recorded_options
+from siltstone.run.definition import check_run, check_source_shapes, recorded_options
 from siltstone.run.step_digests import OperatorDigests, check_repeated
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import RestorePoint, StepTask
@@ -27,7 +28,7 @@ from siltstone.spark.placement import Placement, placement_of
 from siltstone.spark.queries import source_log
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
-from siltstone.spark.sources import open_source, shape_of
+from siltstone.spark.sources import open_input
 from siltstone.spark.step import own_session, run_step
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
@@ -81,15 +82,15 @@ def replay(
             parallelism = settings.parallelism or plan.recorded.parallelism
             check_run(stream, {}, parallelism)
             recorded = place.catalog.streams.get(stream.name).definition
-            rows = open_source(spark, stream, place.warehouse, recorded_options(stream, recorded))
-            check_source_shape(stream.name, recorded, shape_of(stream, rows))
+            source = open_input(spark, stream, place.warehouse, recorded_options(stream, recorded))
+            check_source_shapes(stream.name, recorded, source.shapes)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
-                log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root)
+                log = source_log(spark, Path(scratch) / "spark", place.warehouse.local.root, source.names)
                 run = _LoggedReplay(
                     settings, stream, place.warehouse, Path(scratch), plan, log, points, parallelism, on_step
                 )
-                return run.all(spark, rows)
+                return run.all(spark, source.rows)
 
 
 class _LoggedReplay:
@@ -118,6 +119,8 @@ class _LoggedReplay:
         self._log = log
         self._points = points
         self._placement: Placement | None = None
+        self._schema: T.StructType | None = None
+        """of micro-batches"""
         self._version = max(point.step for point in points.values())
         self._compares_prepared = True
         """whether the state has what the run's subtasks prepared: restored, or of subtasks with the same key groups"""
@@ -132,7 +135,7 @@ class _LoggedReplay:
         start = time.perf_counter()
         # Its state is in no checkpoint, so it must not move; a run of the stream may place its own at the same time.
         self._placement = placement_of(spark, self.warehouse, f"replay/{self.stream.name}", self.settings.placement)
-        plan, spark = self.plan, own_session(spark)
+        plan, spark, self._schema = self.plan, own_session(spark), source.schema
         if plan.since or not plan.steps:
             self._run(spark, None)
         self._compare(0)
@@ -184,7 +187,7 @@ class _LoggedReplay:
     ) -> None:
         fires = logged is not None and logged.kind is not StepKind.CHANGE
         clock = decode_clock(logged.clock) if logged is not None and fires else None
-        done = run_step(spark, rows, self._tasks(clock, **as_logged), self._placement)
+        done = run_step(spark, rows, self._tasks(clock, **as_logged), self._placement, self._schema)
         for name, received in done.received.items():
             if logged is not None:
                 check_repeated(logged, name, OperatorDigests.of(received))

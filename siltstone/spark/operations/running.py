@@ -14,7 +14,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import check_backend, policy_by_name
 from siltstone.errors import SiltstoneError, StateError, Stopped, UsageError, summarize
 from siltstone.log import get_logger
-from siltstone.run.definition import check_recorded, check_run, check_source_shape
+from siltstone.run.definition import check_recorded, check_run, check_source_shapes, is_named
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
@@ -25,7 +25,7 @@ from siltstone.spark.resets import Resets
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import ON_AND_ON, UNTIL_PROCESSED, check_trigger, ends_by_itself, run_stream
 from siltstone.spark.session import needs_spark, spark_session
-from siltstone.spark.sources import check_rows, open_source, shape_of
+from siltstone.spark.sources import Input, make_input, open_input
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.spark.unreadable_files import UnreadableFiles
@@ -45,15 +45,15 @@ class _Work(RunListener):
         settings: Settings,
         stream: Stream,
         warehouse: OpenWarehouse,
-        rows: DataFrame,
+        source: Input,
         request: RunRequest,
         trigger: Mapping[str, Any],
         metrics: RunMetrics,
         metrics_url: str | None,
         on_checkpoint: Callable[[Completed], None],
     ) -> None:
-        super().__init__(settings, warehouse, rows.sparkSession, metrics)
-        self.stream, self.rows, self.request, self.trigger = stream, rows, request, trigger
+        super().__init__(settings, warehouse, source.rows.sparkSession, metrics)
+        self.stream, self.source, self.request, self.trigger = stream, source, request, trigger
         self.metrics_url, self.on_checkpoint = metrics_url, on_checkpoint
         self.stop = StopRequest()
         self.done: list[int] = []
@@ -123,7 +123,7 @@ class _Work(RunListener):
     def _perform(self, run: StreamRun) -> RunResult:
         start = time.perf_counter()
         self._run, self.requests = run, run.requests
-        recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
+        recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.spark)
         resets = self._resets = Resets(run.stream, self.settings.recovery, self.stop)
         while True:
             try:
@@ -166,10 +166,12 @@ class _Work(RunListener):
         self.current = None
         if self._unreadable is not None:
             self._unreadable.has_news = False
-        with writer_epoch(self.settings, self.stream, self.warehouse, self.spark, self._request(), self) as runner:
+        with writer_epoch(
+            self.settings, self.stream, self.warehouse, self.spark, self._request(), self, self.source
+        ) as runner:
             self.current, runner.unreadable = runner, self._unreadable
             self._note_position(runner)
-            run_stream(runner, self.rows, self.trigger, self.stop, self._run.set_query)
+            run_stream(runner, self.source.rows, self.trigger, self.stop, self._run.set_query)
         return runner
 
     def note_checkpoint(self, checkpoint: Completed) -> None:
@@ -234,14 +236,14 @@ def run(
     """Run the stream over its own source until it ends (`StreamClient.run`)."""
     start = time.perf_counter()
 
-    def source(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
+    def source(stream: Stream, warehouse: OpenWarehouse) -> Input:
         spark = spark_session(settings.master, settings.spark, steps=True)
         check_cluster(spark, stream, warehouse)
-        return open_source(spark, stream, warehouse.warehouse, request.options)
+        return open_input(spark, stream, warehouse.warehouse, request.options)
 
     trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
     work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
-    with closing(work.metrics), work.warehouse, stop_on_signals(work.rows.sparkSession, work.stop):
+    with closing(work.metrics), work.warehouse, stop_on_signals(work.spark, work.stop):
         begun = _begin(work)
         _wait(begun, begun.await_termination)
     result = begun.result
@@ -255,20 +257,24 @@ def run(
 def write_stream(
     settings: Settings,
     stream: Stream,
-    rows: DataFrame,
+    rows: DataFrame | Mapping[str, DataFrame],
     request: RunRequest,
     trigger: Mapping[str, Any] = ON_AND_ON,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> StreamRun:
     """Run the stream over these rows in a thread; return once its query has begun (`StreamClient.write_stream`)."""
-    if not isinstance(rows.sparkSession, SparkSession):
+    frames = rows.values() if isinstance(rows, Mapping) else [rows]
+    if not all(isinstance(each.sparkSession, SparkSession) for each in frames):
         raise UsageError("a stream runs in the driver, which Spark Connect has elsewhere: use a classic Spark session")
     check_trigger(trigger)
 
-    def check_given(stream: Stream, warehouse: OpenWarehouse) -> DataFrame:
-        check_cluster(rows.sparkSession, stream, warehouse)
-        check_rows(stream, rows)
-        return rows
+    def check_given(stream: Stream, warehouse: OpenWarehouse) -> Input:
+        read = rows
+        if isinstance(rows, Mapping) and stream.beside is not None:  # it may read only some of them
+            read = {name: rows[name] for name in stream.source_names if name in rows}
+        source = make_input(stream, read)
+        check_cluster(source.rows.sparkSession, stream, warehouse)
+        return source
 
     begun = _begin(_prepare(settings, stream, request, check_given, trigger, on_checkpoint))
     _wait(begun, begun.await_start)
@@ -277,7 +283,7 @@ def write_stream(
 
 def _begin(work: _Work) -> StreamRun:
     try:
-        return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work, work.metrics_url)
+        return StreamRun(work.stream.name, work.spark, work.stop, work, work.metrics_url)
     except BaseException:
         work.close()
         raise
@@ -297,7 +303,7 @@ def _prepare(
     settings: Settings,
     stream: Stream,
     request: RunRequest,
-    source: Callable[[Stream, OpenWarehouse], DataFrame],
+    source: Callable[[Stream, OpenWarehouse], Input],
     trigger: Mapping[str, Any],
     on_checkpoint: Callable[[Completed], None],
 ) -> _Work:
@@ -312,9 +318,9 @@ def _prepare(
         warehouse = stack.enter_context(_open_writable(settings))
         recorded = check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over, so that a source that fails changes nothing.
-        rows = source(stream, warehouse)
-        check_source_shape(stream.name, recorded, shape_of(stream, rows))
-        work = _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
+        opened = source(stream, warehouse)
+        check_source_shapes(stream.name, recorded, opened.shapes)
+        work = _Work(settings, stream, warehouse, opened, request, trigger, metrics, url, on_checkpoint)
         files = settings.openmetrics if "{stream}" in str(settings.openmetrics) else None
         for each, one in zip(autonomous, stream.autonomous, strict=True):
             own = settings.model_copy(update={**one.cadence, "metrics_port": None, "openmetrics": files})
@@ -346,9 +352,14 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
 
     Raises:
         UsageError: the session runs tasks on machines that cannot reach the stream's sinks or catalog, or the stream
-            has autonomous operators.
+            names its sources or has autonomous operators.
         SiltstoneError: see `ConsistentRegion.open`.
     """
+    if is_named(stream):
+        raise UsageError(
+            f"stream {stream.name} names its sources, which a query of your own does not: run it by "
+            "siltstone.write_stream({SOURCE: rows}, stream), or declare one source without a name (source=)"
+        )
     if stream.autonomous:
         raise UsageError(
             f"stream {stream.name} has autonomous operators, which need a query of their own: run it by "

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.records.source_entries import NO_ENTRIES, count_files, merge
+from siltstone.catalog.records.source_entries import NO_ENTRIES, count_files, decode_offsets, decode_sources, merge
 from siltstone.catalog.records.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownStream
@@ -57,6 +57,64 @@ def test_a_beginning_outlives_rollbacks_and_goes_with_forks(flights: Catalog) ->
         if stream == "flights":
             flights.commits.add(stream, epoch, commit_of(1, tag="b", steps=[step(1), step(2), step(3)]))
             assert flights.input_log.get_position(stream, 1).beginning == beginning
+
+
+NAMED = HEADER.replace("v1", "v1 named", 1)
+
+
+def named(*lines: str, **sources: str) -> Step:
+    """Where named sources begin; those with an entry keep it in their log."""
+    entries = json.dumps({name: {"0": entry} for name, entry in sources.items()})
+    return Step(0, BEFORE_FIRST, "\n".join([NAMED, *lines]), entries)
+
+
+def beginning_of(catalog: Catalog, stream: str = "flights") -> tuple[str, dict[str, dict[int, str]]]:
+    found = catalog.input_log.get_position(stream, 0).beginning
+    assert found is not None and (found.step, found.batch_id) == (0, BEFORE_FIRST)
+    return found.offsets, decode_sources(found.sources)
+
+
+def test_named_sources_that_come_later_begin_where_they_first_said(flights: Catalog) -> None:
+    flights.input_log.record_beginning("flights", 1, named("clicks:-", 'alarms:{"next": 5}', clicks="v1\n17"))
+    first = beginning_of(flights)
+    flights.input_log.record_beginning("flights", 1, named('alarms:{"next": 8}', "clicks:3", clicks="v1\n99"))
+    assert beginning_of(flights) == first
+    flights.commits.add("flights", 1, commit_of(1, steps=[step(1)]))
+    flights.input_log.record_beginning("flights", 1, named("orders:7", "alarms:9", "visits:-", visits="v1\n4"))
+    offsets = "\n".join([NAMED, "clicks:-", 'alarms:{"next": 5}', "orders:7", "visits:-"])
+    assert beginning_of(flights) == (offsets, {"clicks": {0: "v1\n17"}, "visits": {0: "v1\n4"}})
+    flights.forks.create("flights", "again", 1)
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 0, "damaged", "host:2")
+    assert beginning_of(flights) == beginning_of(flights, "again") == (offsets, beginning_of(flights)[1])
+    with pytest.raises(Fenced):
+        flights.input_log.record_beginning("flights", 1, named("more:1"))
+    assert beginning_of(flights)[0] == offsets
+
+
+def test_the_source_of_a_stream_without_names_is_the_one_called_source(flights: Catalog) -> None:
+    flights.input_log.record_beginning("flights", 1, BEGINNING)
+    flights.input_log.record_beginning("flights", 1, named("source:9", "source.1:9", "orders:7"))
+    offsets, sources = beginning_of(flights)
+    assert decode_offsets(offsets) == {"source": '{"next": 5}', "orders": "7"}, "source.1 keeps its own in its log"
+    assert sources == decode_sources(BEGINNING.sources)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_source_may_come_after_older_steps_were_pruned(flights: Catalog, recorded: bool) -> None:
+    if recorded:
+        flights.input_log.record_beginning("flights", 1, Step(0, BEFORE_FIRST, f"{HEADER}\n-"))
+    ten(flights)
+    flights.deletions.mark("flights", 1, range(1, 6))
+    assert flights.input_log.prune("flights", 1, at_least=1) > 0
+    files_before = count_files(merge(of(flights.input_log.get_position("flights", 10))))
+    for offset in (7, 8):
+        flights.input_log.record_beginning("flights", 1, named(f"orders:{offset}", "clicks:-", clicks="v1\n4"))
+    offsets, sources = beginning_of(flights)
+    assert decode_offsets(offsets) == ({"source": "-"} if recorded else {}) | {"orders": "7", "clicks": "-"}
+    assert sources["clicks"] == {0: "v1\n4"} and count_files(json.dumps(sources)) == 5
+    assert count_files(merge(of(flights.input_log.get_position("flights", 10)))) == files_before
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 0, "damaged", "host:2")
+    assert beginning_of(flights) == (offsets, {"clicks": {0: "v1\n4"}}), "the stream reads its files from the first on"
 
 
 def test_a_position_is_the_newest_two_steps_and_the_logs_of_sources(flights: Catalog) -> None:
