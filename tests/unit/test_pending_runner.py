@@ -131,7 +131,7 @@ class Rows:
         self.table = table
 
 
-def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], __: object = None) -> StepRun:
+def run_step(_: object, rows: Rows | None, tasks: Mapping[str, StepTask], *__: object) -> StepRun:
     """Each task in this process; the stream has one operator."""
     done = StepRun()
     for name, task in tasks.items():
