@@ -16,6 +16,7 @@
     keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
     timers      a step in which timers fire, compared with one that touches as many keys (`benchmarks.timers`)
     ttl         a step with a TTL by which nothing expires, compared with one without (`benchmarks.ttl`)
+    joins       a step of a join of two streams, compared with Spark's own (`benchmarks.joins`)
     windows     a step in which windows open and close, compared with Spark's own (`benchmarks.windows`)
     rolling     rolling working state forward by ten steps, compared with restoring it (`benchmarks.rolling`)
     backends    a step with working state in the heap, in RocksDB, and in Spark's store (`benchmarks.backends`)
@@ -165,6 +166,13 @@ def ttl(scratch: Path, options: argparse.Namespace) -> Report:
     return ttl.run(scratch, quick=options.quick)
 
 
+def joins(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.joins`."""
+    from benchmarks import joins
+
+    return joins.run(scratch, quick=options.quick)
+
+
 def windows(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.windows`."""
     from benchmarks import windows
@@ -257,6 +265,7 @@ PARTS: dict[str, Part] = {
     "keyed": keyed,
     "timers": timers,
     "ttl": ttl,
+    "joins": joins,
     "windows": windows,
     "rolling": rolling,
     "backends": backends,

@@ -31,11 +31,13 @@ from benchmarks.workload import FILES_A_STEP, KEY, VALUE
 from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form
+from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import open_region
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import spark_session
+from siltstone.spark.sources import make_input
 from siltstone.stream import Stream
 
 System = Callable[[SparkSession, Path, Path], list[dict[str, Any]]]
@@ -105,22 +107,30 @@ def run_stream(
     spark: SparkSession,
     inputs: Path,
     work: Path,
-    read: Callable[[SparkSession, str], DataFrame] = source,
+    read: Callable[[SparkSession, str], DataFrame | Mapping[str, DataFrame]] = source,
+    progress: RunProgress | None = None,
     **given: Any,
 ) -> list[dict[str, Any]]:
     """Run a query with a `StreamRunner`.
 
     Args:
-        read: makes its source, given the directory of the workload's files.
+        read: makes its source, or each of its sources by name, given the directory of the workload's files.
+        progress: counts the steps.
         given: fields of the settings.
     """
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES, **given)
     with OpenWarehouse.open_writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
-        runner = StreamRunner(spark, region, on_checkpoint=lambda each: completed.append((each, time.time())))
-        rows = read(spark, str(inputs))
-        writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        given_rows = make_input(stream, read(spark, str(inputs)))
+        runner = StreamRunner(
+            spark,
+            region,
+            on_checkpoint=lambda each: completed.append((each, time.time())),
+            progress=progress,
+            source=given_rows,
+        )
+        writer = given_rows.rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         wait = runner.await_query if stream.is_timed else StreamingQuery.awaitTermination
         steps = to_end(writer.trigger(availableNow=True).start(), wait)
         runner.finish()

@@ -132,6 +132,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
         "keyed",
         "timers",
         "ttl",
+        "joins",
         "windows",
         "rolling",
         "backends",
