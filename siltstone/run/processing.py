@@ -235,4 +235,5 @@ def _check_rows(operator: Operator, name: str, output: pa.Table | None) -> list[
         columns |= dict(zip(returned.column_names, returned.columns, strict=True))
     else:
         columns[name] = returned.to_struct_array()
-    return pa.table(list(columns.values()), schema=schema).to_batches()
+    made = pa.table(list(columns.values()), schema=schema)
+    return [batch for batch in made.to_batches() if batch.num_rows]  # of an empty chunk, Arrow makes a batch
