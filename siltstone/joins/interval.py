@@ -163,6 +163,9 @@ class IntervalJoin(Operator):
         self.how: str = how
         self._how, self._where = HOW[how], where
         self._left, self._right = make_sides(what, reads, on, columns or {}, names or {})
+        for side in (self._left, self._right):
+            if side.at is None:
+                raise UsageError(f"{what}: on lacks {side.name}: name its column with the event time")
         self._lower_us, self._upper = _read_bounds(what, between, self._left)
         keys = schema_of(key, f"the key of {what}")
         shown = [self._left.shown, self._right.shown]

@@ -1,9 +1,12 @@
 """Joins are what a join by hand of all rows is, however a stream is cut, interleaved, stopped and moved."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +14,11 @@ from hypothesis import strategies as st
 from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
+from siltstone.joins import interval, lookup
 from siltstone.joins.interval import HOW
 from siltstone.joins.matching import TimeOrder, shift, split_pairs
+from siltstone.run import step_order
+from siltstone.run.processing import calls
 from siltstone.testing import StreamTester
 from tests.examples import examples
 from tests.join_streams import (
@@ -59,6 +65,22 @@ def act(tester: StreamTester, what: str, number: int) -> None:
         tester.advance("1 minute")
 
 
+@contextmanager
+def working_in_pieces(size: int) -> Iterator[None]:
+    """Let calls, and what joins work on at once, have at most `size` rows; 0 for as they are."""
+
+    def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+        for table in calls(batches):
+            yield from (table.slice(start, size) for start in range(0, len(table), size))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if size:
+            patch.setattr(step_order, "calls", pieces)
+            for module, limit in ((interval, "PAIRS_A_BATCH"), (interval, "ROWS_A_BATCH"), (lookup, "ROWS_A_BATCH")):
+                patch.setattr(module, limit, size)
+        yield
+
+
 def open_tester(stream: Any, **options: Any) -> StreamTester:
     return StreamTester(stream, schema=SCHEMA, now=BEGIN, **options)
 
@@ -73,6 +95,7 @@ def open_tester(stream: Any, **options: Any) -> StreamTester:
     actions=actions,
     every=st.integers(1, 2),
     parallelism=st.integers(1, 4),
+    size=st.integers(0, 3),
 )
 def test_an_interval_join_is_that_of_all_rows(
     how: str,
@@ -83,16 +106,18 @@ def test_an_interval_join_is_that_of_all_rows(
     actions: list[str],
     every: int,
     parallelism: int,
+    size: int,
 ) -> None:
     stream = joining(interval_join(how, bounds, less if where else None))
     with open_tester(stream, parallelism=parallelism, backend=backend, checkpoint_every=every) as tester:
-        for number, batch in enumerate(batches):
-            made = batch.step(tester)["joined"]
-            if how == "inner":
-                before, now = (joined_by_hand(batches[:n], how, bounds, where=where) for n in (number, number + 1))
-                assert rows_of(made) == now - before
-            act(tester, actions[number], number)
-        tester.finish()
+        with working_in_pieces(size):
+            for number, batch in enumerate(batches):
+                made = batch.step(tester)["joined"]
+                if how == "inner":
+                    before, now = (joined_by_hand(batches[:n], how, bounds, where=where) for n in (number, number + 1))
+                    assert rows_of(made) == now - before
+                act(tester, actions[number], number)
+            tester.finish()
         assert not tester.late
         assert rows_of(tester.delivered("joined")) == joined_by_hand(batches, how, bounds, where=where)
         assert [tester.state("joined", table).num_rows for table in KEPT] == [0, 0, 0, 0]
@@ -107,16 +132,18 @@ def test_an_interval_join_is_that_of_all_rows(
     actions=actions,
     every=st.integers(1, 2),
     parallelism=st.integers(1, 4),
+    size=st.integers(0, 3),
 )
 def test_a_lookup_join_finds_what_was_newest_at_each_rows_time(
-    how: str, backend: str, batches: list[Batch], actions: list[str], every: int, parallelism: int
+    how: str, backend: str, batches: list[Batch], actions: list[str], every: int, parallelism: int, size: int
 ) -> None:
     stream = joining(lookup_join(how=how))
     with open_tester(stream, parallelism=parallelism, backend=backend, checkpoint_every=every) as tester:
-        for number, batch in enumerate(batches):
-            batch.step(tester)
-            act(tester, actions[number], number)
-        tester.finish()
+        with working_in_pieces(size):
+            for number, batch in enumerate(batches):
+                batch.step(tester)
+                act(tester, actions[number], number)
+            tester.finish()
         assert not tester.late
         assert rows_of(tester.delivered("joined")) == looked_up_by_hand(batches, how)
         for table in ("waiting", "waiting.bounds", "coming", "coming.bounds"):
