@@ -87,10 +87,10 @@ class Batch:
         return tester.step({name: rows for name, rows in (("asks", asks), ("bids", bids)) if rows})
 
 
-def batches_of(drawn: Iterable[tuple[int, int, list[Any], list[Any]]]) -> list[Batch]:
+def batches_of(drawn: Iterable[tuple[tuple[int, int], list[Any], list[Any]]]) -> list[Batch]:
     """Make steps of what was drawn: how far each source goes on, and rows of it at most `DELAY` before its newest."""
     made, now, high = list[Batch](), [0, 0], [0, 0]
-    for *ahead, asks, bids in drawn:
+    for ahead, asks, bids in drawn:
         now = [now[0] + ahead[0], now[1] + ahead[1]]
         batch = Batch([], [])
         for key, at, until, a in asks:

@@ -192,7 +192,7 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTim
 
 def _later_time(so_far: datetime | None, table: pa.Table, column: str) -> datetime | None:
     """The higher event time. Times that Python, or a time zone, has no date for are left out."""
-    if column not in table.column_names:
+    if column not in table.column_names or not table.num_rows:  # of an input without rows no type may be known
         return so_far
     times = table.column(column)
     # Microseconds have no room for each day, so the bounds are cast.

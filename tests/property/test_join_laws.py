@@ -41,8 +41,9 @@ value = st.one_of(st.none(), st.integers(-2, 2))
 moment = st.integers(-DELAY, DELAY)
 ask = st.tuples(st.integers(0, 2), moment, st.one_of(st.none(), st.integers(-3, 9)), value)
 bid = st.tuples(st.integers(0, 2), moment, value)
-ahead = st.integers(0, 12)
-step = st.tuples(ahead, ahead, st.lists(ask, max_size=5), st.lists(bid, max_size=5))
+ahead = st.sampled_from([0, 0, 1, 4, 12])
+both = st.one_of(ahead.map(lambda by: (by, by)), st.tuples(ahead, ahead))
+step = st.tuples(both, st.lists(ask, max_size=5), st.lists(bid, max_size=5))
 steps = st.lists(step, min_size=1, max_size=5).map(batches_of)
 actions = st.lists(
     st.sampled_from(["none", "none", "restart", "restart lost", "crash", "crash lost", "rescale", "advance"]),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import siltstone as st
 from siltstone.errors import BadRow, UsageError
 from siltstone.joins.interval import IntervalJoin
 from siltstone.joins.lookup import LookupJoin
@@ -44,18 +45,24 @@ def priced(**options: Any) -> LookupJoin:
     return LookupJoin("priced", **{**PRICED, **options})
 
 
-def join_tester(operator: IntervalJoin | LookupJoin, **options: Any) -> StreamTester:
+def join_tester(
+    operator: IntervalJoin | LookupJoin, schema: Mapping[str, Any] = SCHEMA, **options: Any
+) -> StreamTester:
     """A tester of a stream with this operator alone, whose sources have a delay of ten minutes."""
     times = {name: operator.time_column(name) for name in operator.input_names}
     event_time = {name: EventTime(time, delay="10 minutes") for name, time in times.items() if time}
     stream = Stream(
         "joins",
         sources=dict.fromkeys(operator.input_names),
-        operators=[operator],
-        sinks={operator.name: None},
-        **{"event_time": event_time or None, **options},
+        **{
+            "operators": [operator],
+            "sinks": {operator.name: None},
+            "event_time": event_time or None,
+            **options,
+        },
     )
-    return StreamTester(stream, schema={name: SCHEMA[name] for name in operator.input_names}, now=BEGIN)
+    given = {name: schema[name] for name in operator.input_names if name in schema}
+    return StreamTester(stream, schema=given, now=BEGIN)
 
 
 def auction(id: int, minute: float, item: str = "vase", **further: Any) -> dict[str, Any]:
@@ -92,14 +99,26 @@ def test_a_pair_comes_once_when_its_later_row_does() -> None:
 def test_rows_go_when_no_partner_can_come() -> None:
     with join_tester(won(how="full")) as tester:
         tester.step({"auctions": [auction(1, 0), auction(2, 0)], "bids": [bid(1, 5, 10), bid(7, 0, 70)]})
-        tester.step({"auctions": [auction(5, 70)], "bids": [bid(5, 70, 50)]})  # the watermark is one hour from now on
+        rows = {"auctions": [auction(5, 70)], "bids": [bid(5, 70, 50), bid(8, 60, 80)]}
+        tester.step(rows)  # the watermark is one hour from now on
         alone = tester.advance()
         assert shown(alone, "auction", "item", "price") == [(7, None, 70)]
         assert [row["auction"] for row in tester.state("won", "left").to_pylist()] == [1, 2, 5], "still at their bound"
-        tester.step({"auctions": [auction(5, 71)], "bids": [bid(5, 71, 51)]})
+        assert tester.state("won", "right")["price"].to_pylist() == [50, 80], "one may come at the watermark itself"
+        came = tester.step({"auctions": [auction(5, 71), auction(8, 60)], "bids": [bid(5, 71, 51)]})
+        assert (8, 80) in shown(came, "auction", "price")
         assert shown(tester.advance(), "auction", "item", "price") == [(2, "vase", None)]
-        assert {row["auction"] for row in tester.state("won", "left").to_pylist()} == {5}
-        assert tester.state("won", "left.bounds")["auction"].to_pylist() == [5]
+        assert set(tester.state("won", "left")["auction"].to_pylist()) == {5, 8}
+        assert tester.state("won", "left.bounds")["auction"].to_pylist() == [5, 8]
+
+
+def test_the_types_of_a_source_without_rows_need_not_be_known() -> None:
+    with join_tester(won(how="full"), {}) as tester:
+        tester.step({"bids": [bid(1, 5, 10)]})
+        assert shown(tester.step({"auctions": [auction(1, 0)]}), "item", "price") == [("vase", 10)]
+    with join_tester(priced(), {}) as tester:
+        tester.step({"orders": [order("EUR", 5, 10)]})
+        assert shown(tester.finish(), "amount", "rate") == [(10, None)]
 
 
 def test_semi_and_anti_keep_no_row_that_was_decided() -> None:
@@ -184,11 +203,13 @@ def test_a_row_waits_for_the_version_of_its_time() -> None:
         rates = [rate("EUR", 0, 100), rate("EUR", 30, 130), rate("EUR", 30, 131), rate("USD", 0, 7)]
         came = tester.step({"orders": [order("EUR", 20, 1), order("EUR", 30, 2), order("GBP", 20, 3)], "rates": rates})
         assert not shown(came, "amount")
-        tester.step({"orders": [order("USD", 50, 4)], "rates": [rate("EUR", 15, 115), rate("EUR", 60, 160)]})
+        orders = [order("USD", 50, 4), order("EUR", 40, 5)]
+        tester.step({"orders": orders, "rates": [rate("EUR", 15, 115), rate("EUR", 60, 160)]})  # the watermark: 40
         assert shown(tester.advance(), "amount", "rate") == [(1, 115), (2, 131), (3, None)]
         assert tester.state("priced", "current")["rate"].to_pylist() == [131, 7]
         assert tester.state("priced", "coming")["rate"].to_pylist() == [160]
-        assert shown(tester.finish(), "amount", "rate") == [(4, 7)]
+        tester.step({"rates": [rate("EUR", 40, 140)]})
+        assert shown(tester.finish(), "amount", "rate") == [(4, 7), (5, 140)]
         assert tester.state("priced", "current")["rate"].to_pylist() == [160, 7], "for ever"
 
 
@@ -221,6 +242,24 @@ def test_an_output_has_the_time_that_holds_readers_back_least() -> None:
     ):
         operator = won(**options)
         assert (operator.output_time, operator.holds_back.total_seconds()) == (time, holds_back_s)
+
+
+def test_the_oldest_row_that_a_join_returns_is_not_late() -> None:
+    for output_time, first, last in (("opened", auction(1, 45), bid(1, 50, 1)), ("at", bid(1, 45, 1), auction(1, 50))):
+        join = won(between=("-5 minutes", "5 minutes"), output_time=output_time)
+        window = st.Tumbling("1 minute", on=output_time)
+        counts = st.Aggregate("counts", join.key, [st.Count("n")], reads="won", window=window)
+        with join_tester(join, operators=[join, counts], sinks={"won": None, "counts": None}) as tester:
+            named = {"opened": "auctions", "at": "bids"}
+            ahead = {"auctions": [auction(9, 60)], "bids": [bid(9, 60, 0)]}  # the watermark: 50 minutes
+            of, other = named[output_time], next(name for name in ahead if name != named[output_time])
+            tester.step({**ahead, of: [*ahead[of], first]})
+            tester.step({"bids": [bid(7, 60, 0)]})
+            came = tester.step({other: [last]})["won"]
+            assert came[output_time].to_pylist() == [at(45)]
+            tester.finish()
+            assert not tester.late
+            assert (1, 1) in [(row["auction"], row["n"]) for row in tester.delivered("counts").to_pylist()]
 
 
 @pytest.mark.parametrize(
