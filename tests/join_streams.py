@@ -80,11 +80,16 @@ class Batch:
     asks: list[Ask]
     bids: list[Bid]
 
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows of each source that has some."""
+        given = {"asks": self.asks, "bids": self.bids}
+        return {
+            name: [dict(zip(SCHEMA[name], row, strict=True)) for row in rows] for name, rows in given.items() if rows
+        }
+
     def step(self, tester: StreamTester) -> dict[str, pa.Table]:
         """Take the step; a source without rows is left out."""
-        asks = [dict(zip(SCHEMA["asks"], row, strict=True)) for row in self.asks]
-        bids = [dict(zip(SCHEMA["bids"], row, strict=True)) for row in self.bids]
-        return tester.step({name: rows for name, rows in (("asks", asks), ("bids", bids)) if rows})
+        return tester.step(self.rows())
 
 
 def batches_of(drawn: Iterable[tuple[tuple[int, int], list[Any], list[Any]]]) -> list[Batch]:
