@@ -39,6 +39,8 @@ if TYPE_CHECKING:
         UsageError,
         WrongWarehouse,
     )
+    from siltstone.joins.interval import IntervalJoin
+    from siltstone.joins.lookup import LookupJoin
     from siltstone.keyed import KeyedProcessor
     from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, Timer, ValueState, WindowState
     from siltstone.rows import Due, Rows
@@ -73,11 +75,13 @@ __all__ = [
     "Fenced",
     "First",
     "Function",
+    "IntervalJoin",
     "JdbcSink",
     "KafkaSink",
     "KeyedProcessor",
     "Last",
     "ListState",
+    "LookupJoin",
     "LossRefused",
     "MapState",
     "Max",
@@ -143,6 +147,8 @@ _DOOR = {
         "UsageError",
         "WrongWarehouse",
     ),
+    "siltstone.joins.interval": ("IntervalJoin",),
+    "siltstone.joins.lookup": ("LookupJoin",),
     "siltstone.keyed": ("KeyedProcessor",),
     "siltstone.operator": (
         "ListState",

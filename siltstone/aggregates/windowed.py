@@ -12,9 +12,9 @@ from siltstone.aggregates.functions import Overflow
 from siltstone.aggregates.totals import Totals
 from siltstone.aggregates.windows import Window
 from siltstone.operator import Keys, MapState, Rows, State
-from siltstone.state.access import DUE, MapAccess
+from siltstone.state.access import DUE, MapAccess, find_owners
 from siltstone.state.backend import KeyedState, Lookup
-from siltstone.state.hashing import find_distinct, xxhash64
+from siltstone.state.hashing import xxhash64
 from siltstone.state.nested import is_variable, stored_columns
 from siltstone.state.time_index import DueRows
 from siltstone.state.types import is_nested
@@ -42,10 +42,7 @@ class TotalsAccess(MapAccess):
 
     def owners(self, entries: pa.Table, key_groups: np.ndarray) -> tuple[Keys, np.ndarray]:
         """Return the distinct operator keys of primary keys, and of each primary key the ordinal of its owner."""
-        columns = entries.select(self._table.schema.key.names)
-        hashes = xxhash64(columns.columns)
-        first, owner = find_distinct(hashes, columns.columns)
-        return Keys(columns.take(pa.array(first)), hashes[first], key_groups[first]), owner
+        return find_owners(self._table.schema.key, entries, key_groups)
 
     def read(self, entries: Keys) -> Lookup:
         """Return the rows of entries, as the table stores them."""

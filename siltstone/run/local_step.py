@@ -281,6 +281,8 @@ def _column_at(rows: pa.Table, name: str, operator: Operator) -> pa.Array:
     if not operator.reads_several or name in operator.key.names:
         return one_array(rows.column(name))
     source, _, column = name.partition(".")
+    if source not in rows.column_names:  # it has given no row so far, and has no schema
+        return pa.nulls(len(rows), pa.int8())
     return _compute.struct_field(one_array(rows.column(source)), column)
 
 

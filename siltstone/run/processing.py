@@ -192,7 +192,7 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTim
 
 def _later_time(so_far: datetime | None, table: pa.Table, column: str) -> datetime | None:
     """The higher event time. Times that Python, or a time zone, has no date for are left out."""
-    if column not in table.column_names:
+    if column not in table.column_names or not table.num_rows:  # of an input without rows no type may be known
         return so_far
     times = table.column(column)
     # Microseconds have no room for each day, so the bounds are cast.
@@ -235,4 +235,5 @@ def _check_rows(operator: Operator, name: str, output: pa.Table | None) -> list[
         columns |= dict(zip(returned.column_names, returned.columns, strict=True))
     else:
         columns[name] = returned.to_struct_array()
-    return pa.table(list(columns.values()), schema=schema).to_batches()
+    made = pa.table(list(columns.values()), schema=schema)
+    return [batch for batch in made.to_batches() if batch.num_rows]  # of an empty chunk, Arrow makes a batch

@@ -222,6 +222,8 @@ class ListAccess:
 
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table, self._bounds = name, tables[name], tables[f"{name}.bounds"]
+        self._drops_bounds = isinstance(self._table, StampedTable)
+        """whether the bounds of a list go with its last row, so that nothing is left of it"""
 
     def append(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
         """Append rows to the lists of their keys, in the order given.
@@ -243,7 +245,7 @@ class ListAccess:
         if (at[1:] < at[:-1]).any():
             # Rows of one key are kept together in state, so that they compress better once stored.
             at, table = at[order], table.take(pa.array(order))
-        self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
+        self._table.put(address(keys, at, positions(tail[at] + rank)), table)
         self._write_bounds(keys, head, tail + counts)
 
     def get(self, keys: Keys, *, renews: bool = True) -> tuple[np.ndarray, pa.Table]:
@@ -258,7 +260,7 @@ class ListAccess:
     def delete(self, keys: Keys) -> None:
         """Delete these keys' lists."""
         at, position, _ = self._read(keys, renews=False)
-        self._table.delete(_address(keys, at, _positions(position)))
+        self._table.delete(address(keys, at, positions(position)))
         self._bounds.delete(keys)
 
     def trim(self, keys: Keys) -> None:
@@ -272,7 +274,7 @@ class ListAccess:
             sizes = np.minimum(tail[left] - first[left], count)
             starts = np.cumsum(sizes) - sizes
             position = np.arange(sizes.sum()) - np.repeat(starts - first[left], sizes)
-            batch = _address(keys, np.repeat(left, sizes), _positions(position))
+            batch = address(keys, np.repeat(left, sizes), positions(position))
             found = read_table(self._table, batch, renews=False).found
             least = np.minimum.reduceat(np.where(found, position, _NO_POSITION), starts)
             first[left] = np.where(least < _NO_POSITION, least, first[left] + sizes)
@@ -281,8 +283,8 @@ class ListAccess:
         self._move_head(keys, head, first, tail)
 
     def _move_head(self, keys: Keys, head: np.ndarray, first: np.ndarray, tail: np.ndarray) -> None:
-        """Write the heads that moved; where rows expire, delete the bounds of empty lists, so that nothing is left."""
-        empty = (first == tail) & isinstance(self._table, StampedTable)
+        """Write the heads that moved; where rows go by themselves, delete the bounds of empty lists."""
+        empty = (first == tail) & self._drops_bounds
         if empty.any():
             self._bounds.delete(keys.take(np.flatnonzero(empty)))
         moved = np.flatnonzero((first != head) & ~empty)
@@ -295,7 +297,7 @@ class ListAccess:
         sizes = tail - head
         at = np.repeat(np.arange(len(keys)), sizes)
         position = np.arange(len(at)) - np.repeat(np.cumsum(sizes) - sizes - head, sizes)
-        lookup = read_table(self._table, _address(keys, at, _positions(position)), renews=renews)
+        lookup = read_table(self._table, address(keys, at, positions(position)), renews=renews)
         if lookup.found.all():
             return at, position, lookup.values
         there = np.flatnonzero(lookup.found)
@@ -350,7 +352,7 @@ class WindowAccess(ListAccess):
         gone = (self._moments(rows) < limits[at]) & ~unlimited[at]
         if not gone.any():
             return
-        self._table.delete(_address(keys, at[gone], _positions(position[gone])))
+        self._table.delete(address(keys, at[gone], positions(position[gone])))
         head, tail = self._read_bounds(keys)
         first = tail.copy()
         kept_at, kept_position = at[~gone][::-1], position[~gone][::-1]
@@ -392,14 +394,28 @@ def _null_error(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any)
     return BadRow(message, advice="drop them", rows=null_mask(column), reason=reason, keys=owners, at=at)
 
 
-def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
+def address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
     """Return the primary keys (operator key `at[i]`, subkey i)."""
     owners = keys.columns.take(pa.array(at))
     table = pa.table([*owners.columns, *subkeys.columns], schema=pa.schema([*owners.schema, *subkeys.schema]))
     return Keys(table, xxhash64(subkeys.columns, keys.hashes[at]), keys.key_groups[at])
 
 
-def _positions(position: np.ndarray) -> pa.Table:
+def find_owners(key: pa.Schema, entries: pa.Table, key_groups: np.ndarray) -> tuple[Keys, np.ndarray]:
+    """Return the distinct operator keys (`key`) of primary keys, and of each primary key the ordinal of its owner.
+
+    Args:
+        entries: n primary keys.
+        key_groups: uint16[n], theirs.
+    """
+    columns = entries.select(key.names)
+    hashes = xxhash64(columns.columns)
+    first, owner = find_distinct(hashes, columns.columns)
+    return Keys(columns.take(pa.array(first)), hashes[first], key_groups[first]), owner
+
+
+def positions(position: np.ndarray) -> pa.Table:
+    """Return positions (integers) as the subkey columns of a list's rows."""
     schema = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
     return pa.table([pa.array(position, pa.int64())], schema=schema)
 
