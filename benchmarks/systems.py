@@ -122,15 +122,15 @@ def run_stream(
     with OpenWarehouse.open_writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[tuple[Completed, float]] = []
-        given_rows = make_input(stream, read(spark, str(inputs)))
+        reads = make_input(stream, read(spark, str(inputs)))
         runner = StreamRunner(
             spark,
             region,
             on_checkpoint=lambda each: completed.append((each, time.time())),
             progress=progress,
-            source=given_rows,
+            source=reads,
         )
-        writer = given_rows.rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        writer = reads.rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         wait = runner.await_query if stream.is_timed else StreamingQuery.awaitTermination
         steps = to_end(writer.trigger(availableNow=True).start(), wait)
         runner.finish()

@@ -511,7 +511,7 @@ class Operator(StateHandler):
     def _check_inputs(self, what: str) -> None:
         """Check `reads`, `inputs` and `order_by`, and make the latter two tuples."""
         for name in self.input_names:
-            check_name("input", name)
+            check_name("source or operator", name)
         if isinstance(self.reads, Mapping):
             for name, columns in self.reads.items():
                 if not isinstance(columns, Mapping) or sorted(columns.values()) != sorted(self.key.names):

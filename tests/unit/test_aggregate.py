@@ -220,7 +220,7 @@ def test_no_output_and_what_it_reads():
             {"aggregates": [Sum("s", of="v", type=pa.string())]},
             "aggregate s cannot add up values of type string",
         ),
-        ({"aggregates": [Count("n")], "reads": "No"}, "'No' is not a operator name"),
+        ({"aggregates": [Count("n")], "reads": "No"}, "'No' is not a source or operator name"),
     ],
 )
 def test_a_wrong_definition_is_refused(fields, message):

@@ -244,7 +244,7 @@ def test_wrong_inputs_are_refused() -> None:
         ("give each key column one of its columns", {"reads": {"auctions": {"id": "other"}, "bids": {"a": "auction"}}}),
         ("inputs is", {"inputs": ("price",)}),
         ("inputs is", {"inputs": {"orders": ("price",)}}),
-        ("is not a input name", {"reads": {"Bids": {"a": "auction"}}, "inputs": {}}),
+        ("is not a source or operator name", {"reads": {"Bids": {"a": "auction"}}, "inputs": {}}),
         ("cannot combine", {"combined": {"auction": pa.int64()}}),
         ("another column of auctions", {"inputs": {"auctions": ("auction",)}}),
     ]

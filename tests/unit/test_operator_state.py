@@ -100,7 +100,7 @@ def test_fields_may_be_given_to_the_constructor_and_variables_inherited():
     ("fields", "variables", "message"),
     [
         ({"name": "Bad"}, {}, "'Bad' is not a operator name"),
-        ({"reads": "no such"}, {}, "'no such' is not a operator name"),
+        ({"reads": "no such"}, {}, "'no such' is not a source or operator name"),
         ({"key": {}}, {}, "at least one key column"),
         ({"key": ["plane"]}, {}, "the key of operator o must be a pyarrow schema"),
         ({"key": {"k": pa.list_(pa.int64())}}, {}, "operator o: column k has type list"),
