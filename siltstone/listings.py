@@ -93,6 +93,21 @@ class DeletionList(Result):
 
 
 @dataclass(frozen=True)
+class OutputList(Result):
+    """What a stream's sinks were, or are to be, given; what is forgotten is left out (`retention.outputs`).
+
+    Attributes:
+        consistent: the newest checkpoint of which all sinks have their rows, and of all before it; 0 before the first.
+        outputs: by checkpoint and name, each with `output`, `checkpoint`, `sink_id` (the id by which its sink knows
+            it), `rows`, and `delivered_at` (None: the sink does not have it yet).
+    """
+
+    stream: str
+    consistent: int
+    outputs: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Retention(Result):
     """What a stream keeps.
 

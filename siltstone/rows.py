@@ -224,7 +224,11 @@ class Rows:
     # Other rows, other keys
 
     def of(self, name: str) -> "Rows":
-        """Return the rows of one of several inputs, with the key's columns and that input's; `keys` are only theirs.
+        """Return the rows of one of several inputs; `keys` are those of these rows alone.
+
+        Their `table` has the key's columns, by the operator's names, and the input's others. Without rows it is empty,
+        and if the step does not know the input's types, its columns are of type null. The `table` that has the rows of
+        all inputs has the key's columns and one struct per input, null in rows of the others.
 
         Raises:
             UsageError: the operator does not read several inputs, or not this one.

@@ -103,10 +103,9 @@ class Stream:
             `run --set NAME=VALUE`. None for a stream that only runs in your own queries.
         options: the source options with their defaults; fixed for the stream's life. An option whose default is a
             `Secret`, such as a password, is read again by each run, and neither recorded nor shown.
-        sources: name -> source, for a stream that reads several, instead of `source`, which is short for one named
-            "source". Each is a function like `source`, or None. They are read by one query, and may be added, removed
-            (`run --drop source.NAME`) and put in another order between runs. What operators do not read of them is
-            left out.
+        sources: name -> a function like `source`, or None, for a stream that reads several, by one query; `source` is
+            short for one named "source". Names identify them: between runs they may be put in another order, and added.
+            One that is gone from the code needs `run --drop source.NAME`, after which the name cannot be used again.
         operators: each reads one or more of the sources and of the other operators' outputs.
         event_time: the `EventTime` of the source, which operators with timers need; of several sources, name ->
             `EventTime`. A column's name (timestamp) alone records the highest event time of each checkpoint, and does

@@ -129,8 +129,8 @@ class StreamTester:
         """Take one step of every operator over the rows of a micro-batch.
 
         Args:
-            rows: those of the source; None for a step without a micro-batch. Of several sources, one that is left out
-                gives none.
+            rows: those of the source; None for a step without a micro-batch. Of several sources `{SOURCE: rows}`, where
+                one that is left out gives none.
 
         Returns:
             Output -> its rows, drained ones included. An operator's own is called like it.
@@ -156,7 +156,7 @@ class StreamTester:
             by: how long, such as "10 minutes".
 
         Returns:
-            Operator -> its output, as `step` does; without rows if nothing was due.
+            Output -> its rows, as `step` does; none if nothing was due.
         """
         self._check_running()
         self._now_us += parse_duration(by) // timedelta(microseconds=1)
@@ -168,7 +168,7 @@ class StreamTester:
         """End the source, as `siltstone run --finish` does: all that waits for event time is due, in a checkpoint.
 
         Returns:
-            Operator -> its output, as `step` does.
+            Output -> its rows, as `step` does.
         """
         self._check_running()
         return self._take(None, ends=True, finishes=True)[0]

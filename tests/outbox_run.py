@@ -104,9 +104,9 @@ class Outboxed(RegionRun):
         delivers: bool = True,
         letters: Heard | None = None,
         tables: frozenset[str] = frozenset(),
-        max_pending: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps, tables=tables, max_pending=max_pending)
+        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps, tables=tables, **options)
         self.heard, self.delivers, self.letters = heard, delivers, letters or Heard()
         if delivers:
             self.deliver()

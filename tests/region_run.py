@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -169,8 +170,10 @@ class RegionRun(RegionSteps):
         postpones_bases: bool = False,
         tenure: Tenure | None = None,
         drop: Sequence[str] = (),
+        keep_outputs: timedelta = timedelta(0),
     ) -> None:
         options = RegionOptions(
+            keep_outputs=keep_outputs,
             parallelism=parallelism,
             backend=backend,
             max_pending=max_pending,

@@ -178,6 +178,21 @@ def deletions(
     print_table(rows)
 
 
+@command(GROUP, StreamClient.outputs)
+def outputs(
+    stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
+) -> None:
+    found = stream_client(stream, warehouse, catalog).outputs()
+    if not as_json:
+        rows = table("output", "checkpoint", "rows", "delivered")
+        for each in found.outputs:
+            rows.add_row(
+                each["output"], str(each["checkpoint"]), f"{each['rows']:,}", each["delivered_at"] or "not yet"
+            )
+        print_table(rows)
+    print_result(found, as_json, f"{stream}: all sinks have their rows up to checkpoint {found.consistent}")
+
+
 @command(GROUP, StreamClient.sweep)
 def sweep(
     stream: StreamName,

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from siltstone.errors import UsageError
-from siltstone.listings import CheckpointDetails, CheckpointList, DeletionList, Report, SavepointList
+from siltstone.listings import CheckpointDetails, CheckpointList, DeletionList, OutputList, Report, SavepointList
 from siltstone.model import LATEST, check_name
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
@@ -166,6 +167,34 @@ class StreamView:
 
         with self._open() as warehouse:
             return DeletionList(self.name, list_deletions(warehouse.catalog, self.name, limit))
+
+    def outputs(self) -> OutputList:
+        """List what sinks were given, and tell up to which checkpoint all of them have their rows.
+
+        Sinks get an output each, one after the other. A reader of several of them sees one state of the stream if it
+        reads of each only what is of checkpoints up to `consistent`.
+        """
+        from siltstone.client.outputs import list_outputs
+
+        with self._open() as warehouse:
+            return list_outputs(warehouse.catalog, self.name)
+
+    def read_output(self, output: str, checkpoint: int) -> "pa.Table":
+        """Read what a sink was given, or is to be given, for a checkpoint.
+
+        It is there until the sink has it, and for `retention.outputs` after that.
+
+        Args:
+            output: an operator's name, `OPERATOR-OUTPUT` for a side output, or "dead_letters".
+
+        Raises:
+            UsageError: nothing is kept of it, or it has become files of a Delta table.
+            CorruptObject: it is damaged.
+        """
+        from siltstone.client.outputs import read_rows
+
+        with self._open() as warehouse:
+            return read_rows(warehouse.catalog, warehouse.warehouse.store, self.name, output, checkpoint)
 
     def sink_table(self, operator: str) -> "DeltaTable":
         """Open the Delta table of an operator's sink, to read it: `to_pandas`, `to_pyarrow_dataset`, `file_uris`.

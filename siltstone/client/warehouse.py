@@ -235,6 +235,7 @@ def write_stream(
         rows: a streaming DataFrame, instead of the stream's source; of several sources, source -> streaming DataFrame.
         trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
             micro-batch as soon as the one before it is done.
-        warehouse, catalog, options: see `siltstone.open`.
+        warehouse, catalog, options: see `siltstone.open`. To limit micro-batches or to give up state or sources, use
+            the method.
     """
     return open_client(warehouse, catalog, **options).stream(stream).write_stream(rows, trigger=trigger)

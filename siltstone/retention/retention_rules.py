@@ -25,6 +25,7 @@ min_age = "1h"
 input_log = "30d"
 
 The input log is kept back to the oldest kept checkpoint, so that a replay can begin there; `input_log` keeps more.
+What a sink was given is kept until it has it; `outputs` keeps it longer, to be read again (`StreamClient.read_output`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,6 +68,9 @@ class RetentionOptions(BaseModel):
     input_log: Duration = Field(
         default=timedelta(0),
         description="keep this much of the input log, even if no checkpoint is left to replay from",
+    )
+    outputs: Duration = Field(
+        default=timedelta(0), description="keep what sinks were given for this long after they have it"
     )
 
     @property

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from siltstone.catalog.records.outbox import Output, OutputRecord
 from siltstone.catalog.records.source_entries import LoggedFile
@@ -77,6 +78,7 @@ class Outbox:
         logged: the checkpoints that were given up and will be made again.
         tables: the sinks that are tables.
         upload: options of the uploads of small outputs.
+        keep: how long outputs are kept after their delivery.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Outbox:
         logged: Collection[int],
         tables: Collection[str] = (),
         upload: UploadOptions | None = None,
+        keep: timedelta = timedelta(0),
     ) -> None:
         self._stream, self._place, self._epoch = stream, place, epoch
         self._store, self._catalog = place.warehouse.store, place.catalog
@@ -94,7 +97,7 @@ class Outbox:
         self.tables = frozenset(tables)
         self.left: Sequence[int] = ()
         """the completed checkpoints of which sinks did not have all outputs at the first `deliver`, ascending"""
-        self._upload = upload or UploadOptions()
+        self._upload, self._keep = upload or UploadOptions(), keep
         self._lost: set[tuple[int, str]] = set()
         self._delivered = 0
         self._outstanding: frozenset[tuple[int, str]] | None = None
@@ -216,7 +219,7 @@ class Outbox:
         """Delete the staged objects of delivered outputs. Errors are ignored, because a sweep finds the rest."""
         self._delivered = 0
         with suppress(Fenced, Unreachable):
-            done = self._catalog.outbox.forget_delivered(self._stream.name, self._epoch)
+            done = self._catalog.outbox.forget_delivered(self._stream.name, self._epoch, self._keep)
             self._store.delete(name for name in done if not is_table_file(name))
 
     def _is_readable(self, output: OutputRecord, completed: int) -> bool:

@@ -118,7 +118,7 @@ class ConsistentRegion:
         self._lost_edit = self._find_lost_edit() if self._logged else None
         """the first checkpoint that comes again without its edit; None if there is none"""
         logged = {step.checkpoint for step in self._logged}
-        self.outbox = Outbox(stream, self._place, epoch, logged, options.tables, options.upload)
+        self.outbox = Outbox(stream, self._place, epoch, logged, options.tables, options.upload, options.keep_outputs)
 
     @classmethod
     def open(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from siltstone.changelog.carried_rules import inline_limit_bytes
 from siltstone.changelog.upload_options import UploadOptions
@@ -25,6 +26,7 @@ class RegionOptions:
         options: the source options, recorded by the first run and fixed from then on.
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
+        keep_outputs: how long what sinks were given is kept after they have it.
         tables: the sinks that are tables, for which rows are staged as the table's files.
         placed: whether each subtask runs where its working state is unless a machine is lost. If not, every step is
             logged, even while each checkpoint is a base.
@@ -41,6 +43,7 @@ class RegionOptions:
     options: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)
+    keep_outputs: timedelta = timedelta(0)
     tables: frozenset[str] = frozenset()
     placed: bool = True
     time_us: Callable[[], int] = time_us

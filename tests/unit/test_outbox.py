@@ -1,6 +1,7 @@
 """The outbox: the same id always brings a sink the same rows, and every row of input arrives once."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from siltstone.catalog.records.outbox import OutboxRecords, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
+from siltstone.client import open_client
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
 from siltstone.operator import Rows, State
 from siltstone.retention.deletion import delete_checkpoints
@@ -39,6 +41,28 @@ def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(plac
     assert outstanding(place) == [] and len(staged(place)) == 3, "an object per checkpoint, of small parts together"
     run.region.close("done")
     assert staged(place) == [] and place.catalog.outbox.list(NAME) == []
+
+
+@pytest.mark.slow
+def test_what_a_sink_was_given_can_be_read_again_for_a_while(place: OpenWarehouse, heard: Heard) -> None:
+    client = open_client(str(place.warehouse.local.root)).stream(NAME)
+    run = Outboxed(place, heard, keep_outputs=timedelta(hours=1))
+    run.step(batch(1, 3))
+    run.delivers = False
+    run.step(batch(2, 5))
+    listed = client.outputs()
+    assert listed.consistent == 1 and [each["delivered_at"] is None for each in listed.outputs] == [False, True]
+    run.region.close("failed")
+    run = Outboxed(place, heard, keep_outputs=timedelta(hours=1))
+    assert client.outputs().consistent == 2 and heard.ids == [1, 2]
+    run.region.close("done")
+    for number, (id, rows) in enumerate(heard.calls):
+        again = client.read_output(SINK, id)
+        assert sorted(again.to_pylist(), key=str) == sorted(rows, key=str) and len(rows) == (3, 5)[number]
+    assert [each["rows"] for each in client.outputs().outputs] == [3, 5]
+    place.catalog.outbox.forget_delivered(NAME, run.region.epoch, timedelta(microseconds=1))
+    with pytest.raises(UsageError, match="nothing is kept of output by_key of checkpoint 2"):
+        client.read_output(SINK, 2)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ checkpoint exist makes the output outstanding. From then on its rows are decided
 
     outstanding   the staged rows are to be delivered
     lost          the staged rows are damaged and the checkpoint was given up: they come again with that checkpoint
-    delivered     the sink has the rows; the staged objects may be deleted
+    delivered     the sink has the rows; the staged objects may be deleted, at once or after a while
 
 A rollback leaves outputs alone: a checkpoint that was given up was complete once, so its sink has the rows or gets the
 staged ones. When the checkpoint is made again from the same logged steps, it brings no output. So these rows do not
@@ -18,7 +18,7 @@ rows, which a sink that skips known ids would lose; so the offset grows by as ma
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
@@ -101,8 +101,8 @@ class OutboxRecords(CatalogPart):
                 raise StateError(f"the output {name} of checkpoint {checkpoint} of stream {stream} cannot come again")
             _delete_objects(connection, stream, [(checkpoint, name)])
 
-    def forget_delivered(self, stream: str, epoch: int) -> list[str]:
-        """Remove the rows of delivered outputs, guarded by the writer epoch.
+    def forget_delivered(self, stream: str, epoch: int, keep: timedelta = timedelta(0)) -> list[str]:
+        """Remove the rows of outputs that were delivered longer than `keep` ago, guarded by the writer epoch.
 
         Returns:
             The names of their staged objects, to which nothing refers now or later.
@@ -113,6 +113,9 @@ class OutboxRecords(CatalogPart):
         with self._transactions.begin_write(f"the outputs of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             done = (_O.stream == stream) & _O.delivered_at.is_not(None)
+            if keep:
+                now = self._transactions.time(connection)
+                done &= _O.delivered_at < now - min(keep, now - datetime.min.replace(tzinfo=UTC))
             found = [
                 (row.checkpoint, row.name) for row in connection.execute(select(_O.checkpoint, _O.name).where(done))
             ]

@@ -14,6 +14,7 @@ from siltstone.chains.policies import policy_by_name
 from siltstone.errors import Fenced, InputChanged, Unreachable
 from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
+from siltstone.retention.retention_rules import retention_in_force
 from siltstone.run.consistency import ConsistencyRequests
 from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
@@ -248,7 +249,8 @@ def open_region(
         check_time_of_day(stream.name, time_us(), warehouse.catalog.now())
     sinks = resolve_sinks(stream, warehouse)
     check_sinks(stream, sinks)
-    recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
+    record = next((each for each in warehouse.catalog.streams.list() if each.name == stream.name), None)
+    recorded = None if record is None else record.parallelism
     region_options = RegionOptions(
         parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
         backend=settings.backend,
@@ -260,6 +262,7 @@ def open_region(
         options=options,
         upload=settings.upload,
         drop=drop,
+        keep_outputs=retention_in_force(None if record is None else record.retention, settings.retention).outputs,
         tables=tables_of(sinks),
         placed=placed,
     )
