@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy profile fault fault-timers fault-kafka fuzz licenses docs release ui screenshots clean
+.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy profile fault fault-timers fault-joins fault-kafka fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -141,6 +141,9 @@ fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen
 fault-timers: $(READY)dev $(READY)gateway ## 300 processes of streams with timers killed, and 100 on a cluster (as root); clocks jump; every session, hour and first row once
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 300
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m tests.fault.timed_kills --kills 100 --cluster
+
+fault-joins: $(READY)dev ## 100 processes of streams that join two sources killed; each pair, and each row without a partner, once
+	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m tests.fault.join_kills --kills 100
 
 fault-kafka: $(READY)dev ## 60 processes of streams from Kafka to Kafka killed, and the broker: killed, away, frozen; every order and total once
 	@$(BIN)/python -m tests.kafka_server

@@ -1,0 +1,177 @@
+"""Kill runs of a stream that joins two sources, at random moments, and compare what its sinks got with all rows joined.
+
+    python -m tests.fault.join_kills --kills 100 [--seed N] [--directory DIR]
+
+All kinds of `IntervalJoin` and a `LookupJoin` read the same two sources, whose files come in any turn while runs wait,
+and a window reads one of the joins. Each run names the sources in another order. Runs and processes of their tasks are
+killed (`tests.fault.kills`). Once the input is used up, a last run finishes. Then each sink was given what the rows of
+all files come to, joined by hand (`tests.join_streams`); no kept row is left, every checkpoint is proven, and a replay
+comes to the same digests.
+"""
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.aggregates.functions import Count
+from siltstone.aggregates.operator import Aggregate
+from siltstone.aggregates.windows import Tumbling
+from siltstone.joins.interval import IntervalJoin
+from siltstone.joins.lookup import LookupJoin
+from siltstone.operator import Operator
+from siltstone.spark.operations import RunRequest, run
+from siltstone.stream import SourceFunction, Stream
+from siltstone.time.event_time import EventTime
+from tests.fault.kills import Kills, arguments, check_proven, child, compare, note, settings_of
+from tests.fault.timed_kills import Files
+from tests.join_streams import (
+    BOUNDS,
+    DELAY,
+    JOIN,
+    SCHEMA,
+    Batch,
+    joined_by_hand,
+    less,
+    looked_up_by_hand,
+    minutes,
+)
+from tests.spark_streams import read_files, write_files
+from tests.timed_streams import BEGIN
+
+KEYS, A_FILE, FILE_MINUTES = 12, 25, 6
+HOWS = ("inner", "left", "right", "full", "semi", "anti")
+WINDOW = timedelta(minutes=10)
+
+
+def pieces(given: argparse.Namespace) -> list[tuple[str, Batch]]:
+    """The source of each file, in the order in which they come, and its rows: none is late."""
+    draw, numbers, made = random.Random(given.seed), dict.fromkeys(SCHEMA, 0), list[tuple[str, Batch]]()
+    for _ in range(given.pieces):
+        source = draw.choice(sorted(SCHEMA))
+        begin, batch = numbers[source] * FILE_MINUTES, Batch([], [])
+        numbers[source] += 1
+        for _ in range(A_FILE):
+            # Those of the file before are at most at its end.
+            moment = BEGIN + minutes(max(0, begin - draw.randrange(DELAY + 1))) + minutes(draw.randrange(FILE_MINUTES))
+            key, value = draw.randrange(KEYS), draw.choice([None, *range(9)])
+            moment = min(moment, BEGIN + minutes(begin + FILE_MINUTES - 1))
+            if source == "asks":
+                until = None if draw.random() < 0.2 else moment + minutes(draw.randrange(9))
+                batch.asks.append((key, moment, until, value))
+            else:
+                batch.bids.append((key, moment, value))
+        made.append((source, batch))
+    return made
+
+
+def bounds_of(given: argparse.Namespace, how: str) -> tuple[int, int | str]:
+    """The interval of a kind of join, by the seed."""
+    fitting = [each for each in BOUNDS if how not in ("inner",) or not isinstance(each[1], str)]
+    return random.Random(f"{given.seed} {how}").choice(fitting)
+
+
+def operators(given: argparse.Namespace) -> list[Operator]:
+    """The joins, and the window over the first of them."""
+    options: dict[str, Any] = JOIN
+    joins: list[Operator] = []
+    for how in HOWS:
+        lower, upper = bounds_of(given, how)
+        between = minutes(lower), upper if isinstance(upper, str) else minutes(upper)
+        joins.append(IntervalJoin(how, between=between, how=how, where=less, **options))
+    joins.append(LookupJoin("lookup", **options))
+    window = Tumbling(WINDOW, on=str(joins[0].output_time))
+    joins.append(Aggregate("pairs", {"k": pa.int64()}, [Count("n")], window=window, reads="inner"))
+    return joins
+
+
+def define(given: argparse.Namespace) -> Stream:
+    """The stream, whose files and sinks are below the directory."""
+
+    def source(name: str) -> SourceFunction:
+        def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+            note(given.directory)
+            return read_files(spark, given.directory / name, pa.schema(SCHEMA[name]))
+
+        return read
+
+    names, made = sorted(SCHEMA), operators(given)
+    random.shuffle(names)
+    return Stream(
+        "killed",
+        sources={name: source(name) for name in names},
+        event_time={name: EventTime("at", delay=minutes(DELAY)) for name in names},
+        operators=made,
+        sinks={operator.name: Files(given.directory / "sinks" / operator.name) for operator in made},
+        max_parallelism=8,
+    )
+
+
+def check(given: argparse.Namespace) -> str:
+    """Finish the stream, and compare; return what there was, for people."""
+    settings, stream = settings_of(given, random.Random(given.seed)), define(given)
+    run(settings, stream, RunRequest(finish=True))
+    batches, counts = [batch for _, batch in pieces(given)], dict[str, int]()
+    found = {
+        name: Counter(tuple(row.values()) for row in Files(given.directory / "sinks" / name).read())
+        for name in stream.sinks
+    }
+    wanted = {how: joined_by_hand(batches, how, bounds_of(given, how), where=True) for how in HOWS}
+    wanted["lookup"] = looked_up_by_hand(batches, "left")
+    at = 1 if stream.output_times["inner"] == "at" else 4
+    windows = Counter[tuple[Any, ...]]()
+    for row, count in wanted["inner"].items():
+        start = BEGIN + (row[at] - BEGIN) // WINDOW * WINDOW
+        windows[row[0], start] += count
+    for how, one in wanted.items():
+        compare(how, found[how], one)
+        counts[how] = one.total()
+    shown = [dict(zip(stream.outputs["pairs"].output.names, row, strict=True)) for row in found["pairs"].elements()]
+    compare("pairs", Counter({(r["k"], r["window_start"]): r["n"] for r in shown}), windows)
+    assert len(shown) == len(windows), "a window came twice"
+    check_proven(settings, stream, given.directory, keeping=("lookup",))  # the newest versions, for ever
+    return ", ".join(f"{count} {how}" for how, count in counts.items())
+
+
+class JoinKills(Kills):
+    """Runs of streams that join two sources of files."""
+
+    module = "tests.fault.join_kills"
+
+    def make_input(self, directory: Path) -> list[Path]:
+        coming, made = list[Path](), pieces(self.given)
+        for name, columns in SCHEMA.items():
+            schema = pa.schema(columns)
+            rows = [batch.rows().get(name, []) for source, batch in made if source == name]
+            write_files(directory / "coming" / name, [pa.Table.from_pylist(each, schema) for each in rows])
+            (directory / name).mkdir()
+        left = {name: iter(sorted((directory / "coming" / name).iterdir())) for name in SCHEMA}
+        for source, _ in made:
+            coming.append(next(left[source]))
+        return coming
+
+    def give(self, piece: Path, directory: Path) -> None:
+        piece.rename(directory / piece.parent.name / piece.name)
+
+
+def main() -> int:
+    """Kill runs, one after the other, and check a stream each time its input is used up."""
+    given = arguments(__doc__).parse_args()
+    if given.check:
+        print(check(given))
+    elif given.child is not None:
+        child(given, define)
+    else:
+        JoinKills(given).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
