@@ -75,8 +75,9 @@ def child(given: argparse.Namespace, define: Callable[[argparse.Namespace], Stre
                 rescale(settings, stream, draw.choice([1, 2, 3, 4]))
             run(settings, stream, request, lambda _: note(given.directory))
         except Exception as error:
-            # A failure of the query is the cause of the error.
-            if may_pass(error) or is_lost(read_causes(error.__cause__ or error)):  # tasks killed too often in a row
+            # A failure of the query is the cause of the error; what failed in Python, Java only quotes.
+            lost = may_pass(error) or is_lost(read_causes(error.__cause__ or error))
+            if lost or "a Python worker died" in str(error):  # tasks killed too often in a row
                 sys.exit(GIVES_UP)
             raise
 
