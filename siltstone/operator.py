@@ -241,7 +241,8 @@ class Operator(StateHandler):
                     inputs: input -> its columns; of one that is left out, all
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
                     them; logic that depends on the order of a key's rows is deterministic only with it. A column of
-                    one of several inputs is "INPUT.COLUMN"
+                    one of several inputs is "INPUT.COLUMN"; "INPUT" sorts its rows by all their columns, after the
+                    rows of the others
         output      the columns that `process` returns, likewise, or None if it returns nothing
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none

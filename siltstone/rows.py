@@ -306,6 +306,18 @@ class Rows:
             raise self._bad_row_error(f"{self._what}: {_label(column)} does not fit {kind}", bad)
         return _fold_floats(array.cast(kind))
 
+    def check_fits(self, column: str, kind: pa.DataType, what: str) -> None:
+        """Check that a column can be cast to a type without loss; a column that is missing is left to who reads it.
+
+        Raises:
+            BadRow: a value cannot.
+        """
+        if column not in self.table.column_names:
+            return
+        array = self._column(column)
+        if array.type != kind and (bad := find_misfits(array, kind)).any():
+            raise self._bad_row_error(f"{what} does not fit {kind}", bad)
+
     def _check_initial(self, initial: Values, kind: pa.DataType) -> pa.Array:
         array = _array(initial)
         if len(array) != len(self.keys):

@@ -165,8 +165,9 @@ class Stream:
         by_name = {op.name: op for op in self.operators}
         if not by_name or len(by_name) != len(self.operators):
             raise UsageError(f"stream {self.name} needs operators with distinct names")
-        if clash := [op.name for op in self.operators for name in op.side_outputs if op.side_name(name) in by_name]:
-            raise UsageError(f"stream {self.name}: an output of {clash[0]} has the name of an operator: rename one")
+        named = [*self.source_names, *by_name, *(op.side_name(n) for op in self.operators for n in op.side_outputs)]
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise UsageError(f"stream {self.name}: two sources, operators or outputs are called {twice[0]}: rename one")
         if DEAD_LETTERS in by_name:
             raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: rename the operator")
         if hidden := [op.name for op in self.operators if self.sorts_out_rows and op.combined is not None]:
@@ -210,8 +211,6 @@ class Stream:
         read = {name for op in (*self.operators, *(one.operator for one in self.autonomous)) for name in op.input_names}
         for name in self.sources:
             check_name("source", name)
-            if name in {op.name for op in self.operators}:
-                raise UsageError(f"stream {self.name}: a source and an operator are called {name}: rename one")
             if name not in read:
                 raise UsageError(f"stream {self.name} has a source {name}, which no operator reads: leave it out")
         if isinstance(self.event_time, Mapping):

@@ -462,7 +462,8 @@ def _types_of(given: Types) -> dict[str, pa.DataType]:
 
 def _read_column(types: dict[str, pa.DataType], name: str, values: Any) -> pa.Array:
     """Return a column as Spark would have it, and note its type."""
-    kind = types.get(name)
+    known = types.get(name, pa.null())
+    kind = None if pa.types.is_null(known) else known
     try:
         if not isinstance(values, pa.Array | pa.ChunkedArray):
             # Asked for integers, Arrow would cut floats off.
@@ -472,6 +473,6 @@ def _read_column(types: dict[str, pa.DataType], name: str, values: Any) -> pa.Ar
         raise UsageError(
             f"column {name} of the rows does not fit {kind or 'any type'}: {error}", advice="give a schema"
         ) from error
-    if not pa.types.is_null(column.type):
-        types.setdefault(name, column.type)
+    if kind is None:  # null until a value tells
+        types[name] = column.type
     return column

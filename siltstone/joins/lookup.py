@@ -108,7 +108,8 @@ class LookupJoin(Operator):
             key=keys,
             reads=reads,
             inputs={side.name: tuple(side.columns.names) for side in (self._rows, self._versions)},
-            order_by=(*self._rows.order, *self._versions.order),
+            # Versions come before rows, also those without any value, because a step may take several calls.
+            order_by=(self._rows.name, *self._versions.order),
             output=output,
             output_time=self._rows.shown_at,
         )

@@ -74,10 +74,13 @@ class Side:
         """Return the columns of rows, with -0.0 as 0.0, because rows that differ in it alone come in any order.
 
         Raises:
-            UsageError: a column is missing, or does not fit the declared type.
+            UsageError: a column is missing, or of a type that cannot be cast to the declared one.
+            BadRow: a value does not fit the declared type.
         """
         if not len(rows):
             return self.columns.empty_table()
+        for field in self.columns:
+            rows.check_fits(field.name, field.type, f"{self.what}: column {field.name}")
         return normalise_keys(conform(rows.table, self.columns, len(rows), self.what))
 
     def times(self, table: pa.Table) -> np.ndarray:

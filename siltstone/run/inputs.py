@@ -40,20 +40,30 @@ def internal_names(operator: Operator) -> list[str]:
 
 def list_columns(operator: Operator, name: str, every: Sequence[str], times: RowTimes | None) -> list[str]:
     """List the columns that a step of the operator takes of an input besides those of the key: those that it names, or
-    `every` one if it does not say which; those that it is ordered by; and those with the event time."""
-    of_key = operator.key.names if not operator.reads_several else operator.key_columns(name).values()
-    chosen = operator.columns_of(name) or [column for column in every if column not in of_key]
+    `every` one if it does not say which; those that it is ordered by; and those with the event time.
+
+    Raises:
+        UsageError: one has the name of a key column that is another column of the input.
+    """
+    of_key = operator.key_columns(name)
+    chosen = operator.columns_of(name) or [column for column in every if column not in of_key.values()]
     # Rows that are combined before the shuffle are ordered by columns of the combined rows, and have no event time.
     further = [*order_columns(operator, name), *(times.columns if times else ())] if operator.combined is None else []
-    return [column for column in dict.fromkeys([*chosen, *further]) if column not in operator.key.names]
+    wanted = list(dict.fromkeys([*chosen, *further]))
+    if taken := [each for each in wanted if of_key.get(each, each) != each]:
+        raise UsageError(
+            f"operator {operator.name} reads the column {taken[0]} of {name}, and has a key column of that name, which "
+            "is another column there: rename the key column, or leave the column out of what it reads (inputs)"
+        )
+    return [column for column in wanted if column not in operator.key.names]
 
 
 def order_columns(operator: Operator, name: str) -> list[str]:
-    """List the columns of an input by which its operator's rows are sorted."""
+    """List the columns of an input by which its operator's rows are sorted, besides the input itself."""
     if not operator.reads_several:
         return list(operator.order_by)
     split = (each.partition(".") for each in operator.order_by if each not in operator.key.names)
-    return [column for source, _, column in split if source == name]
+    return [column for source, _, column in split if source == name and column]
 
 
 def check_columns(

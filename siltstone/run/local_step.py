@@ -176,7 +176,8 @@ def _join_inputs(inputs: Mapping[str, pa.Table], task: StepTask) -> pa.Table:
         read = list_columns(operator, name, rows.column_names, task.times.get(name))
         fields = {column: one_array(rows.column(column)) for column in read}
         fields |= {each: one_array(keys.column(each)) for each in keys.column_names if each not in of_key}
-        struct = pa.StructArray.from_arrays(list(fields.values()), list(fields))
+        there = pa.array(np.zeros(len(rows), bool))  # which tells how many, if there are no fields
+        struct = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=there)
         parts.append(keys.select(list(of_key)).append_column(name, struct))
     return pa.concat_tables(parts, promote_options="default")
 
@@ -283,6 +284,8 @@ def _column_at(rows: pa.Table, name: str, operator: Operator) -> pa.Array:
     source, _, column = name.partition(".")
     if source not in rows.column_names:  # it has given no row so far, and has no schema
         return pa.nulls(len(rows), pa.int8())
+    if not column:
+        return one_array(rows.column(source))
     return _compute.struct_field(one_array(rows.column(source)), column)
 
 

@@ -83,7 +83,14 @@ def digest_read(
         found = _digest_input(operator, own.append_column(READ, pa.repeat(name, len(places))))
         # Those of all inputs together have columns that no one has, whichever have rows.
         read += DigestedRows(found.rows, found.digest, "")
-    kinds = pa.schema([table.schema.field(name) for name in sorted(sources) if name in table.column_names])
+    originals = {original_column(name) for name in operator.key.names}
+    kinds = pa.schema(
+        pa.field(f"{name}.{each.name}", each.type)
+        for name in sorted(sources)
+        if name in table.column_names
+        for each in table.schema.field(name).type
+        if each.name not in originals
+    )
     return DigestedRows(read.rows, read.digest, describe_columns(kinds)) if read.rows else read
 
 

@@ -121,9 +121,9 @@ class StreamRunner:
         """the Spark jobs of this run's steps"""
         self._behind = CheckpointsBehind(region, self._turn, self._complete, self._fail, self.jobs.in_thread)
         stream = region.stream
-        location = region.warehouse.local.spark_log(stream.name, region.epoch)
-        self._source, self._names = source, None if source is None else source.names
-        self._log = source_log(spark, location, region.warehouse.local.root, self._names)
+        local, self._source = region.warehouse.local, source
+        self._names, self._schema = (None, None) if source is None else (source.names, source.rows.schema)
+        self._log = source_log(spark, local.spark_log(stream.name, region.epoch), local.root, self._names)
         self._sources_checked = False
         position = region.input_position()
         self._log.prepare(position)
@@ -369,8 +369,8 @@ class StreamRunner:
             if step.batch_id is not None:
                 self._next_batch, self._before = step.batch_id + 1, step
             try:
-                schema = None if self._source is None else self._source.rows.schema
-                done = run_step(self._own_session, rows, tasks, self._placement, schema)
+                self._schema = self._schema or (None if rows is None else rows.schema)
+                done = run_step(self._own_session, rows, tasks, self._placement, self._schema)
             except Exception as error:
                 if self.unreadable is not None and not self._to_follow:
                     self.unreadable.note(error, self._log.files_of(step))

@@ -251,20 +251,21 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
     group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
     shuffled = shuffle(keyed, task.parallelism, subtask, placed)
-    if task.operator.order_by:
-        shuffled = shuffled.sortWithinPartitions(*_order_of(task.operator))
+    if task.operator.order_by and (order := _order_of(task.operator, shuffled.columns)):
+        shuffled = shuffled.sortWithinPartitions(*order)
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
     return map_in_arrow(hashed, _in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
 
 
-def _order_of(operator: Operator) -> list[str]:
-    """Quote the columns by which rows are sorted: one of several inputs is `INPUT.COLUMN`."""
+def _order_of(operator: Operator, columns: Sequence[str]) -> list[str]:
+    """Quote the columns by which rows are sorted: one of several inputs is `INPUT.COLUMN`. An input without rows may
+    have none."""
     parts = [
         name.split(".", 1) if operator.reads_several and name not in operator.key.names else [name]
         for name in operator.order_by
     ]
-    return [".".join(map(quote, each)) for each in parts]
+    return [".".join(map(quote, each)) for each in parts if not operator.reads_several or each[0] in columns]
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
@@ -353,13 +354,12 @@ def output_rows(
     accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
     reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit(_DIFFERS))
     failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
-    rows = frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed))
     sides = [name for name in operator.outputs if name != operator.name]
-    if output in sides:
-        return rows.where(f"{quote(output)} is not null").selectExpr(f"{quote(output)}.*")
-    if sides:
-        rows = rows.where(" and ".join(f"{quote(name)} is null" for name in sides))
-    return rows.drop(ACKNOWLEDGEMENT, *sides)
+    told = f"{quote(output)} is not null" if output in sides else " and ".join(f"{quote(n)} is null" for n in sides)
+    # In one condition: by one on a column alone, Spark would pass over a cached batch, with the error that it holds.
+    own = F.expr(told or "true")
+    rows = frame.where(F.when(acknowledgement.isNull(), own).when(accepted, False).otherwise(failed))
+    return rows.selectExpr(f"{quote(output)}.*") if output in sides else rows.drop(ACKNOWLEDGEMENT, *sides)
 
 
 def _in_partition(

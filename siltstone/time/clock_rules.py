@@ -105,7 +105,8 @@ def decide_clock(
 ) -> StepClock:
     """Decide the clock of the step after `previous`, which is acknowledged.
 
-    A source that is idle follows the others: its watermark is at least the least of theirs.
+    A source that is idle follows those that were active when it had turned idle: its watermark is at least the least
+    of theirs, whenever steps are taken.
 
     Args:
         event_times: source -> its event time.
@@ -115,24 +116,31 @@ def decide_clock(
     now = now if previous is None else max(now, previous.now)
     known = {} if previous is None else previous.sources
     sources = {name: replace(one, before=one.watermark) for name, one in known.items() if name not in event_times}
-    idle = set[str]()
+    active_until = dict[str, int]()
     for name, event_time in event_times.items():
         one = known.get(name, SourceClock())
         parts, since = _known_parts(one, event_time), now if one.since is None else one.since
         waits = None if parts or event_time.idle_after is None else since
         watermark = FOREVER if finishes else _advance(one, event_time, now)
         sources[name] = SourceClock(watermark, one.watermark, parts, waits)
-        if not any(_is_active(seen, event_time, now) for seen in [p.seen for p in parts.values()] or [since]):
-            idle.add(name)
-    others = [sources[name].watermark for name in event_times.keys() - idle]
-    if idle and others and not finishes:
-        for name in idle:
+        active_until[name] = max(
+            _active_until(seen, event_time) for seen in [p.seen for p in parts.values()] or [since]
+        )
+    # The last to turn idle first, since others follow what it comes to. One that advances by itself holds nobody back.
+    for name, until in sorted(active_until.items(), key=lambda one: -one[1]) if not finishes else ():
+        others = [
+            sources[other].watermark
+            for other, end in active_until.items()
+            if other != name and (end > until or event_times[other].on_idle == "advance")
+        ]
+        if until <= now and others:
             sources[name] = replace(sources[name], watermark=_follow(sources[name].watermark, others))
     return StepClock(now, sources)
 
 
-def _is_active(seen: int, event_time: EventTime, now: int) -> bool:
-    return event_time.idle_after is None or seen + event_time.idle_after // _US > now
+def _active_until(seen: int, event_time: EventTime) -> int:
+    """Return until when a source, or a part of it, holds the watermark back that was seen then."""
+    return FOREVER if event_time.idle_after is None else seen + event_time.idle_after // _US
 
 
 def _follow(watermark: int | None, others: Sequence[int | None]) -> int | None:
@@ -169,7 +177,7 @@ def _advance(source: SourceClock, event_time: EventTime, now: int) -> int | None
     parts = _known_parts(source, event_time).values()
     if not parts:
         return source.watermark
-    active = [p for p in parts if _is_active(p.seen, event_time, now)]
+    active = [p for p in parts if _active_until(p.seen, event_time) > now]
     if not active and event_time.on_idle == "advance":
         reached = now - delay
     else:  # once all are idle it stays, at what it would have been had a step come in time

@@ -39,7 +39,12 @@ class Running(Operator):
         super().__init__()
         self.calls, self.again = calls, again
 
-    def process(self, rows: Rows, state: State) -> pa.Table:
+    def process(self, rows: Rows, state: State) -> Any:
+        """The rows, as its output or, in `SideRunning`, its side output."""
+        made = self.add_up(rows, state)
+        return made if self.output is not None else {"sums": made}
+
+    def add_up(self, rows: Rows, state: State) -> pa.Table:
         old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
         value = rows.table.column("value").to_numpy()
         new = old + [int(value[rows.key_index == k].sum()) for k in range(len(rows.keys))]
@@ -60,16 +65,24 @@ class Running(Operator):
         return table
 
 
-def chained(calls: Path, again: str) -> Stream:
+class SideRunning(Running):
+    """The same by a side output."""
+
+    output = None
+    side_outputs = {"sums": Running.output}  # noqa: RUF012
+
+
+def chained(calls: Path, again: str, kind: type[Running] = Running) -> Stream:
     """Two operators read what `running` returns. In its job another one comes before it, so its tasks have other
     numbers there than where its output is computed again."""
     calls.mkdir()
     key = {"key": pa.int64()}
+    read = "running-sums" if kind is SideRunning else "running"
     operators = [
         Aggregate("before", key, [Count("rows")], output=False),
-        Running(calls, again),
-        Aggregate("after", key, [Count("rows"), Sum("sum", of="sum")], reads="running"),
-        Aggregate("beside", key, [Count("rows")], reads="running", output=False),
+        kind(calls, again),
+        Aggregate("after", key, [Count("rows"), Sum("sum", of="sum")], reads=read),
+        Aggregate("beside", key, [Count("rows")], reads=read, output=False),
     ]
     return Stream("chained", source_of(ROWS), operators, sinks={"after": ParquetSink()}, max_parallelism=8)
 
@@ -97,13 +110,13 @@ def losing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[in
         steps = 0
         genuine = step_module.output_rows
 
-        def lost(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFrame:
+        def lost(frame: DataFrame, received: Sequence[Acknowledgement], *of: Any) -> DataFrame:
             nonlocal steps
             steps += received[0].operator == "running"
             if steps == at_step and not seen:
                 assert lose_blocks(spark)
                 seen.update(state_files(work))
-            return genuine(frame, received)
+            return genuine(frame, received, *of)
 
         monkeypatch.setattr(step_module, "output_rows", lost)
         return seen
@@ -129,16 +142,21 @@ def sink(warehouse: Path) -> pa.Table:
     return table.sort_by([("checkpoint", "ascending"), ("key", "ascending")])
 
 
+@pytest.mark.parametrize("kind", [Running, SideRunning])
 @pytest.mark.parametrize(
     ("again", "reason"), [("fails", "this machine is another"), ("differs", "different rows, or a")]
 )
 def test_a_recomputation_that_fails_or_differs_fails_the_step(
-    losing: Callable[[int, Path], dict[Path, tuple[int, int]]], tmp_path: Path, again: str, reason: str
+    losing: Callable[[int, Path], dict[Path, tuple[int, int]]],
+    tmp_path: Path,
+    again: str,
+    reason: str,
+    kind: type[Running],
 ) -> None:
     at = settings(tmp_path / "w", resets=0)
     losing(2, tmp_path / "w" / "work")
     with pytest.raises(StateError, match=f"lost and computed again: .*{reason}"):
-        run(at, chained(tmp_path / "calls", again), RunRequest())
+        run(at, chained(tmp_path / "calls", again, kind), RunRequest())
     assert list((tmp_path / "calls").glob("*-again")), "it was computed again"
     with OpenWarehouse.open_existing(at.warehouse) as place:
         assert place.catalog.checkpoints.last_id("chained") == 1

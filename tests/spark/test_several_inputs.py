@@ -14,6 +14,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.operator import MapState, Operator, Rows, State, ValueState
 from siltstone.spark.inputs import columns_read, unite
+from siltstone.spark.operations import stream_runner
 from siltstone.spark.operations.holding import open_region
 from siltstone.spark.step import run_step
 from siltstone.spark.types import spark_type
@@ -21,6 +22,7 @@ from siltstone.stream import Stream
 from siltstone.testing import StreamTester
 from tests.arrow_frames import from_arrow
 from tests.spark_runs import at
+from tests.spark_streams import read_files, write_files
 from tests.unit.test_inputs import OUTPUTS, SCHEMA
 
 SUBTASKS = 3
@@ -195,3 +197,33 @@ def test_columns_are_checked_by_input(spark: SparkSession) -> None:
     with pytest.raises(UsageError, match="key column auction is timestamp in auctions"):
         columns_read(text, Prices(), None, "auctions")
     assert spark_type(pa.int32()).simpleString() == "int"
+
+
+class Holding(Doubles):
+    """Hands its rows on at the end of an interval only."""
+
+    held = ValueState({"price": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Keep the highest."""
+        state.held.put(rows.keys, {"price": rows.max("Price", initial=state.held.get(rows.keys)["price"])})
+
+    def drain(self, state: State) -> pa.Table:
+        """A row, whether there were any or not."""
+        return pa.table({"number": pa.array([1], pa.int64()), "Price": pa.array([2], pa.int64())})
+
+
+def test_a_step_without_a_batch_of_ones_own_query_has_the_order_of_what_is_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Seen: such a step has no column of the source, by which it was to be sorted."""
+    operators = [ONE.operators[0], Holding(reads="source")]
+    stream, settings = Stream("own", operators=operators, max_parallelism=4), at(tmp_path / "w", checkpoint_steps=2)
+    write_files(tmp_path / "in", [pa.table({"auction": ["1"], "Price": [5]})])
+    rows = read_files(spark, tmp_path / "in", pa.schema({"auction": pa.string(), "Price": pa.int64()}))
+    for _ in range(2):  # the second one has no batch at all
+        with stream_runner(settings, stream, spark) as runner:
+            writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+            writer.trigger(availableNow=True).start().awaitTermination()
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        assert place.catalog.checkpoints.get("own", 1).statistics["operators"]["prices"]["rows_in"] == 3

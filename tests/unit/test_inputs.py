@@ -1,5 +1,6 @@
 """An operator that reads several inputs, in this process: rows, keys, times, dead letters, replays."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,9 +8,16 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import BadRow, UsageError
+from siltstone.joins.interval import IntervalJoin
+from siltstone.joins.lookup import LookupJoin
 from siltstone.operator import Due, MapState, Operator, Rows, State, Timer, ValueState
+from siltstone.run import step_order
+from siltstone.run.inputs import HASH, original_column
+from siltstone.run.read_rows import digest_read
+from siltstone.state.rows_digest import DigestedRows
 from siltstone.stream import Stream
 from siltstone.testing import StreamTester
+from siltstone.time.clock_rules import StepClock, decide_clock, hear
 from siltstone.time.event_time import EventTime
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -255,7 +263,6 @@ def test_wrong_inputs_are_refused() -> None:
         ("give one of the two", {"source": lambda *_: None, "sources": SOURCES}),
         ("which no operator reads", {"sources": {**SOURCES, "more": None}}),
         ("is not an operator with an output", {"sources": {"bids": None}}),
-        ("rename one", {"sources": {**SOURCES, "prices": None}}),
         ("several sources", {"sources": SOURCES, "event_time": EventTime("at")}),
         ("of its sources", {"sources": SOURCES, "event_time": {"other": EventTime("at")}}),
     ]
@@ -331,7 +338,7 @@ def test_outputs_are_checked() -> None:
         Alerts(side_times={"high": "over"})
     with pytest.raises(UsageError, match="rename the column"):
         Alerts(output={"alerts-high": pa.int64()})
-    with pytest.raises(UsageError, match="has the name of an operator"):
+    with pytest.raises(UsageError, match="two sources, operators or outputs are called alerts-high"):
         Stream("s", sources={"bids": None}, operators=[Alerts(), Last(name="alerts-high", reads="bids")])
     with pytest.raises(UsageError, match="reads the output of 'alerts-low'"):
         Stream("s", sources={"bids": None}, operators=[Alerts(), Last(reads="alerts-low")])
@@ -343,3 +350,126 @@ def test_outputs_are_checked() -> None:
     wrong = StreamTester(Stream("s", sources={"bids": None}, operators=[Wrong()]), schema={"bids": SCHEMA["bids"]})
     with wrong as tester, pytest.raises(UsageError, match="an output 'low', and declares alerts, high, counts"):
         tester.step({"bids": [{"auction": 1, "price": 1}]})
+
+
+def test_names_of_sources_operators_and_outputs_differ() -> None:
+    first, second = Alerts(name="a", side_outputs={"b-c": _OUT}), Alerts(name="a-b", side_outputs={"c": _OUT})
+    with pytest.raises(UsageError, match="are called a-b-c: rename one"):
+        Stream("s", sources={"bids": None}, operators=[first, second])
+    with pytest.raises(UsageError, match="are called alerts-high: rename one"):
+        Stream("s", sources={"bids": None, "alerts-high": None}, operators=[Alerts(), Last()])
+
+
+def test_a_column_is_not_taken_for_the_key_column_of_its_name() -> None:
+    """Seen: the key was taken for the event time, and the watermark was that of another column."""
+
+    class Planned(Waits):
+        key = {"at": pa.timestamp("us", "UTC")}  # noqa: RUF012
+        reads = {"auctions": {"opened": "at"}, "bids": {"planned": "at"}}  # noqa: RUF012
+        inputs = {"auctions": ("id",), "bids": ("auction",)}  # noqa: RUF012
+
+    bids = {"planned": pa.timestamp("us", "UTC"), **TYPES["bids"]}
+    stream = Stream("s", sources=SOURCES, operators=[Planned()], event_time=TIMES)
+    tester = StreamTester(stream, schema={"auctions": TYPES["auctions"], "bids": bids})
+    with tester, pytest.raises(UsageError, match="reads the column at of bids, and has a key column of that name"):
+        tester.step({"bids": [{"planned": at(9), "auction": 1, "at": None}]})
+
+
+def test_an_input_may_have_its_key_alone_and_columns_of_nulls() -> None:
+    class Blocked(Operator):
+        name = "blocked"
+        key = {"auction": pa.int64()}  # noqa: RUF012
+        reads = {"auctions": {"id": "auction"}, "blocks": {"id": "auction"}}  # noqa: RUF012
+        inputs = {"auctions": ("note",)}  # noqa: RUF012
+        counts = ValueState({"n": pa.int64()})
+
+        def process(self, rows: Rows, state: State) -> None:
+            assert rows.of("blocks").table.column_names == ["auction"]
+            state.counts.put(rows.keys, {"n": rows.count(initial=state.counts.get(rows.keys)["n"])})
+
+    names: Any = {"auctions": None, "blocks": None}
+    with StreamTester(Stream("s", sources=names, operators=[Blocked()])) as tester:
+        auctions = [{"id": 1, "note": None}]
+        tester.step({"auctions": auctions, "blocks": [{"id": 2}, {"id": 3}]})
+        tester.step({"blocks": [{"id": 2}]})
+        tester.step({"auctions": auctions})
+        assert tester.replay() == 3
+
+
+def test_what_an_idle_source_comes_to_does_not_depend_on_when_steps_are_taken() -> None:
+    times = {name: EventTime("t", idle_after="1 minute") for name in ("a", "b")}
+
+    def later(clock: StepClock, minutes: int, heard: dict[str, int]) -> StepClock:
+        clock = decide_clock(clock, times, minutes * 60_000_000)
+        for name, high in heard.items():
+            clock = hear(clock, name, {"": high * 60_000_000})
+        return clock
+
+    begun = hear(hear(decide_clock(None, times, 0), "a", {"": 0}), "b", {"": 0})
+    often = begun
+    for minutes, heard in ((5, {"a": 5}), (5, {}), (6, {}), (7, {}), (20, {})):
+        often = later(often, minutes, heard)
+    seldom = later(later(begun, 5, {"a": 5}), 20, {})
+    assert often.sources["b"].watermark == seldom.sources["b"].watermark == 5 * 60_000_000
+
+
+def test_one_source_that_advances_by_itself_takes_idle_ones_along() -> None:
+    times = {
+        "a": EventTime("t", idle_after="1 minute", on_idle="advance"),
+        "b": EventTime("t", idle_after="2 minutes"),
+    }
+    begun = hear(hear(decide_clock(None, times, 0), "a", {"": 0}), "b", {"": 0})
+    assert decide_clock(begun, times, 600_000_000).sources["b"].watermark == 600_000_000
+
+
+def test_a_changed_input_is_seen_whatever_becomes_of_bad_rows() -> None:
+    key = Prices(key={"auction": pa.int16()})
+
+    def digest(price: int, **further: Any) -> DigestedRows:
+        given = {"price": pa.array([price]), **further}
+        struct = pa.StructArray.from_arrays(list(given.values()), list(given))
+        keys = {"auction": pa.array([1], pa.int16()), HASH: pa.array([7])}
+        return digest_read(key, pa.table({**keys, "bids": struct}), ["bids"])
+
+    original = {original_column("auction"): pa.array([1], pa.int32())}
+    assert digest(1).differs(digest(2, **original))
+
+
+def one_by_one(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """A call for each row, instead of for a quarter of a million."""
+    for batch in batches:
+        yield from (pa.Table.from_batches([batch.slice(n, 1)]) for n in range(batch.num_rows))
+
+
+def test_a_version_counts_for_each_row_of_its_step_however_calls_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_order, "calls", one_by_one)
+    priced = LookupJoin(
+        "priced",
+        key={"k": pa.int64()},
+        reads={"orders": {"k": "k"}, "rates": {"k": "k"}},
+        on={},
+        columns={"orders": {"amount": pa.int64()}, "rates": {"rate": pa.int64()}},
+        as_of="now",
+    )
+    with StreamTester(Stream("s", sources={"orders": None, "rates": None}, operators=[priced])) as tester:
+        orders = [{"k": 1, "amount": None}, {"k": 1, "amount": 5}]
+        out = tester.step({"orders": orders, "rates": [{"k": 1, "rate": 7}]})
+        assert [row["rate"] for row in out["priced"].to_pylist()] == [7, 7]
+
+
+def test_a_value_that_a_join_cannot_keep_is_a_dead_letter() -> None:
+    join = IntervalJoin(
+        "won",
+        key={"k": pa.int64()},
+        reads={"a": {"k": "k"}, "b": {"k": "k"}},
+        on={"a": "at", "b": "seen"},
+        columns={"b": {"price": pa.int32()}},
+        between=("0 s", "1 hour"),
+    )
+    times = {"a": EventTime("at"), "b": EventTime("seen")}
+    stream = Stream("s", sources={"a": None, "b": None}, operators=[join], event_time=times, on_bad_row="dead-letter")
+    with StreamTester(stream) as tester:
+        rows = {"a": [{"k": 1, "at": at(0)}], "b": [{"k": 1, "seen": at(1), "price": p} for p in (1 << 40, 5)]}
+        assert [row["price"] for row in tester.step(rows)["won"].to_pylist()] == [5]
+        [letter] = tester.dead_letters.to_pylist()
+        assert letter["reason"] == "operator won, b: column price does not fit int32"

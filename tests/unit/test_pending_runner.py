@@ -125,7 +125,7 @@ class Query:
 class Rows:
     """The rows of a micro-batch."""
 
-    sparkSession = None
+    sparkSession = schema = None
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
