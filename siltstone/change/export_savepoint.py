@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from siltstone.catalog.records.beginnings import only_of, sources_of
 from siltstone.catalog.records.commit_details import CommitDetails
 from siltstone.catalog.records.imports import Continuation
 from siltstone.catalog.records.source_entries import NO_ENTRIES, merge
@@ -25,6 +26,7 @@ from siltstone.errors import ObjectExists, UsageError
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.format.manifests import read_manifest
 from siltstone.model import StoredObject, check_name
+from siltstone.operator import SOURCE
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.store.base import Store
@@ -132,15 +134,20 @@ def _gather(
     first = position.newest[0] if position.newest else None
     steps = catalog.input_log.list(stream, checkpoint, after=first.checkpoint - 1 if first else 0)
     kept = [_to_step(step) for step in steps if first is None or step.step >= first.step]
-    details = CommitDetails(steps=kept, definition=definition)
+    before = [one for one in catalog.definitions.list(stream) if one.checkpoint <= checkpoint]
+    # Step 0 tells where sources begin that were given up, so their names stay taken.
+    dropped = {name for one in before for name in one.dropped if name.startswith(f"{SOURCE}.")}
+    details = CommitDetails(steps=kept, definition=definition, dropped=sorted(dropped))
     chain = [
         (each.name, read_manifest(store, each, stream)) for each in catalog.chains.list_manifests(stream, checkpoint)
     ]
     manifest, objects = stand_alone(chain, details)
-    record = catalog.streams.get(stream)
+    record, beginning = catalog.streams.get(stream), _find_beginning(position)
+    if beginning is not None:
+        beginning = only_of(beginning, sources_of([definition, *(one.definition for one in before)]))
     # The next checkpoint has the id after `FIRST` there, and sinks shall know it by the same id as here.
     offset = record.sink_offset + checkpoint - FIRST
-    return manifest, objects, Continuation(_find_beginning(position), offset, record.default_sink)
+    return manifest, objects, Continuation(beginning, offset, record.default_sink)
 
 
 def _find_beginning(position: InputPosition) -> Step | None:

@@ -33,6 +33,7 @@ from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest
 from siltstone.model import MAX_ID, Form, StoredObject, check_name
+from siltstone.operator import SOURCE
 from siltstone.store.base import Store
 from siltstone.store.paths import EXPORT, CheckpointPath, is_built_here
 
@@ -164,7 +165,8 @@ def read_exported_manifest(store: Store, exported: Exported) -> tuple[Manifest, 
         raise
     except StateError as error:
         raise CorruptObject(f"object {name} was altered: {error}") from error
-    return manifest, CommitDetails(steps=details.steps, definition=details.definition)
+    dropped = [each for each in details.dropped if each.startswith(f"{SOURCE}.")]
+    return manifest, CommitDetails(steps=details.steps, definition=details.definition, dropped=dropped)
 
 
 def _check_steps(steps: Sequence[Step], newest: int) -> None:

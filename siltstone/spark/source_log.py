@@ -24,8 +24,9 @@ written again. For any other source, the recorded beginning is written as a comm
 begins. It has Spark's number 0, so in such a location Spark's numbers are one higher than ours (`number`).
 
 A stream that names its sources is recorded by these names, whatever their order in a query (`spark.source_places`). A
-source that it gets later has the offset at which it begins in all steps before, and one that it has no longer is left
-out.
+source that it gets later has the offset at which it begins in all steps before, and one that it has no longer stays
+where it was read to in all steps after: Spark does not get that offset, but code that has the source again after a
+rollback does.
 """
 
 import json
@@ -141,16 +142,17 @@ class SourceLog:
             self._take(position.beginning)
             if not before and self._begins_at_offsets():
                 before, self._shift = [position.beginning], 1
-        self._read = self._beginning | (decode_offsets(before[-1].offsets) if before else {})
         for step in position.entries:
             self._take(step)
         for source in self._entries:
             self._write_source(source)
         self.query_id = str(uuid.uuid4())
         _write(self.location / "metadata", json.dumps({"id": self.query_id}))
+        self._read = dict(self._beginning)
         for step in before:
             # Spark reads the newest batch and the one before, and would purge older ones.
-            _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._beginning))
+            _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._read))
+            self._read |= decode_offsets(step.offsets)
             _write(self._path("commits", step.batch), self._commit_of(step.offsets))
 
     def _begins_at_offsets(self) -> bool:
@@ -274,7 +276,7 @@ class SourceLog:
         if self.number(step.batch):
             before = step.batch - 1
             _write(self._path("commits", before), self._commit_of(self._path("offsets", before).read_text()))
-        _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._beginning))
+        _write(self._path("offsets", step.batch), self._places.offsets_for_spark(step, self._read))
         self._read |= decode_offsets(step.offsets)
 
     def _check_has_sources(self, step: Step) -> None:
@@ -325,7 +327,9 @@ class SourceLog:
                 log = self._places.log_of(directory.name)
                 sources[log] = {str(n): self._to_portable(text) for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        return Step(step, batch, self._places.offsets_to_record(path.read_text()), json.dumps(sources))
+        begins = self._beginning
+        read = {name: offset for name, offset in self._read.items() if offset != begins.get(name, NO_OFFSET)}
+        return Step(step, batch, self._places.offsets_to_record(path.read_text(), read), json.dumps(sources))
 
     def reduce(self, batch: int, reason: Callable[[LoggedFile], str | None]) -> bool:
         """Decide which files the running batch is to be run again without (`write_reduced`); return whether there are

@@ -67,38 +67,48 @@ class SourcePlaces:
             raise self._other_sources_error()
         return self._directories[int(directory)]
 
-    def offsets_for_spark(self, step: Step, beginning: Mapping[str, str]) -> str:
+    def offsets_for_spark(self, step: Step, before: Mapping[str, str]) -> str:
         """Return a step's offsets as Spark's log has them: in the order of the query's sources.
 
-        A source of which the step does not tell has the offset at which it begins, so it has read nothing.
+        A source of which the step does not tell stays where it was before, so the step has read nothing of it.
 
         Args:
-            beginning: source -> its offset at its beginning, `NO_OFFSET` if it has none.
+            before: source -> up to where the steps before have read it, or where it begins if none has; `NO_OFFSET` if
+                it has no offset there.
         """
         is_named = step.offsets.startswith(f"{NAMED}\n")
         if self.names is None and not is_named:
             return step.offsets
         recorded = decode_offsets(step.offsets)
         if self.names is None:
-            names = sorted(filter(self.has, recorded), key=lambda name: number_of(name) or 0)
+            names = sorted(filter(self.has, {**before, **recorded}), key=lambda name: number_of(name) or 0)
         else:
             names = self.names
             if not is_named:  # by place, of the source that had no name: it may use one twice
                 own = [name for name in names if number_of(name) is not None]
                 recorded = dict(zip(own, recorded.values(), strict=False)) | recorded
         return "\n".join(
-            ["v1", header_of(step.offsets), *({**beginning, **recorded}.get(name, NO_OFFSET) for name in names)]
+            ["v1", header_of(step.offsets), *({**before, **recorded}.get(name, NO_OFFSET) for name in names)]
         )
 
-    def offsets_to_record(self, offsets: str) -> str:
+    def offsets_to_record(self, offsets: str, before: Mapping[str, str]) -> str:
         """Return the offsets of a batch in Spark's log as they are recorded.
+
+        Sources that the query does not have are recorded with them: if the stream is rolled back over their removal,
+        this step may be run again by code that has them, and must leave them where they are.
+
+        Args:
+            before: source -> up to where the batches before have read it, of those that have been read.
 
         Raises:
             UsageError: Spark writes them in a version in which it names the sources.
             StateError: they are of other sources than the query's.
         """
+        others = [(name, offset) for name, offset in before.items() if not self.has(name)]
         if self.names is None:
-            return offsets
+            if not others or not offsets.startswith("v1\n"):  # a later version has Spark's own names
+                return offsets
+            return encode_offsets(f"{NAMED}\n{header_of(offsets)}", [*decode_offsets(offsets).items(), *others])
         version, header, *lines = offsets.rstrip("\n").split("\n")
         if version != "v1":
             raise UsageError(
@@ -107,7 +117,7 @@ class SourcePlaces:
             )
         if len(lines) != len(self.names):
             raise self._other_sources_error()
-        return encode_offsets(f"{NAMED}\n{header}", zip(self.names, lines, strict=True))
+        return encode_offsets(f"{NAMED}\n{header}", [*zip(self.names, lines, strict=True), *others])
 
     def _other_sources_error(self) -> StateError:
         return StateError(

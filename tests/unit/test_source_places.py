@@ -166,3 +166,24 @@ def test_a_query_with_other_sources_is_refused(tmp_path: Path) -> None:
 def test_names_that_no_source_has_are_refused(line: str) -> None:
     with pytest.raises(StateError):
         decode_offsets(f"v1 named\n{HEADER}\n{line}")
+
+
+def test_a_source_stays_where_it_was_read_to_in_steps_that_do_not_tell_of_it(tmp_path: Path) -> None:
+    last = step(2, {"alarms": 8})
+    after = InputPosition(BEGINNING, STEPS[:1], [STEPS[0], last])  # pyright: ignore[reportArgumentType]
+    log = prepared(tmp_path / "a", after, ["clicks", "alarms"])
+    assert offsets_of(log, 1) == ['{"logOffset":0}', "8"]
+    log.rerun(step(3, {"alarms": 9}))
+    assert offsets_of(log, 2) == ['{"logOffset":0}', "9"]
+    # What is recorded without the source tells of it, but not of those that were never read.
+    log = prepared(tmp_path / "b", after, ["alarms"])
+    (tmp_path / "b" / "offsets" / "2").write_text(f"v1\n{HEADER}\n9")
+    read = log.read(2, 3)
+    assert decode_offsets(read.offsets) == {"alarms": "9", "clicks": '{"logOffset":0}'}
+    later = InputPosition(BEGINNING, STEPS[:1], [last, read])  # pyright: ignore[reportArgumentType]
+    assert offsets_of(prepared(tmp_path / "c", later, ["alarms", "clicks"]), 2) == ["9", '{"logOffset":0}']
+    prepared(tmp_path / "d", later, ["alarms"]).rerun(step(4, {"alarms": 9, "clicks": '{"logOffset":0}'}))
+    # A source without a name is recorded by its name, then; otherwise as Spark writes it.
+    log = prepared(tmp_path / "e", later, None)
+    (tmp_path / "e" / "offsets" / "3").write_text(f"v1\n{HEADER}\n4")
+    assert log.read(3, 4).offsets == f'v1 named\n{HEADER}\nsource:4\nclicks:{{"logOffset":0}}\nalarms:9'

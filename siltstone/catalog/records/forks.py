@@ -16,8 +16,10 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import in_batches
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
+from siltstone.catalog.records.beginnings import sources_of
 from siltstone.catalog.records.checkpoints import find_newest, has_id, unknown_checkpoint_error
 from siltstone.catalog.records.definitions import definition_at
+from siltstone.catalog.records.input_log import keep_beginnings
 from siltstone.catalog.records.objects import ObjectRecord, insert_objects, read_needed
 from siltstone.catalog.records.streams import TABLE, StreamRecord, find_stream, get_stream
 from siltstone.errors import UsageError
@@ -97,10 +99,18 @@ def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, 
 
 
 def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int) -> None:
-    """Copy the input log up to a checkpoint, the edits that are part of it, and its definitions."""
+    """Copy the input log up to a checkpoint, the edits that are part of it, and its definitions.
+
+    Where the sources begin that `stream` got later is not part of it.
+    """
     s, e, r, d = t.step.c, t.edit.c, t.rollback.c, t.definition.c
     _copy(connection, t.definition, (d.stream == stream) & (d.checkpoint <= checkpoint), stream=new)
     _copy(connection, t.step, (s.stream == stream) & (s.checkpoint <= checkpoint), stream=new)
+    made_under = [
+        *connection.scalars(select(d.definition).where(d.stream == new)),
+        definition_at(connection, new, checkpoint),
+    ]
+    keep_beginnings(connection, new, sources_of(made_under))
     given_up = exists().where(
         r.stream == stream, r.epoch > e.epoch, r.checkpoint < e.checkpoint, r.newest >= e.checkpoint
     )

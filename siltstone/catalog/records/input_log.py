@@ -14,7 +14,7 @@ a run. It never removes the newest step up to a checkpoint that is not deleted: 
 rollbacks, forks and exports of the checkpoint go on (`InputLog.get_clock`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -23,7 +23,7 @@ from siltstone.catalog.database import tables as t
 from siltstone.catalog.database.limits import ID_END
 from siltstone.catalog.database.transactions import CatalogPart
 from siltstone.catalog.records import fencing
-from siltstone.catalog.records.beginnings import add_beginnings
+from siltstone.catalog.records.beginnings import add_beginnings, only_of
 from siltstone.catalog.records.checkpoints import find_newest
 from siltstone.catalog.records.passes import Pass, note_pass
 from siltstone.catalog.records.source_entries import NAMED, NO_ENTRIES, count_files, merge, without_files
@@ -65,10 +65,7 @@ class InputLog(CatalogPart):
             if known is None:
                 _insert_beginning(connection, stream, beginning)
             elif beginning.offsets.startswith(f"{NAMED}\n"):
-                added = add_beginnings(known, beginning)
-                at = (t.step.c.stream == stream) & (t.step.c.step == 0)
-                values = {"offsets": added.offsets, "sources": step_values(added)["sources"]}
-                connection.execute(update(t.step).where(at).values(values))
+                _update_beginning(connection, stream, add_beginnings(known, beginning))
 
     def get_position(self, stream: str, upto: int) -> InputPosition:
         """Return what a query needs to continue after checkpoint `upto`; 0 is before the first."""
@@ -192,6 +189,13 @@ def forget_input(connection: Connection, stream: str) -> bool:
     return pruned
 
 
+def keep_beginnings(connection: Connection, stream: str, sources: Container[str]) -> None:
+    """Forget where named sources begin that are not among `sources`."""
+    beginning = _read_beginning(connection, stream)
+    if beginning is not None and (kept := only_of(beginning, sources)) is not beginning:
+        _update_beginning(connection, stream, kept)
+
+
 def _read_beginning(connection: Connection, stream: str) -> Step | None:
     s = t.step.c
     row = connection.execute(select(t.step).where(s.stream == stream, s.step == 0)).first()
@@ -201,6 +205,12 @@ def _read_beginning(connection: Connection, stream: str) -> Step | None:
 def _insert_beginning(connection: Connection, stream: str, beginning: Step) -> None:
     place = {"stream": stream, "checkpoint": 0}
     connection.execute(insert(t.step), place | step_values(beginning))
+
+
+def _update_beginning(connection: Connection, stream: str, beginning: Step) -> None:
+    at = (t.step.c.stream == stream) & (t.step.c.step == 0)
+    values = {"offsets": beginning.offsets, "sources": step_values(beginning)["sources"]}
+    connection.execute(update(t.step).where(at).values(values))
 
 
 def _note_entries(connection: Connection, stream: str, beginning: Step | None, sources: str) -> None:
