@@ -17,7 +17,7 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series", "verify"]
 COMMANDS += ["snapshot", "delete"]
-COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
+COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions", "outputs"]
 COMMANDS += ["sweep", "optimize", "fork", "rescale", "edit", "export-savepoint", "import-savepoint"]
 COMMANDS += [
     "recover",

@@ -139,6 +139,14 @@ def test_deletions_lists_what_each_pass_took_away() -> None:
 
 
 @pytest.mark.slow
+def test_outputs_tells_up_to_where_all_sinks_have_their_rows() -> None:
+    told = siltstone("outputs", NAME, "--json").json
+    assert told == {"stream": NAME, "consistent": visible()[-1], "outputs": []}
+    assert f"all sinks have their rows up to checkpoint {visible()[-1]}" in siltstone("outputs", NAME).out
+    siltstone("outputs", "nosuch").failed(2, "no stream 'nosuch'")
+
+
+@pytest.mark.slow
 def test_truncate_for_people() -> None:
     siltstone("savepoint", NAME, "stable", "--at", 3)
     before = contents()
