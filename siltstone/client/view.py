@@ -169,7 +169,7 @@ class StreamView:
             return DeletionList(self.name, list_deletions(warehouse.catalog, self.name, limit))
 
     def outputs(self) -> OutputList:
-        """List what sinks were given, and tell up to which checkpoint all of them have their rows.
+        """List what sinks were given, and up to which checkpoint all have it.
 
         Sinks get an output each, one after the other. A reader of several of them sees one state of the stream if it
         reads of each only what is of checkpoints up to `consistent`.
