@@ -269,7 +269,7 @@ class Operator(StateHandler):
     order_by: tuple[str, ...] = ()
     output: Any = None
     output_time: str | None = None
-    side_outputs: Any = {}  # noqa: RUF012
+    side_outputs: Mapping[str, Any] = {}
     side_times: Mapping[str, str] = {}
     holds_back: Any = timedelta(0)
     combined: Any = None

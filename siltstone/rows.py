@@ -356,8 +356,7 @@ class Rows:
         """Make the error that names some rows, or, if these are not all rows of the call, their operator keys."""
         keys = None if self._whole else self._owners
         if self._places is not None:
-            (places, count), keys = self._places, None
-            rows = np.isin(np.arange(count), places[rows])
+            rows, keys = spread(rows, *self._places), None
         return BadRow(f"{reason}{whose}", advice=advice, rows=rows, reason=reason, keys=keys)
 
 
@@ -384,7 +383,7 @@ def split_input(
     and those of the input, which the table has as the fields of a column of its name, null in rows of other inputs.
 
     Args:
-        columns: those of the input, if there is no such column: the step has no row of it, and does not know its types.
+        columns: the input's columns, for the empty table of a step that has no row of it and does not know its types.
     """
     if name not in table.column_names:
         nothing = {**{key: table.column(key)[:0] for key in keys}, **{each: pa.nulls(0) for each in columns}}
@@ -400,6 +399,15 @@ def split_input(
     return places, pa.table(
         [*chosen.columns, *(of for _, of in further)], names=[*chosen.column_names, *(each for each, _ in further)]
     )
+
+
+def spread(found: np.ndarray, places: np.ndarray | None, count: int) -> np.ndarray:
+    """Spread a mask of the rows at some places (bool[n]) to all `count` rows; without places, it is of all."""
+    if places is None:
+        return found
+    whole = np.zeros(count, bool)
+    whole[places] = found
+    return whole
 
 
 def _array(values: Values) -> pa.Array:

@@ -31,7 +31,7 @@ def read_rows(catalog: Catalog, store: Store, stream: str, output: str, checkpoi
         UsageError: nothing is kept of it, or it has become files of a Delta table.
         CorruptObject: it is damaged.
     """
-    found = [each for each in catalog.outbox.list(stream) if (each.name, each.checkpoint) == (output, checkpoint)]
+    found = [each for each in catalog.outbox.list(stream, checkpoint=checkpoint) if each.name == output]
     if not found or found[0].lost:
         raise UsageError(
             f"nothing is kept of output {output} of checkpoint {checkpoint} of stream {stream}: it had no rows, or its "

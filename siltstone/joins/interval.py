@@ -112,7 +112,7 @@ class IntervalJoin(Operator):
     The first input is the left one. A pair of rows matches if `right time - left time` is within `between`, and `where`
     is true for it. The result is that of SQL's join over all rows that are not late, whatever the micro-batches:
 
-        inner        each matching pair, once, in the step in which the later of its rows comes
+        inner        each matching pair, once, in the step in which the second of its rows arrives
         left         these, and each left row without a partner, with nulls, once none can come
         right, full  likewise for the right rows, and for both
         semi         each left row that has a partner, once, when the first one comes

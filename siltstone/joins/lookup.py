@@ -56,7 +56,7 @@ class LookupJoin(Operator):
         reads: the input and the one with versions -> {its column: the key column}.
         on: input -> its column with the event time, a timestamp.
         columns: input -> the columns that are kept and returned, `{name: type}`; the time is returned in any case.
-        how: "left", or "inner" to leave out rows for which there is no version.
+        how: "left" returns rows for which there is no version with nulls, "inner" leaves them out.
         as_of: "event" or "now".
         names: input -> {column: its name in the output}, where names would be there twice.
 

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow
 from siltstone.operator import COMBINED_ROWS
-from siltstone.run.inputs import read_column, spread
+from siltstone.rows import spread
+from siltstone.run.inputs import read_column
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.columns import fixed_values, null_mask, one_array, read_times

@@ -104,12 +104,3 @@ def read_column(
     own = one_array(rows.column(name))
     places = np.flatnonzero(~null_mask(own))
     return places, (one_array(rows.column(column)) if column in operator.key.names else own.field(column)).take(places)
-
-
-def spread(found: np.ndarray, places: np.ndarray | None, count: int) -> np.ndarray:
-    """Spread a mask of the rows at some places (bool[n]) to all `count` rows."""
-    if places is None:
-        return found
-    whole = np.zeros(count, bool)
-    whole[places] = found
-    return whole

@@ -176,8 +176,10 @@ def _join_inputs(inputs: Mapping[str, pa.Table], task: StepTask) -> pa.Table:
         read = list_columns(operator, name, rows.column_names, task.times.get(name))
         fields = {column: one_array(rows.column(column)) for column in read}
         fields |= {each: one_array(keys.column(each)) for each in keys.column_names if each not in of_key}
-        there = pa.array(np.zeros(len(rows), bool))  # which tells how many, if there are no fields
-        struct = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=there)
+        null = pa.array(
+            np.zeros(len(rows), bool)
+        )  # no struct is; without any field, only this tells how many there are
+        struct = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=null)
         parts.append(keys.select(list(of_key)).append_column(name, struct))
     return pa.concat_tables(parts, promote_options="default")
 

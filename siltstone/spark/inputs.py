@@ -193,6 +193,9 @@ def _select_sources(batch: DataFrame, inputs: Sequence["_InputOf"], operator: Op
 class _InputOf:
     """SQL for the rows of one of several inputs of an operator.
 
+    Raises:
+        UsageError: the input lacks a column that the operator reads.
+
     Attributes:
         keys: key column -> SQL for it.
         struct: SQL for the struct of the columns that it reads.
@@ -203,6 +206,7 @@ class _InputOf:
         operator, fails = task.operator, not task.sorts_out
         every = [field.name for field in schema if is_for_python(field.dataType)]
         columns, of_key = list_columns(operator, name, every, task.times.get(name)), operator.key_columns(name)
+        check_columns(operator, name, [], [*of_key.values(), *columns], schema.names)  # of an output, nobody has yet
         kinds = {key: schema[column].dataType for key, column in of_key.items()}
         self.name = name
         self.keys = {

@@ -227,3 +227,16 @@ def test_a_step_without_a_batch_of_ones_own_query_has_the_order_of_what_is_there
             writer.trigger(availableNow=True).start().awaitTermination()
     with OpenWarehouse.open_existing(settings.warehouse) as place:
         assert place.catalog.checkpoints.get("own", 1).statistics["operators"]["prices"]["rows_in"] == 3
+
+
+def test_a_column_that_another_operator_does_not_put_out_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Seen: a KeyError."""
+    reads = {"auctions": {"id": "auction"}, "doubles": {"nosuch": "auction"}}
+    asks = Prices(reads=reads, inputs={"auctions": ("tags",), "doubles": ("Price",)}, order_by=())
+    stream = Stream("asks", sources=SOURCES, operators=[asks, Doubles()], max_parallelism=8)
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        region = open_region(at(tmp_path / "w", parallelism=2), stream, place, {}, 2)
+        frames = frames_of(spark, STEPS[0])
+        batch = unite(frames, {"auctions": ["id", "tags"], "bids": ["auction", "Price"]})
+        with pytest.raises(UsageError, match="operator prices reads nosuch, which doubles does not have"):
+            run_step(spark, batch, region.begin_step(ends=True))

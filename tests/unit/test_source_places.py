@@ -175,7 +175,7 @@ def test_a_source_stays_where_it_was_read_to_in_steps_that_do_not_tell_of_it(tmp
     assert offsets_of(log, 1) == ['{"logOffset":0}', "8"]
     log.rerun(step(3, {"alarms": 9}))
     assert offsets_of(log, 2) == ['{"logOffset":0}', "9"]
-    # What is recorded without the source tells of it, but not of those that were never read.
+    # A step of a query without `clicks` still records how far it was read; a source that was never read is left out.
     log = prepared(tmp_path / "b", after, ["alarms"])
     (tmp_path / "b" / "offsets" / "2").write_text(f"v1\n{HEADER}\n9")
     read = log.read(2, 3)

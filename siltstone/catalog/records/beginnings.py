@@ -25,7 +25,7 @@ def names_in(beginning: Step) -> set[str]:
 
 
 def add_beginnings(known: Step, new: Step) -> Step:
-    """Add to a recorded beginning where further sources begin; those that it tells of stay as they are.
+    """Add the offsets at which further sources begin to a recorded step 0; sources that it already has keep theirs.
 
     Args:
         new: of named sources.
@@ -48,8 +48,8 @@ def sources_of(definitions: Iterable[Mapping[str, Any]]) -> set[str]:
 def only_of(beginning: Step, sources: Container[str]) -> Step:
     """Return a recorded beginning without the named sources that are not among `sources`.
 
-    Step 0 of a stream also tells of sources that it got after a checkpoint. A stream that begins with the checkpoint
-    asks them anew.
+    Step 0 also has the offsets at which sources begin that were added after a checkpoint. A fork or an export of that
+    checkpoint must not have them: if it gets such a source, that is asked anew where it begins.
     """
     if not beginning.offsets.startswith(f"{NAMED}\n"):
         return beginning

@@ -123,10 +123,15 @@ class OutboxRecords(CatalogPart):
             connection.execute(delete(t.output).where(done))
             return names
 
-    def list(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
-        """List every recorded output, by checkpoint and name; with `outstanding`, those not delivered yet."""
+    def list(self, stream: str, *, outstanding: bool = False, checkpoint: int | None = None) -> list[OutputRecord]:
+        """List every recorded output, by checkpoint and name; with `outstanding`, those not delivered yet.
+
+        Args:
+            checkpoint: list only those of this one.
+        """
         with self._transactions.begin_read() as connection:
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
+            query = query if checkpoint is None else query.where(_O.checkpoint == checkpoint)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
             staged: dict[tuple[int, str], list[StoredObject]] = {}
             for part in in_batches(row.checkpoint for row in found):
