@@ -27,8 +27,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from benchmarks.beside import HEAP, OWN_ROCKSDB, PEER, compare
 from benchmarks.goals import Report
-from benchmarks.rounds import Run, run_rounds
+from benchmarks.rounds import Run
 from benchmarks.systems import OPERATOR, ROCKSDB, main, run_stream, source, to_end
 from benchmarks.workload import KEY, VALUE, Workload
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -37,9 +38,6 @@ from siltstone.run.progress import RunProgress
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
 
-HEAP, OWN_ROCKSDB, PEER = "heap", "rocksdb", "spark"
-TITLES = {HEAP: "Siltstone, heap", OWN_ROCKSDB: "Siltstone, RocksDB", PEER: "Spark, RocksDB"}
-AT_MOST = 0.4
 MINUTE_US = 60_000_000
 WITHIN_MINUTES, APART, KEPT_STEPS = 9, 3, 11
 LEFT, RIGHT, AT = "left", "right", "at"
@@ -79,14 +77,8 @@ QUICK = (JoinWorkload.of(5_000, warm_up=2, measured=4),)
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each workload."""
-    rounds = run_rounds(TITLES, QUICK if quick else FULL, 1 if quick else 3, scratch, "benchmarks.joins")
-    report = Report([rounds.steps_table("joins, kept and per step")], numbers=rounds.to_json())
-    for each in rounds.runs:
-        check_pairs(each)
-    for workload in rounds.workloads:
-        report.goals += rounds.compare_step(workload, HEAP, PEER, at_most=None if quick else AT_MOST)
-        report.goals += rounds.compare_step(workload, OWN_ROCKSDB, PEER)
-    return report
+    workloads = QUICK if quick else FULL
+    return compare("benchmarks.joins", "joins, kept and per step", workloads, check_pairs, scratch, quick=quick)
 
 
 def check_pairs(run: Run) -> None:

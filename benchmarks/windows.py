@@ -26,8 +26,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from benchmarks.beside import HEAP, OWN_ROCKSDB, PEER, compare
 from benchmarks.goals import Report
-from benchmarks.rounds import Run, run_rounds
+from benchmarks.rounds import Run
 from benchmarks.systems import OPERATOR, ROCKSDB, main, run_stream, source, to_end
 from benchmarks.workload import KEY, VALUE, Workload
 from siltstone.aggregates.functions import Count, Sum
@@ -36,9 +37,6 @@ from siltstone.aggregates.windows import Tumbling
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
 
-HEAP, OWN_ROCKSDB, PEER = "heap", "rocksdb", "spark"
-TITLES = {HEAP: "Siltstone, heap", OWN_ROCKSDB: "Siltstone, RocksDB", PEER: "Spark, RocksDB"}
-AT_MOST = 0.4
 AT, SIZE, SIZE_US = "at", "1 minute", 60_000_000
 DELAY_MINUTES = 9
 DELAY = f"{DELAY_MINUTES} minutes"
@@ -80,14 +78,8 @@ QUICK = (WindowWorkload.of(10_000, warm_up=2, measured=4, apart=4),)
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Measure each workload."""
-    rounds = run_rounds(TITLES, QUICK if quick else FULL, 1 if quick else 3, scratch, "benchmarks.windows")
-    report = Report([rounds.steps_table("windows, open and per step")], numbers=rounds.to_json())
-    for each in rounds.runs:
-        check_closed(each)
-    for workload in rounds.workloads:
-        report.goals += rounds.compare_step(workload, HEAP, PEER, at_most=None if quick else AT_MOST)
-        report.goals += rounds.compare_step(workload, OWN_ROCKSDB, PEER)
-    return report
+    workloads = QUICK if quick else FULL
+    return compare("benchmarks.windows", "windows, open and per step", workloads, check_closed, scratch, quick=quick)
 
 
 def check_closed(run: Run) -> None:
