@@ -30,7 +30,7 @@ from siltstone.operator import Operator
 from siltstone.spark.operations import RunRequest, run
 from siltstone.stream import SourceFunction, Stream
 from siltstone.time.event_time import EventTime
-from tests.fault.kills import Kills, arguments, check_proven, child, compare, note, settings_of
+from tests.fault.kills import Kills, answers, arguments, check_proven, compare, note, settings_of
 from tests.fault.timed_kills import Files
 from tests.join_streams import (
     BOUNDS,
@@ -164,11 +164,7 @@ class JoinKills(Kills):
 def main() -> int:
     """Kill runs, one after the other, and check a stream each time its input is used up."""
     given = arguments(__doc__).parse_args()
-    if given.check:
-        print(check(given))
-    elif given.child is not None:
-        child(given, define)
-    else:
+    if not answers(given, check, define):
         JoinKills(given).run()
     return 0
 

@@ -41,7 +41,7 @@ from siltstone.sinks.kafka import KafkaSink
 from siltstone.spark.operations import RunRequest, run
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
-from tests.fault.kills import Kills, Started, arguments, check_proven, child, compare, note, settings_of
+from tests.fault.kills import Kills, Started, answers, arguments, check_proven, compare, note, settings_of
 from tests.kafka_server import VERSION, KafkaServer, connector_jars
 from tests.kafka_streams import ADDRESS, read_numbers
 from tests.topic_run import create_markers, value_of
@@ -206,11 +206,7 @@ def to_ms(text: str) -> int:
 def main() -> int:
     """Kill runs, one after the other, and compare each time the input is used up."""
     given = arguments(__doc__).parse_args()
-    if given.check:
-        print(check(given))
-    elif given.child is not None:
-        child(given, define)
-    else:
+    if not answers(given, check, define):
         kafka = KafkaServer()
         print(f"broker {VERSION} on {kafka.address}", flush=True)
         KafkaKills(given, kafka).run()

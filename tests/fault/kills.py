@@ -82,6 +82,19 @@ def child(given: argparse.Namespace, define: Callable[[argparse.Namespace], Stre
             raise
 
 
+def answers(
+    given: argparse.Namespace,
+    check: Callable[[argparse.Namespace], str],
+    define: Callable[[argparse.Namespace], Stream],
+) -> bool:
+    """Do what this process was started for by `Kills`: a check, or a run; whether it was."""
+    if given.check:
+        print(check(given))
+    elif given.child is not None:
+        child(given, define)
+    return given.check or given.child is not None
+
+
 def _has_checkpoint(settings: Settings, name: str) -> bool:
     with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
         known = [stream.name for stream in place.catalog.streams.list()]

@@ -54,7 +54,7 @@ from siltstone.time.event_time import LATE, SOURCE_WIDE, EventTime
 from siltstone.times import to_us
 from tests.cluster.cluster import Cluster
 from tests.fault.jumping_clock import OFFSET_S, jumping_clock
-from tests.fault.kills import Kills, Started, arguments, check_proven, child, compare, note, settings_of
+from tests.fault.kills import Kills, Started, answers, arguments, check_proven, compare, note, settings_of
 from tests.fault.warehouses import WAREHOUSES
 from tests.postgres_server import new_schema, postgres_server
 from tests.servers import use_test_credentials
@@ -377,11 +377,9 @@ def main() -> int:
     options = arguments(__doc__)
     options.add_argument("--cluster", action="store_true")
     given = options.parse_args()
-    if given.check:
-        print(check(given))
-    elif given.child is not None:
-        child(given, define)
-    elif given.cluster:
+    if answers(given, check, define):
+        return 0
+    if given.cluster:
         with postgres_server() as server:
             kill_on_cluster(given, server)
     else:

@@ -35,6 +35,7 @@ from tests.join_streams import (
     lookup_join,
     rows_of,
 )
+from tests.tester_actions import act, action
 from tests.timed_streams import BEGIN
 
 value = st.one_of(st.none(), st.integers(-2, 2))
@@ -46,24 +47,12 @@ both = st.one_of(ahead.map(lambda by: (by, by)), st.tuples(ahead, ahead))
 step = st.tuples(both, st.lists(ask, max_size=5), st.lists(bid, max_size=5))
 steps = st.lists(step, min_size=1, max_size=5).map(batches_of)
 actions = st.lists(
-    st.sampled_from(["none", "none", "restart", "restart lost", "crash", "crash lost", "rescale", "advance"]),
+    action,
     min_size=5,
     max_size=5,
 )
 backends = st.sampled_from(["heap", "rocksdb"])
 KEPT = ("left", "left.bounds", "right", "right.bounds")
-
-
-def act(tester: StreamTester, what: str, number: int) -> None:
-    """Do to the run what may be done to it."""
-    if what.startswith("restart"):
-        tester.restart(lost="lost" in what)
-    elif what.startswith("crash"):
-        tester.crash(lost="lost" in what)
-    elif what == "rescale":
-        tester.rescale(1 + number % 4)
-    elif what == "advance":
-        tester.advance("1 minute")
 
 
 @contextmanager
@@ -117,7 +106,7 @@ def test_an_interval_join_is_that_of_all_rows(
                 if how == "inner":
                     before, now = (joined_by_hand(batches[:n], how, bounds, where=where) for n in (number, number + 1))
                     assert rows_of(made) == now - before
-                act(tester, actions[number], number)
+                act(tester, actions[number], number, 4)
             tester.finish()
         assert not tester.late
         assert rows_of(tester.delivered("joined")) == joined_by_hand(batches, how, bounds, where=where)
@@ -143,7 +132,7 @@ def test_a_lookup_join_finds_what_was_newest_at_each_rows_time(
         with working_in_pieces(size):
             for number, batch in enumerate(batches):
                 batch.step(tester)
-                act(tester, actions[number], number)
+                act(tester, actions[number], number, 4)
             tester.finish()
         assert not tester.late
         assert rows_of(tester.delivered("joined")) == looked_up_by_hand(batches, how)

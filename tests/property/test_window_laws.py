@@ -8,24 +8,12 @@ from hypothesis import strategies as st
 
 from siltstone.testing import StreamTester
 from tests.examples import examples
+from tests.tester_actions import act, action
 from tests.windowed_streams import CASES, DELAY, ByHand, read_windows, table_of, times_of, windowed
 
 row = st.tuples(st.integers(0, 2), st.integers(-14, 14), st.one_of(st.none(), st.integers(-9, 9)))
 batches = st.lists(st.lists(row, max_size=8), min_size=2, max_size=4)
-action = st.sampled_from(["none", "none", "restart", "restart lost", "crash", "crash lost", "rescale", "advance"])
 actions = st.lists(action, min_size=4, max_size=4)
-
-
-def act(tester: StreamTester, what: str, number: int) -> None:
-    """Do to the run what may be done to it."""
-    if what.startswith("restart"):
-        tester.restart(lost="lost" in what)
-    elif what.startswith("crash"):
-        tester.crash(lost="lost" in what)
-    elif what == "rescale":
-        tester.rescale(1 + number % 3)
-    elif what == "advance":
-        tester.advance("1 minute")
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -48,7 +36,7 @@ def test_windows_close_with_what_was_accepted(
             before = tester.watermark
             tester.step(table_of(batch))
             by_hand.step(batch, before, tester.watermark)
-            act(tester, actions[number], number)
+            act(tester, actions[number], number, 3)
             by_hand.step([], None, tester.watermark)
         tester.finish()
         by_hand.close(datetime.max.replace(tzinfo=UTC))
