@@ -2,10 +2,10 @@
 
     import siltstone as st
 
-Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`, `Bloom`),
-or take the ready-made `Aggregate`, also over windows (`Tumbling`), and put it into a `Stream`. `st.open(warehouse)`
-returns a client with one method for each operation. `st.write_stream(rows, stream)` runs a stream over a streaming
-DataFrame.
+Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`,
+`BroadcastState`, `Bloom`), or take the ready-made `Aggregate`, also over windows (`Tumbling`), and put it into a
+`Stream`. `st.open(warehouse)` returns a client with one method for each operation. `st.write_stream(rows, stream)` runs
+a stream over a streaming DataFrame.
 """
 
 from importlib import import_module
@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from siltstone.joins.interval import IntervalJoin
     from siltstone.joins.lookup import LookupJoin
     from siltstone.keyed import KeyedProcessor
-    from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, Timer, ValueState, WindowState
+    from siltstone.operator import (
+        BroadcastState,
+        ListState,
+        MapState,
+        OpaqueState,
+        Operator,
+        State,
+        Timer,
+        ValueState,
+        WindowState,
+    )
     from siltstone.rows import Due, Rows
     from siltstone.secret import Secret
     from siltstone.sinks.delta import DeltaSink
@@ -63,6 +73,7 @@ __all__ = [
     "Average",
     "BadRow",
     "Bloom",
+    "BroadcastState",
     "Client",
     "CollectList",
     "CorruptObject",
@@ -151,6 +162,7 @@ _DOOR = {
     "siltstone.joins.lookup": ("LookupJoin",),
     "siltstone.keyed": ("KeyedProcessor",),
     "siltstone.operator": (
+        "BroadcastState",
         "ListState",
         "MapState",
         "OpaqueState",

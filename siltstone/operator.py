@@ -32,6 +32,7 @@ from siltstone.state.schema import TableSchema, describe_key
 from siltstone.state.time_index import DueRows
 from siltstone.state.ttl import TTL
 from siltstone.state.variables import (
+    BroadcastState,
     DueColumn,
     ListState,
     MapState,
@@ -49,6 +50,7 @@ from siltstone.times import parse_duration
 __all__ = [
     "SOURCE",
     "TTL",
+    "BroadcastState",
     "Due",
     "Keys",
     "ListState",
@@ -236,7 +238,7 @@ class Operator(StateHandler):
                     another one is refused (`BadRow`)
         reads       the source, or the operator, that it reads. For several: input -> {its column: the key column},
                     such as {"auctions": {"id": "auction"}, "bids": {"auction": "auction"}}; `rows.of("bids")` are the
-                    rows of one of them
+                    rows of one of them. A dict of one is needed beside a `BroadcastState`, which names its own input
         inputs      the columns it reads besides the key; empty means all that Python has a type for. For several
                     inputs: input -> its columns; of one that is left out, all
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
@@ -375,14 +377,25 @@ class Operator(StateHandler):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the sources and operators that it reads."""
+        """The names of the sources and operators that it reads: by key, then for its broadcast tables."""
+        return tuple(dict.fromkeys([*self.keyed_inputs, *self.broadcasts.values()]))
+
+    @property
+    def keyed_inputs(self) -> tuple[str, ...]:
+        """The inputs whose rows go each to the subtask of its key."""
         return (self.reads,) if isinstance(self.reads, str) else tuple(self.reads)
 
+    @property
+    def broadcasts(self) -> dict[str, str]:
+        """Broadcast table -> the input whose rows go to every subtask, for that table."""
+        variables = self.variables().items()
+        return {name: variable.reads for name, variable in variables if isinstance(variable, BroadcastState)}
+
     def key_columns(self, name: str) -> dict[str, str]:
-        """Return key column -> the column of an input that it is."""
+        """Return key column -> the column of an input that it is; nothing of one of a broadcast table."""
         if isinstance(self.reads, str):
             return {column: column for column in self.key.names}
-        return {key: column for column, key in self.reads[name].items()}
+        return {key: column for column, key in self.reads.get(name, {}).items()}
 
     @property
     def outputs(self) -> dict[str, pa.Schema]:
@@ -402,7 +415,11 @@ class Operator(StateHandler):
 
     def columns_of(self, name: str) -> tuple[str, ...]:
         """Return the columns of an input that it reads besides the key; empty for all."""
-        return self.inputs.get(name, ()) if self.reads_several else self.inputs
+        if not self.reads_several:
+            return self.inputs
+        tables = self.tables()
+        shared = (column for table, of in self.broadcasts.items() if of == name for column in tables[table].rows.names)
+        return self.inputs.get(name, ()) or tuple(dict.fromkeys(shared))
 
     def variables(self) -> dict[str, Variable]:
         """Return name -> variable: those declared, of base classes first, and last what it prepares, if it does.
@@ -513,6 +530,12 @@ class Operator(StateHandler):
         """Check `reads`, `inputs` and `order_by`, and make the latter two tuples."""
         for name in self.input_names:
             check_name("source or operator", name)
+        for table, name in self.broadcasts.items():
+            if not isinstance(self.reads, Mapping) or name in self.reads:
+                raise UsageError(
+                    f"{what} reads {name} for its broadcast table {table}: let reads be a dict of its other inputs, "
+                    "{INPUT: {COLUMN: KEY}}"
+                )
         if isinstance(self.reads, Mapping):
             for name, columns in self.reads.items():
                 if not isinstance(columns, Mapping) or sorted(columns.values()) != sorted(self.key.names):
@@ -521,14 +544,16 @@ class Operator(StateHandler):
                         f"{{COLUMN: KEY}}, with the keys {', '.join(self.key.names)}"
                     )
             given = self.inputs or {}
-            if not isinstance(given, Mapping) or (given.keys() - set(self.input_names)):
+            if not isinstance(given, Mapping) or (given.keys() - set(self.keyed_inputs)):
                 raise UsageError(f"{what} reads several inputs, so inputs is {{INPUT: (COLUMN, ...)}}")
             self.inputs = {name: _column_names(columns, f"inputs of {what}") for name, columns in given.items()}
             known = {name.casefold() for name in self.key.names}  # Spark's names know no case
             for name in self.input_names:
                 if name.casefold() in known:
                     raise UsageError(f"{what}: a key column and an input are called {name}: rename the key column")
-                if taken := set(self.columns_of(name)) & set(self.key.names) - set(self.reads[name]):
+                if taken := set(self.columns_of(name)) & set(self.key.names) - set(
+                    self.reads.get(name, self.key.names)
+                ):
                     raise UsageError(f"{what}: {taken.pop()} is a key column, and another column of {name}: rename one")
             if self.combined is not None:
                 raise UsageError(f"{what} reads several inputs, so it cannot combine rows before the shuffle")

@@ -103,7 +103,7 @@ class Rows:
             table = table.set_column(table.column_names.index(field.name), field, keys.column(field.name))
         hashes = xxhash64(keys.columns) if hashes is None else hashes
         groups = key_groups(hashes, max_parallelism)
-        inputs = {name: operator.columns_of(name) for name in operator.input_names} if operator.reads_several else None
+        inputs = {name: operator.columns_of(name) for name in operator.keyed_inputs} if operator.reads_several else None
         return cls(table, hashes, groups, keys.column_names, what=f"operator {operator.name}", inputs=inputs)
 
     def __len__(self) -> int:
@@ -372,6 +372,9 @@ class _Keyed(Protocol):
 
     @property
     def input_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def keyed_inputs(self) -> tuple[str, ...]: ...
 
     def columns_of(self, name: str) -> tuple[str, ...]: ...
 

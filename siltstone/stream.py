@@ -230,7 +230,7 @@ class Stream:
             goes_by = "event" in op.clocks
             if not goes_by and not op.output_times:
                 continue
-            for name in op.input_names:
+            for name in op.keyed_inputs:
                 if name in self.source_names:
                     known = self.event_times[name].at if name in self.event_times else None
                 else:
@@ -396,7 +396,7 @@ class Stream:
 
     def row_times(self, operator: Operator) -> dict[str, RowTimes]:
         """Return input -> how its rows tell their event time, of the inputs of an operator of which it asks that."""
-        found = {name: self._row_times(operator, name) for name in operator.input_names}
+        found = {name: self._row_times(operator, name) for name in operator.keyed_inputs}
         return {name: times for name, times in found.items() if times is not None}
 
     def _row_times(self, operator: Operator, name: str) -> RowTimes | None:
@@ -414,7 +414,7 @@ class Stream:
     def _event_time_operator(self, source: str) -> str | None:
         """Return the operator whose subtasks read the event time of a source: one that gets its rows themselves."""
         column = self.time_columns[source]
-        readers = [op for op in self.operators if source in op.input_names and _tells_times(op)]
+        readers = [op for op in self.operators if source in op.keyed_inputs and _tells_times(op)]
         having = [
             op
             for op in readers

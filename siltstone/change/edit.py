@@ -47,6 +47,11 @@ def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operato
             f"variable {variable} of {operator} is opaque: its bytes have no rows and columns to edit; "
             "change it in the operator's own code"
         )
+    if variable in found.broadcasts:
+        raise UsageError(
+            f"variable {variable} of {operator} is a broadcast table, whose rows are those of its input "
+            f"{found.broadcasts[variable]}: let that give a newer row"
+        )
     if assigned := variables[variable].assigns:
         kind = type(variables[variable]).__name__
         raise UsageError(
@@ -228,6 +233,11 @@ class EditOperator(Operator):
         """Return the operator's variables, with the edited one replaced."""
         own: Mapping[str, Variable] = self._edited.variables()
         return {**own, self._variable: _EditedVariable(own[self._variable])}
+
+    @property
+    def broadcasts(self) -> dict[str, str]:
+        """Return nothing: an edit has no row for them."""
+        return {}
 
     def defines(self, callback: str) -> bool:
         """Whether the operator has a callback that still comes: `checkpoint`, on the driver, with what it prepared

@@ -53,6 +53,7 @@ class Acknowledgement:
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
         read: what it read of the source; None if its operator reads another one.
         made: name -> the rows of the step's output for that sink, also if they are not staged.
+        broadcast: broadcast table -> the digest of all its rows, which every subtask has.
         error: (class, message, advice) of the subtask's error; None if it succeeded.
     """
 
@@ -82,6 +83,7 @@ class Acknowledgement:
     outputs: Mapping[str, Staged] = field(default_factory=dict)
     read: DigestedRows | None = None
     made: Mapping[str, DigestedRows] = field(default_factory=dict)
+    broadcast: Mapping[str, int] = field(default_factory=dict)
     error: tuple[str, str, str] | None = None
 
     @property
@@ -135,7 +137,17 @@ class Acknowledgement:
             "read": None if self.read is None else self.read.to_json(),
             "made": {name: of.to_json() for name, of in self.made.items()},
         }
-        for rare in ("outputs", "prepared", "wants_checkpoint", "read", "made", "late", "rows_of", "heard"):
+        for rare in (
+            "outputs",
+            "prepared",
+            "wants_checkpoint",
+            "read",
+            "made",
+            "late",
+            "rows_of",
+            "heard",
+            "broadcast",
+        ):
             if not getattr(self, rare):
                 del plain[rare]
         if self.due is None:

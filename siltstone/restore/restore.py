@@ -20,6 +20,7 @@ from siltstone.format.manifests import objects_of, read_manifests, variables_of
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets, is_all_of, stored_object, table_counts
+from siltstone.restore.live_rules import Variable
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
@@ -144,10 +145,16 @@ def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest]) -> list[Rea
     return sorted(unit.reads + indexes, key=apply_order)
 
 
-def digests_of(state: KeyedState | StateSnapshot) -> dict[str, np.ndarray]:
-    """Return table or opaque variable -> digest (uint64) per key group of the state."""
-    part = slice(state.groups.start, state.groups.end)
-    digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
+def digests_of(state: KeyedState | StateSnapshot, *, held: bool = False) -> dict[str, np.ndarray]:
+    """Return table or opaque variable -> digest (uint64) per key group of the state.
+
+    Args:
+        held: of broadcast tables those of all key groups, since the state has their rows.
+    """
+    digests = {}
+    for name, table in state.tables.items():
+        part = table.schema.held(state.groups, len(table.digests)) if held else state.groups
+        digests[name] = table.digests[part.start : part.end].copy()
     return digests | {name: opaque_digests(values, state.groups) for name, values in state.opaque.items()}
 
 
@@ -239,14 +246,17 @@ def load_state(
         }
         # The checkpoint has nothing of a variable that did not change in its interval.
         variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
-        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, variables, state.groups)
-        reads = unit_reads(plan.units[0], manifests) if plan.units else []
+        whole = KeyGroupRange(0, state.max_parallelism)
+        shared = {name for name, table in state.tables.items() if table.schema.broadcast}
+        reads = _list_reads(manifests, handles, variables, state, state.groups, own - shared)
+        reads += _list_reads(manifests, handles, variables, state, whole, shared)
         with FileSets(reader, local, trusted) as files:
             if _adopt_files(state, reads, files, target.digests[operator]):
                 reads = [read for read in reads if read.handle.form is not Form.FILES]
             state.begin(step, tracking=False)
             apply_reads(state, reads, reader, scratch, files)
-        check_digests(digests_of(state), operator, state.groups, target, own)
+        check_digests(digests_of(state), operator, state.groups, target, own - shared)
+        check_digests(digests_of(state, held=True), operator, whole, target, shared)
     else:
         state.begin(step, tracking=False)
     for table in state.tables.values():
@@ -254,6 +264,20 @@ def load_state(
     state.commit()
     state.release(step)
     return reader.fetched_bytes
+
+
+def _list_reads(
+    manifests: Mapping[int, Manifest],
+    handles: Mapping[int, Sequence[Handle]],
+    variables: Mapping[Variable, Kind],
+    state: SubtaskState,
+    groups: KeyGroupRange,
+    only: Collection[str],
+) -> list[Read]:
+    """List what the restore of some variables of an operator reads in some key groups."""
+    wanted = {name: kind for name, kind in variables.items() if name[1] in only}
+    plan = plan_restore(handles, max(manifests), state.max_parallelism, 1, wanted, groups)
+    return unit_reads(plan.units[0], manifests) if plan.units else []
 
 
 def _adopt_files(

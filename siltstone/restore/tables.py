@@ -67,7 +67,8 @@ def _merge_tables(
             changes[name].add(*decode_changes(read.handle, schemas[name], read.key_groups, block))
     for name in schemas:
         own = [read for read in reads if replaces(read.handle) and read.handle.variable == name]
-        yield name, changes.pop(name).merge(_base_rows(schemas[name], own, reader, files), groups)
+        held = schemas[name].held(groups, max_parallelism)
+        yield name, changes.pop(name).merge(_base_rows(schemas[name], own, reader, files), held)
 
 
 def _base_rows(schema: TableSchema, reads: Sequence[Read], reader: BlockReader, files: FileSets) -> Iterator[Batch]:

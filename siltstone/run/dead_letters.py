@@ -21,7 +21,7 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -34,19 +34,20 @@ from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Rows, State
 from siltstone.rows import split_input
+from siltstone.run.broadcasts import BroadcastRows, find_unfit
 from siltstone.run.event_times import find_bad_times, find_late
 from siltstone.run.firing import StepTimers
 from siltstone.run.inputs import HASH, misfit_reason, original_column, read_column
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import Taken, call, calls, find_broken_rows, rows_of
 from siltstone.run.read_rows import digest_read
+from siltstone.run.spilled import Spilled
 from siltstone.run.step_order import whole_step
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_misfits, null_mask
 from siltstone.state.json_rows import json_rows
 from siltstone.state.rows_digest import DigestedRows
-from siltstone.store.private import open_private
 
 LETTERS = pa.schema(
     {
@@ -77,27 +78,6 @@ def _letters(
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS)
 
 
-class _Spilled:
-    """Record batches of one schema in a file, to be read any number of times."""
-
-    def __init__(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-        self._path, self._count = path, 0
-        left = iter(batches)
-        first = next(left, None)
-        if first is None:
-            return
-        with open(path, "wb", opener=open_private) as file, pa.ipc.new_file(file, first.schema) as writer:
-            for batch in chain([first], left):
-                writer.write_batch(batch)
-                self._count += 1
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._count:
-            with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
-                for number in range(self._count):
-                    yield reader.get_batch(number)
-
-
 class _Refused(Exception):
     """An operator cannot take some rows (bool[n]) of a call."""
 
@@ -110,12 +90,14 @@ class SortedOut:
     """Runs one step of one subtask without its bad rows.
 
     Args:
+        held: its rows.
+        shared: those of broadcast inputs.
         scratch: a directory on the disk of the working state.
     """
 
-    def __init__(self, task: StepTask, batches: Iterable[pa.RecordBatch], clock: PhaseTimer, scratch: Path) -> None:
-        self._task, self._clock, self._scratch = task, clock, scratch
-        self._held = _Spilled(scratch / "rows.arrow", batches)
+    def __init__(self, task: StepTask, held: Spilled, shared: BroadcastRows, clock: PhaseTimer, scratch: Path) -> None:
+        self._task, self._clock, self._scratch, self._shared = task, clock, scratch, shared
+        self._held = held
         self._bad: dict[int, list[tuple[np.ndarray, str]]] = {}
         """call -> which of its rows (bool[n]) are bad, or late, and why; no row is there twice"""
         self._dropped: dict[int, np.ndarray] = {}
@@ -150,8 +132,9 @@ class SortedOut:
         while True:
             taken = Taken(late=self.late, left_out=sum(int(rows.sum()) for rows in self._dropped.values()))
             try:
-                step = whole_step(self._task, state, timers, partial(self._calls, taken), taken, self._clock)
-                return iter(_Spilled(self._scratch / "output.arrow", step)), taken
+                calls = partial(self._calls, taken)
+                step = whole_step(self._task, state, timers, self._shared, calls, taken, self._clock)
+                return iter(Spilled(self._scratch / "output.arrow", step)), taken
             except _Refused as refused:
                 self._refuse(refused)
                 state.rollback()
@@ -224,7 +207,7 @@ def _unfit_rows(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, s
             raise error
         return
     broken = ((error.rows, error.reason) for error in errors)
-    for rows, reason in chain(_without_key(task, table), broken):
+    for rows, reason in chain(find_unfit(task, table), _without_key(task, table), broken):
         if (fresh := rows & ~found).any():
             found |= fresh
             yield fresh, reason
@@ -296,8 +279,8 @@ def _as_json(task: StepTask, table: pa.Table) -> list[str]:
     if operator.reads_several:
         shown = np.empty(table.num_rows, object)
         for name in operator.input_names:
-            places, own = split_input(table, name, operator.key.names)
             of_key = operator.key_columns(name)
+            places, own = split_input(table, name, operator.key.names if of_key else ())
             called = of_key | {original_column(key): column for key, column in of_key.items()}
             columns = {str(called.get(c, c)): own.column(c) for c in own.column_names}  # an original comes last
             shown[places] = [f"{{{json.dumps(name)}: {row}}}" for row in json_rows(pa.table(columns))]

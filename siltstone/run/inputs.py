@@ -21,6 +21,8 @@ from siltstone.time.event_time import RowTimes
 
 HASH = "__hash"
 READ = "__read"
+TO = "__to"
+"""the subtask that a row of a broadcast input goes to; null in other rows"""
 
 
 def original_column(key: str) -> str:
@@ -35,7 +37,7 @@ def misfit_reason(operator: Operator, key: str) -> str:
 
 def internal_names(operator: Operator) -> list[str]:
     """List the column names that the engine itself uses in the rows of a subtask."""
-    return [HASH, READ, *(original_column(name) for name in operator.key.names)]
+    return [HASH, READ, TO, *(original_column(name) for name in operator.key.names)]
 
 
 def list_columns(operator: Operator, name: str, every: Sequence[str], times: RowTimes | None) -> list[str]:
@@ -55,7 +57,7 @@ def list_columns(operator: Operator, name: str, every: Sequence[str], times: Row
             f"operator {operator.name} reads the column {taken[0]} of {name}, and has a key column of that name, which "
             "is another column there: rename the key column, or leave the column out of what it reads (inputs)"
         )
-    return [column for column in wanted if column not in operator.key.names]
+    return [column for column in wanted if column not in operator.key.names or not of_key]
 
 
 def order_columns(operator: Operator, name: str) -> list[str]:

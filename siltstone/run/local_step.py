@@ -22,6 +22,7 @@ from siltstone.operator import Operator
 from siltstone.run.inputs import (
     HASH,
     READ,
+    TO,
     check_columns,
     internal_names,
     list_columns,
@@ -33,7 +34,7 @@ from siltstone.run.read_rows import combine_all, combined_schema
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
-from siltstone.state.columns import null_mask, one_array
+from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.state.json_rows import SHOWN_CHARACTERS, json_rows
 from siltstone.state.types import is_nested
@@ -139,15 +140,29 @@ def split_rows(inputs: Mapping[str, pa.Table], task: StepTask) -> dict[int, list
         chosen = _combine(chosen, task)
     if not chosen.num_rows:
         return {}
+    if operator.broadcasts:
+        chosen = _send_to_each(chosen, task)
     if operator.order_by:
         chosen = chosen.take(_sort_order(chosen, operator))
     hashes = _hash(chosen, operator)
     chosen = chosen.append_column(HASH, pa.array(hashes.view(np.int64)))
-    groups, own = key_groups(hashes, task.max_parallelism), [task.groups(n) for n in range(task.parallelism)]
-    return {
-        subtask: chosen.filter(pa.array((groups >= part.start) & (groups < part.end))).to_batches()
-        for subtask, part in enumerate(own)
-    }
+    receiver = key_groups(hashes, task.max_parallelism).astype(np.int64) * task.parallelism // task.max_parallelism
+    if operator.broadcasts:
+        to = one_array(chosen.column(TO))
+        receiver = np.where(null_mask(to), receiver, fixed_values(to))
+    return {n: chosen.filter(pa.array(receiver == n)).to_batches() for n in range(task.parallelism)}
+
+
+def _send_to_each(rows: pa.Table, task: StepTask) -> pa.Table:
+    """Add `TO`: the rows of broadcast inputs once for each subtask, and null in the others."""
+    shared = np.zeros(len(rows), bool)
+    for name in task.operator.broadcasts.values():
+        if name in rows.column_names:
+            shared |= ~null_mask(rows.column(name))
+    one, each = rows.filter(pa.array(~shared)), rows.filter(pa.array(shared))
+    parts = [one.append_column(TO, pa.nulls(len(one), pa.int32()))]
+    parts += [each.append_column(TO, pa.array(np.full(len(each), n, np.int32))) for n in range(task.parallelism)]
+    return pa.concat_tables(parts)
 
 
 def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
@@ -172,15 +187,17 @@ def _join_inputs(inputs: Mapping[str, pa.Table], task: StepTask) -> pa.Table:
             continue
         _list_columns(rows, task, name)
         of_key = operator.key_columns(name)
-        keys = _select(pa.table({key: rows.column(column) for key, column in of_key.items()}), list(of_key), task)
+        given = {key: rows.column(column) for key, column in of_key.items()}
+        given = given or {field.name: pa.nulls(len(rows), field.type) for field in operator.key}
+        keys = _select(pa.table(given), list(given), task)
         read = list_columns(operator, name, rows.column_names, task.times.get(name))
         fields = {column: one_array(rows.column(column)) for column in read}
-        fields |= {each: one_array(keys.column(each)) for each in keys.column_names if each not in of_key}
+        fields |= {each: one_array(keys.column(each)) for each in keys.column_names if each not in given}
         null = pa.array(
             np.zeros(len(rows), bool)
         )  # no struct is; without any field, only this tells how many there are
         struct = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=null)
-        parts.append(keys.select(list(of_key)).append_column(name, struct))
+        parts.append(keys.select(list(given)).append_column(name, struct))
     return pa.concat_tables(parts, promote_options="default")
 
 

@@ -109,7 +109,8 @@ class _Part:
         with self.clock.phase("delta"):
             left = {} if self.written else {name: of for name, of in state.tables.items() if name not in bases}
             counts = {name: table.count_changed() for name, table in left.items()}
-            counts = {name: count for name, count in counts.items() if count.any()}
+            own = slice(state.groups.start, state.groups.end)  # of a broadcast table, others log the rest
+            counts = {name: count for name, count in counts.items() if count[own].any()}
             opaque = opaque_to_write(task, self.nothing.subtask, state)
         if not (bases or counts or opaque):
             self.acknowledgement = replace(self.nothing, logged=True)

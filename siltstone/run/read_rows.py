@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from siltstone.operator import Operator
 from siltstone.rows import split_input
-from siltstone.run.inputs import HASH, READ, original_column
+from siltstone.run.inputs import HASH, READ, TO, original_column
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import combine
 from siltstone.state.columns import null_mask, one_array
@@ -78,7 +78,7 @@ def digest_read(
     read = DigestedRows()
     sources = operator.input_names if sources is None else sources
     for name in sources:
-        places, own = split_input(table, name, operator.key.names)
+        places, own = split_input(table, name, operator.key.names if operator.key_columns(name) else ())
         own = own.append_column(HASH, one_array(table.column(HASH)).take(places))
         found = _digest_input(operator, own.append_column(READ, pa.repeat(name, len(places))))
         # Those of all inputs together have columns that no one has, whichever have rows.
@@ -117,16 +117,17 @@ class ReadRows:
 
     Args:
         sources: the inputs of the operator that are sources of the stream.
+        subtask: rows that come to every subtask count in the first.
 
     Attributes:
         read: those that came so far; None for an operator that reads no source.
         counts: source -> number of its rows, of an operator that reads several inputs.
     """
 
-    def __init__(self, operator: Operator, sources: Sequence[str]) -> None:
+    def __init__(self, operator: Operator, sources: Sequence[str], subtask: int = 0) -> None:
         self.read: DigestedRows | None = DigestedRows() if sources else None
         self.counts = dict.fromkeys(sources, 0) if operator.reads_several else {}
-        self._operator, self._sources = operator, sources
+        self._operator, self._sources, self._subtask = operator, sources, subtask
 
     def watch(self, batches: Iterator[pa.RecordBatch], clock: PhaseTimer) -> Iterator[pa.RecordBatch]:
         """Yield the rows, without `READ`, and digest them; this is the phase `digest`."""
@@ -137,10 +138,13 @@ class ReadRows:
 
     def _take(self, before: DigestedRows, batch: pa.RecordBatch) -> pa.RecordBatch:
         if READ not in batch.schema.names:
-            self.read = before + digest_read(self._operator, batch, self._sources)
+            own = batch
+            if self._subtask and TO in batch.schema.names:
+                own = batch.filter(pc.is_null(batch.column(TO)))  # pyright: ignore[reportAttributeAccessIssue]
+            self.read = before + digest_read(self._operator, own, self._sources)
             for name in self.counts:
-                if name in batch.schema.names:
-                    self.counts[name] += batch.num_rows - batch.column(name).null_count
+                if name in own.schema.names:
+                    self.counts[name] += own.num_rows - own.column(name).null_count
             return batch
         carried = batch.column(READ).drop_null().to_pylist()
         self.read = sum((DigestedRows.from_json(json.loads(value[1:])) for value in carried), before)

@@ -41,6 +41,7 @@ from siltstone.log import get_logger
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
+from siltstone.run.broadcasts import check_same_tables
 from siltstone.run.chains import NextChains, RunChains
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import (
@@ -388,6 +389,7 @@ class ConsistentRegion:
             Unreachable: the store failed on small changes that are too many to wait in memory.
         """
         self._coordinator.acknowledge(operator)
+        check_same_tables(operator, received)
         self._open.gathered.add(operator, received)
         self.clock.hear(operator, received)
         self._note_digests(operator, OperatorDigests.of(received))

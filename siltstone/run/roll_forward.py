@@ -13,7 +13,7 @@ import pyarrow as pa
 from siltstone.changelog.log import NOWHERE
 from siltstone.format.manifests import read_manifest
 from siltstone.format.segment import Segment
-from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import replaces
 from siltstone.restore.merge import Delta, newest_changes
 from siltstone.restore.restore import Block, apply_handle
@@ -57,13 +57,17 @@ def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
     mine = [each for each in blocks if each[0].variable in {*state.tables, *state.opaque}]
     if any(handle.form is Form.FILES for handle, _ in mine):
         return False
-    whole = {handle.variable: handle.sqn for handle, _ in mine if _is_base(handle)}
     if any(_is_base(handle) and handle.sqn <= task.restore.step for handle, _ in mine):
         return False
-    mine = [each for each in mine if each[0].sqn >= whole.get(each[0].variable, 0)]
+    whole = [handle for handle, _ in mine if _is_base(handle)]
+    replaced = [_is_replaced(handle, whole, _held(state, handle)) for handle, _ in mine]
+    if None in replaced:
+        return False
+    mine = [each for each, gone in zip(mine, replaced, strict=True) if not gone]
     state.begin(task.base_step, tracking=False)
-    for name in whole:
-        _clear(state, name)
+    for handle, _ in mine:
+        if _is_base(handle):
+            _clear(state, handle)
     _apply(state, task, mine, BlockReader(task.warehouse.store, objects))
     for table in state.tables.values():
         table.mark()
@@ -75,9 +79,25 @@ def _is_base(handle: Handle) -> bool:
     return handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
 
 
-def _clear(state: SubtaskState, name: str) -> None:
-    table = state.tables[name]
-    keys = [(rows.select(table.schema.primary_key.names), owners) for rows, owners in table.scan(state.groups)]
+def _held(state: SubtaskState, handle: Handle) -> KeyGroupRange:
+    """Return the key groups of a handle that the subtask has."""
+    table = state.tables.get(handle.variable)
+    held = state.groups if table is None else table.schema.held(state.groups, state.max_parallelism)
+    return handle.key_groups.intersect(held)
+
+
+def _is_replaced(handle: Handle, whole: Sequence[Handle], groups: KeyGroupRange) -> bool | None:
+    """Whether later bases hold what a change has in some key groups; None if they hold a part of it."""
+    later = [each for each in whole if each.variable == handle.variable and each.sqn > handle.sqn]
+    parts = [each.key_groups.intersect(groups) for each in later]
+    held = {group for part in parts for group in range(part.start, part.end)}
+    return bool(held) if len(held) in (0, len(groups)) else None
+
+
+def _clear(state: SubtaskState, base: Handle) -> None:
+    """Delete the rows that a base replaces."""
+    table, groups = state.tables[base.variable], _held(state, base)
+    keys = [(rows.select(table.schema.primary_key.names), owners) for rows, owners in table.scan(groups)]
     for rows, owners in keys:
         table.delete(key_batch(table.schema, rows, state.max_parallelism, owners))
 
@@ -91,7 +111,7 @@ def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader
     deltas: dict[str, list[Delta]] = {name: [] for name in state.tables}
     others: list[tuple[Handle, Block]] = []
     for handle, block in newest_first:
-        block_or_file, groups = next(fetched) if block is None else block, handle.key_groups.intersect(state.groups)
+        block_or_file, groups = next(fetched) if block is None else block, _held(state, handle)
         if handle.kind is Kind.OPAQUE or _is_base(handle):
             others.append((handle, block_or_file))
         else:
@@ -99,9 +119,11 @@ def _apply(state: SubtaskState, task: StepTask, blocks: Sequence[_Block], reader
             schema = state.tables[handle.variable].schema
             deltas[handle.variable].append(open_changes(handle, schema, [groups], block_or_file))
     for handle, block in others[::-1]:
-        apply_handle(state, handle, [handle.key_groups.intersect(state.groups)], block)
+        apply_handle(state, handle, [_held(state, handle)], block)
     for name, of in deltas.items():
-        for rows, owners in newest_changes(of, state.tables[name].schema, state.groups, task.max_parallelism):
+        schema = state.tables[name].schema
+        held = schema.held(state.groups, state.max_parallelism)
+        for rows, owners in newest_changes(of, schema, held, task.max_parallelism):
             apply_delta(state, name, rows, owners)
 
 
@@ -120,14 +142,17 @@ def _expect(state: SubtaskState, blocks: Sequence[_Block]) -> None:
 
 def _list_logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:
     """Return the changes of the interval's steps after a version, oldest first, and the objects that hold them."""
+    shared = {name for name, schema in task.operator.tables().items() if schema.broadcast}
     blocks: list[_Block] = []
     objects: list[StoredObject] = []
     for step in task.log:
         if step.step > version:
-            part = step.part(subtask)
-            blocks += [(handle, None) for handle in part.handles]
-            blocks += [each for packed in part.inline for each in _unpack(packed)]
-            objects += part.objects
+            for number in range(task.parallelism) if shared else [subtask]:
+                part = step.part(number)
+                found = [(handle, None) for handle in part.handles]
+                found += [each for packed in part.inline for each in _unpack(packed)]
+                blocks += [each for each in found if number == subtask or each[0].variable in shared]
+                objects += part.objects
     return blocks, objects
 
 
@@ -152,7 +177,7 @@ def _list_stored(task: StepTask, state: SubtaskState, version: int) -> tuple[lis
             handle
             for handle in manifest.handles
             if handle.operator == task.operator.name
-            and handle.key_groups.intersect(state.groups)
+            and _held(state, handle)
             and (handle.sqn > version or replaces(handle))
         ]
         blocks = [*((handle, None) for handle in sorted(wanted, key=lambda handle: handle.sqn)), *blocks]

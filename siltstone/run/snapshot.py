@@ -26,7 +26,7 @@ from siltstone.format.manifests import opaque_of, schemas_of
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.restore.export import opaque_rows
 from siltstone.restore.restore import digests_of
-from siltstone.run.task import identity
+from siltstone.run.task import held_digests, identity
 from siltstone.run.working_state import LOCK_WAIT_S, lock_directory
 from siltstone.state.backend import StateSnapshot, SubtaskState
 from siltstone.state.backends.named import backend
@@ -127,7 +127,7 @@ def _open_state(task: SnapshotTask) -> Iterator[SubtaskState]:
 
 def _copy(task: SnapshotTask, state: StateSnapshot) -> SnapshotPart:
     manifest, name = task.manifest, task.operator
-    digests = digests_of(state)
+    digests = digests_of(state, held=True)
     if identity(name, digests) != _accepted_identity(task, digests):
         raise _not_accepted_error(task)
     objects, rows = [], 0
@@ -175,7 +175,8 @@ def _accepted_identity(task: SnapshotTask, names: Collection[str]) -> str:
     """Return the identity of the subtask's tables and opaque variables in the accepted attempt."""
     manifest, groups = task.manifest, task.groups
     recorded, nothing = manifest.digests[task.operator], np.zeros(manifest.max_parallelism, np.uint64)
-    return identity(task.operator, {n: recorded.get(n, nothing)[groups.start : groups.end] for n in names})
+    whole = {name: recorded.get(name, nothing) for name in names}
+    return identity(task.operator, held_digests(whole, schemas_of(manifest, task.operator), groups))
 
 
 def _not_accepted_error(task: SnapshotTask) -> NoLiveState:

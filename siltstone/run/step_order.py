@@ -1,4 +1,4 @@
-"""The order of one step of one subtask: reset, late rows, `process`, timers, expiry, drain, prepare."""
+"""The order of one step of one subtask: reset, broadcast rows, late rows, `process`, timers, expiry, drain, prepare."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from siltstone.operator import State
 from siltstone.run import callbacks
+from siltstone.run.broadcasts import BroadcastRows
 from siltstone.run.event_times import count_rows, find_bad_times, find_late
 from siltstone.run.firing import StepTimers
 from siltstone.run.phase_timer import PhaseTimer
@@ -20,6 +21,7 @@ def process(
     task: StepTask,
     state: SubtaskState,
     timers: StepTimers,
+    shared: BroadcastRows,
     batches: Iterator[pa.RecordBatch],
     taken: Taken,
     clock: PhaseTimer,
@@ -40,7 +42,7 @@ def process(
             if len(rows):
                 yield from call(task, bound, rows, taken, clock)
 
-    return whole_step(task, state, timers, output, taken, clock)
+    return whole_step(task, state, timers, shared, output, taken, clock)
 
 
 def _cut_late(task: StepTask, table: pa.Table, taken: Taken) -> pa.Table:
@@ -60,6 +62,7 @@ def whole_step(
     task: StepTask,
     state: SubtaskState,
     timers: StepTimers,
+    shared: BroadcastRows,
     output: Callable[[State], Iterator[pa.RecordBatch]],
     taken: Taken,
     clock: PhaseTimer,
@@ -69,11 +72,13 @@ def whole_step(
     After a rollback of the state it may be run again: it opens the time indexes.
 
     Args:
+        shared: the rows of broadcast inputs, which come first.
         output: makes the calls, and their output (`step_schema`).
     """
     bound = State(task.operator, timers.open(), task.clock)
     with clock.phase("process"):
         callbacks.begin(task, state, bound)
+        shared.apply(bound)
     timers.begin_renewals()
     yield from output(bound)
     yield from timers.fire(bound, taken)

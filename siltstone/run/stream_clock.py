@@ -57,8 +57,8 @@ def clock_of(stream: Stream, operator: Operator, clock: StepClock | None) -> Ope
         return None
     seen = {name: SourceClock(one.watermark, one.before) for name, one in clock.sources.items()}
     for each in stream.sort_operators():
-        inputs = [seen[name] for name in each.input_names if name in seen]
-        told = len(inputs) == len(each.input_names)
+        inputs = [seen[name] for name in each.keyed_inputs if name in seen]
+        told = len(inputs) == len(each.keyed_inputs)
         own = SourceClock(_least(one.watermark for one in inputs), _least(one.before for one in inputs))
         if each.name == operator.name:
             return OperatorClock(clock.now, own.watermark, own.before) if told else OperatorClock(clock.now)

@@ -21,6 +21,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.format.output import OutputWriter, Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
+from siltstone.run.broadcasts import BroadcastRows, digest_tables
 from siltstone.run.callbacks import list_prepared
 from siltstone.run.dead_letters import LETTERS, SortedOut, file_letters
 from siltstone.run.event_times import HeardTimes
@@ -29,6 +30,7 @@ from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import Taken, open_operator, outputs_of, rows_of_output, step_schema
 from siltstone.run.read_rows import ReadRows
+from siltstone.run.spilled import Spilled
 from siltstone.run.staging import StagedOutput
 from siltstone.run.step_order import process
 from siltstone.run.task import DeadLetterOrder, StepTask
@@ -78,9 +80,9 @@ def _run(
 ) -> Iterator[pa.RecordBatch]:
     clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
     outputs = [name for name in (*operator.outputs, DEAD_LETTERS) if name in task.sinks]
-    reading, made = ReadRows(operator, task.read_sources), dict.fromkeys(outputs, DigestedRows())
-    heard = HeardTimes(task)
-    batches = heard.watch(reading.watch(batches, clock), clock)
+    reading, made = ReadRows(operator, task.read_sources, subtask), dict.fromkeys(outputs, DigestedRows())
+    heard, shared = HeardTimes(task), BroadcastRows(task, subtask)
+    batches = shared.take(heard.watch(reading.watch(batches, clock), clock))
     with ExitStack() as stack:
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
@@ -90,14 +92,16 @@ def _run(
             own = _staged(task, task.interval, name, table, name, subtask, attempt)
             staging[name] = own.write(outputs_of([operator])[name], task.upload.inline_bytes)
         with open_operator(task, subtask, clock):
-            if not task.sets_aside:
-                taken = Taken()
-                output = process(task, state, timers, batches, taken, clock)
-            else:
+            if task.sets_aside or operator.broadcasts:
                 work = task.warehouse.local.state(task.stream, task.epoch, operator.name, subtask).parent
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work))
-                sorted_out = SortedOut(task, batches, clock, Path(scratch))
+                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work)))
+                held = Spilled(scratch / "rows.arrow", batches)
+            if task.sets_aside:
+                sorted_out = SortedOut(task, held, shared, clock, scratch)
                 output, taken = sorted_out.run(state, timers)
+            else:
+                taken, batches = Taken(), iter(held) if operator.broadcasts else batches
+                output = process(task, state, timers, shared, batches, taken, clock)
             for batch in output:
                 name, rows = rows_of_output(operator, batch)
                 if name in made:
@@ -120,6 +124,7 @@ def _run(
         if task.dead_letters is not None:
             bad, files = sorted_out.count if sorted_out is not None else 0, len(_own_files(task.dead_letters, subtask))
             report = replace(report, rows_in=report.rows_in + bad, dead_letters=bad + files)
+        report = replace(report, rows_in=report.rows_in + shared.rows)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
         of_sources = {"read": reading.read, "rows_of": reading.counts, "heard": heard.heard}
@@ -148,7 +153,8 @@ def _report(
         prepared=list_prepared(task, state),
         event_time_max=taken.event_time,
         seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
-        table_rows={name: table.rows for name, table in state.tables.items()},
+        broadcast=digest_tables(state),
+        table_rows={n: 0 if subtask and of.schema.broadcast else of.rows for n, of in state.tables.items()},
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},
     )

@@ -11,6 +11,7 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import SOURCE, Operator
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state.schema import TableSchema
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
 from siltstone.time.clock_rules import OperatorClock
@@ -173,7 +174,7 @@ def identity(operator: str, digests: Mapping[str, np.ndarray]) -> str:
     Attempts with the same state have the same identity, on any host.
 
     Args:
-        digests: table or opaque variable -> uint64 per key group of the subtask.
+        digests: table or opaque variable -> uint64 per key group that the subtask has.
     """
     return checkpoint_digest({operator: digests})
 
@@ -185,7 +186,15 @@ def identities(operator: Operator, digests: Mapping[str, np.ndarray], parallelis
         digests: table or opaque variable -> uint64[groups]; one that is missing is empty.
         groups: total number of key groups.
     """
-    nothing = np.zeros(groups, np.uint64)
-    whole = {name: digests.get(name, nothing) for name in (*operator.tables(), *operator.opaque_variables())}
+    nothing, tables = np.zeros(groups, np.uint64), operator.tables()
+    whole = {name: digests.get(name, nothing) for name in (*tables, *operator.opaque_variables())}
     parts = KeyGroupRange(0, groups).split(parallelism)
-    return tuple(identity(operator.name, {n: d[part.start : part.end] for n, d in whole.items()}) for part in parts)
+    return tuple(identity(operator.name, held_digests(whole, tables, part)) for part in parts)
+
+
+def held_digests(
+    digests: Mapping[str, np.ndarray], tables: Mapping[str, TableSchema], groups: KeyGroupRange
+) -> dict[str, np.ndarray]:
+    """Return, of digests of all key groups, those of what a subtask has: its own, and all of broadcast tables."""
+    shared = {name for name, schema in tables.items() if schema.broadcast}
+    return {name: of if name in shared else of[groups.start : groups.end] for name, of in digests.items()}

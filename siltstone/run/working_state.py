@@ -116,7 +116,7 @@ def _is_forward(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseT
 def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
     """Whether the accepted attempt made this version. An attempt whose acknowledgement was lost may have left a version
     with the same number, while another host's attempt counts."""
-    return identity(task.operator.name, digests_of(state)) == task.base[subtask]
+    return identity(task.operator.name, digests_of(state, held=True)) == task.base[subtask]
 
 
 def _is_known(task: StepTask, state: SubtaskState) -> bool:

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.operator import Operator
-from siltstone.run.inputs import HASH, READ, check_columns, internal_names, list_columns, original_column
+from siltstone.run.inputs import HASH, READ, TO, check_columns, internal_names, list_columns, original_column
 from siltstone.run.read_rows import combine_all, combined_schema
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
@@ -155,7 +155,7 @@ def keyed_inputs(
     task: StepTask,
 ) -> DataFrame:
     """Make the rows of an operator with several inputs: the key's columns, of the declared types, and a struct per
-    input (`run.inputs`).
+    input (`run.inputs`); with broadcast tables also `TO`.
 
     Args:
         batch: the micro-batch; None in a step without one.
@@ -167,7 +167,7 @@ def keyed_inputs(
     if batch is not None and sources:
         one = len(task.sources) == 1
         own = [_InputOf(schemas[name], task, name, "" if one else f"{quote(name)}.") for name in sources]
-        parts.append(own[0].select(batch) if one else _select_sources(batch, own, operator))
+        parts.append(own[0].select(batch) if one else _select_sources(batch, own, task))
     read = [name for name in operator.input_names if name in outputs]
     parts += [_InputOf(schemas[name], task, name).select(outputs[name]) for name in read]
     frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
@@ -178,16 +178,29 @@ def keyed_inputs(
     return frame
 
 
-def _select_sources(batch: DataFrame, inputs: Sequence["_InputOf"], operator: Operator) -> DataFrame:
+def _select_sources(batch: DataFrame, inputs: Sequence["_InputOf"], task: StepTask) -> DataFrame:
     """Select the rows of some sources of a micro-batch, with the key of each."""
     some = {each.name: f"{quote(each.name)} is not null" for each in inputs}
     rows = batch.where(" or ".join(some.values()))
     keys = [
         f"case {' '.join(f'when {some[each.name]} then {each.keys[key]}' for each in inputs)} end as {quote(key)}"
-        for key in operator.key.names
+        for key in task.operator.key.names
     ]
     own = [f"case when {some[each.name]} then {each.struct} end as {quote(each.name)}" for each in inputs]
-    return rows.selectExpr(*keys, *own)
+    shared = " or ".join(some[each.name] for each in inputs if each.is_broadcast)
+    return rows.selectExpr(*keys, *own, *_receivers(task, shared or "false"))
+
+
+def _receivers(task: StepTask, shared: str) -> list[str]:
+    """Return SQL for `TO`, by which a row becomes one per subtask; nothing for an operator without broadcast tables.
+
+    Args:
+        shared: SQL for whether a row is of a broadcast input.
+    """
+    if not task.operator.broadcasts:
+        return []
+    every, none = f"sequence(0, {task.parallelism - 1})", "array(cast(null as int))"
+    return [f"explode(case when {shared} then {every} else {none} end) as {TO}"]
 
 
 class _InputOf:
@@ -197,6 +210,7 @@ class _InputOf:
         UsageError: the input lacks a column that the operator reads.
 
     Attributes:
+        is_broadcast: whether its rows go to every subtask; they have no key.
         keys: key column -> SQL for it.
         struct: SQL for the struct of the columns that it reads.
         kind: the type of that.
@@ -208,8 +222,9 @@ class _InputOf:
         columns, of_key = list_columns(operator, name, every, task.times.get(name)), operator.key_columns(name)
         check_columns(operator, name, [], [*of_key.values(), *columns], schema.names)  # of an output, nobody has yet
         kinds = {key: schema[column].dataType for key, column in of_key.items()}
-        self.name = name
-        self.keys = {
+        self.name, self.is_broadcast, self._task = name, name in operator.broadcasts.values(), task
+        nulls = {f.name: f"cast(null as {spark_type(f.type).simpleString()})" for f in operator.key}
+        self.keys = nulls | {
             key: cast_key(prefix + quote(column), kinds[key], operator, key, fails=fails)
             for key, column in of_key.items()
         }
@@ -223,7 +238,8 @@ class _InputOf:
     def select(self, rows: DataFrame) -> DataFrame:
         """Select the key's columns and the struct of rows that are all of the input."""
         keys = [f"{sql} as {quote(key)}" for key, sql in self.keys.items()]
-        return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}")
+        receivers = _receivers(self._task, "true" if self.is_broadcast else "false")
+        return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}", *receivers)
 
 
 def _struct(columns: Iterable[str], renamed: Mapping[str, str], name: str, prefix: str = "") -> str:

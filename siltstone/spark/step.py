@@ -17,7 +17,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError
 from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
-from siltstone.run.inputs import HASH
+from siltstone.run.inputs import HASH, TO
 from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, step_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import run_subtask, run_subtask_again
@@ -30,6 +30,7 @@ from siltstone.spark.placement import Placement, shuffle
 from siltstone.spark.types import quote
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
+from siltstone.state.columns import fixed_values, null_mask
 from siltstone.state.hashing import key_groups
 
 JOB_TAGS = "spark.job.tags"
@@ -250,6 +251,7 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
     key_hash = hash_of(task.operator)
     group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
+    subtask = f"coalesce({TO}, {subtask})" if task.operator.broadcasts else subtask
     shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by and (order := _order_of(task.operator, shuffled.columns)):
         shuffled = shuffled.sortWithinPartitions(*order)
@@ -392,7 +394,11 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
     for batch in batches:
         if batch.num_rows:
             groups = key_groups(batch.column(HASH).to_numpy().view(np.uint64), task.max_parallelism)
-            if groups.min() < own.start or groups.max() >= own.end:
+            is_own = (groups >= own.start) & (groups < own.end)
+            if TO in batch.schema.names:
+                to = batch.column(TO)
+                is_own = np.where(null_mask(to), is_own, fixed_values(to) == subtask)
+            if not is_own.all():
                 raise StateError(
                     f"operator {task.operator.name}: subtask {subtask} got rows of another one in step {task.step}"
                 )

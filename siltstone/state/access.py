@@ -206,7 +206,7 @@ class MapAccess:
                     raise UsageError(f"{self._name}: key column {name} is null in {nulls} entries")
                 raise _null_error(f"{self._name}: map key {name}", table.column(name), xxhash64(owners.columns), owners)
         batch = key_batch(schema, table, self._state.max_parallelism)
-        groups = self._state.groups
+        groups = schema.held(self._state.groups, self._state.max_parallelism)
         if len(batch) and not (batch.key_groups.min() in groups and batch.key_groups.max() in groups):
             raise UsageError(f"{self._name}: entries of keys of another subtask: use keys of the rows alone")
         first, entry = find_distinct(batch.hashes, batch.columns.columns)

@@ -82,8 +82,8 @@ def _table(state: KeyedState, table: str) -> StateTable:
 
 def _batch(state: KeyedState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None) -> Keys:
     batch = key_batch(target.schema, rows, state.max_parallelism, key_groups)
-    groups = batch.key_groups
-    if len(groups) and not (groups.min() in state.groups and groups.max() in state.groups):
+    groups, held = batch.key_groups, target.schema.held(state.groups, state.max_parallelism)
+    if len(groups) and not (groups.min() in held and groups.max() in held):
         raise StateError(
             f"rows of key groups {groups.min()} to {groups.max()} do not belong to a subtask that has "
             f"{state.groups.start} to {state.groups.end - 1}"

@@ -7,6 +7,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from siltstone.errors import SchemaConflict, UsageError
+from siltstone.model import KeyGroupRange
 from siltstone.state.nested import has_more_fields
 from siltstone.state.types import checked_type, is_nested, is_wider, type_of, type_text, value_type_of
 
@@ -29,6 +30,9 @@ class TableSchema:
     Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone);
     of value columns also structs and lists of them.
 
+    Every subtask has all rows of a `broadcast` table, whose key is its own and not the operator's. Of its key groups,
+    each is logged by the subtask that has it, as those of any other table.
+
     A table stores a nested value as bytes (`state.nested`). So `value`, `rows` and `changes` have such a column as
     binary; `nested` has its type, and `shown_value`, `shown_rows` and `shown_changes` have it as users see it.
 
@@ -39,6 +43,7 @@ class TableSchema:
     key: pa.Schema
     subkey: pa.Schema
     value: pa.Schema
+    broadcast: bool = False
     nested: tuple[tuple[str, pa.DataType], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +62,10 @@ class TableSchema:
         object.__setattr__(self, "nested", nested)
         stored = [column.with_type(pa.binary()) if column.name in dict(nested) else column for column in self.value]
         object.__setattr__(self, "value", pa.schema(stored))
+
+    def held(self, own: KeyGroupRange, max_parallelism: int) -> KeyGroupRange:
+        """Return the key groups of the table that a subtask with the key groups `own` has."""
+        return KeyGroupRange(0, max_parallelism) if self.broadcast else own
 
     @property
     def primary_key(self) -> pa.Schema:
@@ -91,15 +100,19 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}; of a nullable column
-        of the key or subkey it is [name, type, "nullable"]."""
+        of the key or subkey it is [name, type, "nullable"]. A broadcast table also has {"broadcast": true}."""
         value = [[f.name, type_text(f.type)] for f in self.shown_value]
-        return {"key": describe_key(self.key), "subkey": describe_key(self.subkey), "value": value}
+        plain = {"key": describe_key(self.key), "subkey": describe_key(self.subkey), "value": value}
+        return plain | {"broadcast": True} if self.broadcast else plain
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> Self:
         """Make a schema from the result of `to_json`."""
         value = pa.schema([(name, value_type_of(kind)) for name, kind in text["value"]])
-        return cls(_parse_key(text["key"]), _parse_key(text["subkey"]), value)
+        broadcast = text.get("broadcast", False)
+        if broadcast not in (False, True):
+            raise UsageError(f"a table's broadcast is {broadcast!r}: it is true, or left out")
+        return cls(_parse_key(text["key"]), _parse_key(text["subkey"]), value, broadcast)
 
     def reads(self, field: pa.Field, stored: pa.DataType) -> bool:
         """Whether a stored column may be read as `field`: it has its type or, of a value column, a narrower one."""
@@ -115,6 +128,7 @@ class TableSchema:
         old, new = recorded.to_json(), self.to_json()
         kept = {n: t for n, t in new["value"]}
         same = all(key_follows(new[part], old[part]) for part in ("key", "subkey"))
+        same = same and self.broadcast == recorded.broadcast
         if not same or any(n not in kept or not _value_follows(kept[n], t) for n, t in old["value"]):
             rule = (
                 "value columns may be added, or get a wider integer, float64 for float32, a decimal of more digits and "

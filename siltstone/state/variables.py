@@ -24,8 +24,10 @@ from siltstone.state.access import (
     WindowAccess,
 )
 from siltstone.state.backend import KeyedState
+from siltstone.state.broadcast import BroadcastAccess
 from siltstone.state.schema import WRITTEN_AT, TableSchema
 from siltstone.state.ttl import CLOCKS, STAMP, TTL, check_clock
+from siltstone.state.types import is_nested
 
 ColumnTypes: TypeAlias = pa.Schema | Mapping[str, pa.DataType]
 T = TypeVar("T")
@@ -264,6 +266,42 @@ class Timer(Variable):
 
     def bind(self, name: str, state: KeyedState) -> TimerAccess:
         return TimerAccess(name, state.tables)
+
+
+@dataclass(frozen=True)
+class BroadcastState(Variable):
+    """A table that every subtask has: rules, rates, what all keys go by. It has a key of its own.
+
+    Its rows are those of an input, `reads`: a source, or an output of another operator, which has these columns. Each
+    row goes to every subtask, before the other rows of the step. Of the rows of a key, the one with the greatest `by`
+    stays, a column of `value` that is never null, whenever it comes. `removed` names a boolean column of `value`: a row
+    in which it is true is not there, but stays, so that no older one comes back.
+
+    A row that has no key or no `by` is a bad row (`on_bad_row`).
+    """
+
+    reads: str
+    key: ColumnTypes
+    value: ColumnTypes
+    by: str
+    removed: str | None = None
+
+    def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
+        own, value = key_of(self.key, (), f"the key of {name}"), schema_of(self.value, f"the value of {name}")
+        if self.by not in value.names or is_nested(value.field(self.by).type):
+            raise UsageError(f"{name}: by is {self.by!r}: name the column of its value by which a row is newer")
+        if self.removed is not None and (
+            self.removed not in value.names or not pa.types.is_boolean(value.field(self.removed).type)
+        ):
+            raise UsageError(f"{name}: removed is {self.removed!r}: name a boolean column of its value")
+        return {name: TableSchema(own, _NOTHING, value, broadcast=True)}
+
+    def layout(self) -> str:
+        removed = "" if self.removed is None else f", removed {self.removed}"
+        return f"{super().layout()} by {self.by}{removed}"
+
+    def bind(self, name: str, state: KeyedState) -> BroadcastAccess:
+        return BroadcastAccess(name, state, self.by, self.removed)
 
 
 @dataclass(frozen=True)

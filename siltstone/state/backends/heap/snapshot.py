@@ -69,7 +69,7 @@ class HeapTableSnapshot:
 
     def __init__(self, pin: Path, header: dict[str, Any], ordinal: int, name: str) -> None:
         self.schema = TableSchema.from_json(header["schemas"][name])
-        counts, self.digests = load_record(header, name, HeapCounts)
+        counts, self.digests = load_record(header, name, self.schema, HeapCounts)
         self.rows = counts.live
         self._name, self._pin = name, pin
         layout = Layout(self.schema)

@@ -90,10 +90,9 @@ class HeapState:
         self._tables: dict[str, HeapTable] = {}
         self.tables: Mapping[str, StateTable] = self._tables
         for name, schema in sorted(schemas.items()):
-            counts, digests = load_record(self._header, name, HeapCounts)
-            self._tables[name] = HeapTable(
-                schema, groups, max_parallelism, directory / "tables" / name, counts, digests
-            )
+            counts, digests = load_record(self._header, name, schema, HeapCounts)
+            held = schema.held(groups, max_parallelism)
+            self._tables[name] = HeapTable(schema, held, max_parallelism, directory / "tables" / name, counts, digests)
         self._pending = set(self._undo_steps())
         """steps with before-images; an interval may have many, so they are read when they are needed"""
         for step in sorted((step for step in self._pending if step > self.version), reverse=True):
@@ -170,7 +169,7 @@ class HeapState:
             drop_pins(self.directory, above=before["version"])
             for ordinal, (name, table) in enumerate(self._tables.items()):
                 images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
-                table.restore(images, *load_record(before, name, HeapCounts))
+                table.restore(images, *load_record(before, name, table.schema, HeapCounts))
             self._replace(self.directory / "header", frames[0].records.tobytes())
             self._header = before
             self.version = before["version"]

@@ -30,7 +30,9 @@ def open_tables(
     tables = {}
     for ordinal, name in enumerate(sorted(schemas)):
         prefixes = table_prefix(ROWS, ordinal), table_prefix(LISTS, ordinal)
-        tables[name] = RocksDBTable(schemas[name], groups, max_parallelism, database, write, prefixes)
+        schema = schemas[name]
+        held = schema.held(groups, max_parallelism)
+        tables[name] = RocksDBTable(schema, held, max_parallelism, database, write, prefixes)
     return tables
 
 

@@ -70,7 +70,7 @@ class RocksDBSnapshot(StateSnapshot):
         schemas = {name: TableSchema.from_json(schema) for name, schema in header["schemas"].items()}
         tables = open_tables(self._database, schemas, self.groups, header["max_parallelism"], _refuse)
         for name, table in tables.items():
-            table.reset(*load_record(header, name, RocksDBCounts))
+            table.reset(*load_record(header, name, table.schema, RocksDBCounts))
         self.tables: Mapping[str, TableSnapshot] = tables
 
     def release(self) -> None:
@@ -353,7 +353,7 @@ class RocksDBState:
 
     def _reset_tables(self) -> None:
         for name, table in self._tables.items():
-            table.reset(*load_record(self._header, name, RocksDBCounts))
+            table.reset(*load_record(self._header, name, table.schema, RocksDBCounts))
 
     # Opaque values
 

@@ -1,0 +1,153 @@
+"""Broadcast tables: what they hold, the same in every subtask whatever happens, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import siltstone as st
+from siltstone.change.edit import find_editable
+from siltstone.errors import BadRow, UsageError
+from siltstone.state.broadcast import BroadcastAccess
+from siltstone.testing import StreamTester
+
+SCHEMA: dict[str, Any] = {
+    "payments": {"card": pa.int64(), "country": pa.string(), "amount": pa.int64()},
+    "rules": {"country": pa.string(), "limit": pa.int64(), "version": pa.int64(), "gone": pa.bool_()},
+}
+
+
+class Checked(st.Operator):
+    """Counts each card's payments above the limit of their country."""
+
+    name = "checked"
+    key: Any = {"card": pa.int64()}  # noqa: RUF012
+    reads: Any = {"payments": {"card": "card"}}  # noqa: RUF012
+    output: Any = {"card": pa.int64(), "amount": pa.int64(), "limit": pa.int64(), "rules": pa.int64()}  # noqa: RUF012
+    order_by = ("payments.amount",)
+    above = st.ValueState(value={"count": pa.int64()})
+    rules = st.BroadcastState(
+        reads="rules",
+        key={"country": pa.string()},
+        value={"limit": pa.int64(), "version": pa.int64(), "gone": pa.bool_()},
+        by="version",
+        removed="gone",
+    )
+
+    def process(self, rows: st.Rows, state: st.State) -> pa.Table:
+        payments = rows.of("payments")
+        limits = state.rules.get(payments.table)["limit"]
+        found = state.rules.table
+        is_above = np.asarray(pa.compute.fill_null(pa.compute.greater(payments.table["amount"], limits), False))
+        above = payments.filter(is_above)
+        if len(above):
+            old = state.above.get(above.keys)
+            state.above.put(above.keys, {"count": above.count(initial=old["count"])})
+        count = pa.array(np.full(len(payments), len(found)))
+        return payments.table.select(["card", "amount"]).append_column("limit", limits).append_column("rules", count)
+
+
+def card_tester(parallelism: int = 1, **options: Any) -> StreamTester:
+    given = {key: options.pop(key) for key in ("on_bad_row",) if key in options}
+    stream = st.Stream(
+        "cards",
+        sources={"payments": None, "rules": None},
+        operators=[Checked()],
+        sinks={"checked": None},
+        max_parallelism=16,
+        **given,
+    )
+    return StreamTester(stream, parallelism=parallelism, schema=SCHEMA, **options)
+
+
+def rule(country: str | None, limit: int, version: int | None, gone: bool | None = None) -> dict[str, Any]:
+    return {"country": country, "limit": limit, "version": version, "gone": gone}
+
+
+def payment(card: int, country: str, amount: int) -> dict[str, Any]:
+    return {"card": card, "country": country, "amount": amount}
+
+
+def limits_of(out: Any) -> dict[int, int | None]:
+    return {row["card"]: row["limit"] for row in out["checked"].to_pylist()}
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_every_subtask_has_the_newest_rule_of_the_step(parallelism: int, backend: str) -> None:
+    with card_tester(parallelism, backend=backend) as t:
+        cards = [payment(card, "de", 7) for card in range(8)]
+        out = t.step({"rules": [rule("de", 5, 1), rule("at", 9, 1)], "payments": cards})
+        assert limits_of(out) == dict.fromkeys(range(8), 5)
+        out = t.step({"rules": [rule("de", 4, 1), rule("de", 6, 2)], "payments": cards})
+        assert limits_of(out) == dict.fromkeys(range(8), 6)
+        t.step({"rules": [rule("de", 99, 1)]})  # an older one that comes late
+        t.step({"rules": [rule("at", 0, 2, True)]})
+        out = t.step({"rules": [rule("at", 8, 1)], "payments": [payment(card, "at", 7) for card in range(8)]})
+        assert limits_of(out) == dict.fromkeys(range(8))
+        assert {row["rules"] for row in out["checked"].to_pylist()} == {1}
+        assert t.state("checked", "rules").num_rows == 2
+
+
+def test_values_are_as_of_the_rows_that_came_so_far_and_start_empty() -> None:
+    with card_tester(2) as t:
+        assert limits_of(t.step({"payments": [payment(1, "de", 5)]})) == {1: None}
+        assert limits_of(t.step({"rules": [rule("de", 5, 1)]})) == {}
+        assert limits_of(t.step({"payments": [payment(1, "de", 5)]})) == {1: 5}
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (rule(None, 1, 1), "broadcast table checked.rules: country is null"),
+        (rule("de", 1, None), "broadcast table checked.rules: version is null"),
+    ],
+)
+def test_a_row_without_key_or_order_is_bad(row: dict[str, Any], why: str) -> None:
+    with card_tester(2) as t, pytest.raises(BadRow, match=f"{why} in 1 rows"):
+        t.step({"rules": [row]})
+    with card_tester(3, on_bad_row="dead-letter") as t:
+        out = t.step({"rules": [row, rule("de", 5, 1)], "payments": [payment(card, "de", 7) for card in range(6)]})
+        assert limits_of(out) == dict.fromkeys(range(6), 5)
+        [letter] = t.dead_letters.to_pylist()
+        assert (letter["operator"], letter["reason"]) == ("checked", why)
+        assert letter["row"].startswith('{"rules": {"country": ')
+        t.restart(lost=True)
+        t.replay()
+
+
+def test_rows_of_every_subtask_count_once() -> None:
+    with card_tester(3) as t:
+        t.step({"rules": [rule("de", 1, 1), rule("at", 1, 1)], "payments": [payment(n, "de", 1) for n in range(5)]})
+        statistics = t._place.catalog.checkpoints.get_latest("cards").statistics  # noqa: SLF001
+    assert statistics["rows_in"] == 7
+    assert statistics["operators"]["checked"]["rows_in"] == 7
+    assert statistics["state_rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"reads": "payments"}, "reads rules for its broadcast table rules: let reads be a dict of its other inputs"),
+        ({"reads": {"rules": {"card": "card"}}}, "reads rules for its broadcast table rules: let reads be a dict"),
+        ({"rules": st.BroadcastState("r", {"a": pa.int64()}, {"b": pa.int64()}, by="c")}, "rules: by is 'c': name the"),
+        (
+            {"rules": st.BroadcastState("r", {"a": pa.int64()}, {"b": pa.int64()}, by="b", removed="b")},
+            "rules: removed is 'b': name a boolean column of its value",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        type("Other", (Checked,), fields)()
+
+
+def test_the_table_is_read_only_and_not_edited() -> None:
+    with pytest.raises(
+        UsageError, match="rules of checked is a broadcast table, whose rows are those of its input rules"
+    ):
+        find_editable(
+            st.Stream("cards", sources={"payments": None, "rules": None}, operators=[Checked()]), "checked", "rules"
+        )
+    assert not hasattr(BroadcastAccess, "put")
