@@ -30,15 +30,14 @@ def check_key_types(given: T.StructType, operator: Operator, name: str) -> None:
     Raises:
         UsageError: one has not, or its text is compared by a collation.
     """
-    columns = operator.key_columns(name)
-    for field in operator.key:
-        kind, declared = given[columns[field.name]].dataType, spark_type(field.type)
-        what = f"operator {operator.name}: key column {field.name}"
+    for key, column in operator.key_columns(name).items():
+        kind, declared = given[column].dataType, spark_type(operator.key.field(key).type)
+        what = f"operator {operator.name}: key column {key}"
         collation = getattr(kind, "collation", _BINARY)  # none before Spark 4.0
         if collation != _BINARY:
             raise UsageError(
                 f"{what} is text of the collation {collation}, by which several texts are equal, and a key is compared "
-                f"by its bytes: choose one text for each in the source, such as lower({columns[field.name]}), and "
+                f"by its bytes: choose one text for each in the source, such as lower({column}), and "
                 f"collate it {_BINARY}"
             )
         if not (needs_no_cast(kind, declared) or _may_cast(kind, declared)):

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
-from siltstone.operator import MapState, Operator, Rows, State, ValueState
+from siltstone.operator import BroadcastState, MapState, Operator, Rows, State, ValueState
 from siltstone.spark.inputs import columns_read, unite
 from siltstone.spark.operations import stream_runner
 from siltstone.spark.operations.holding import open_region
@@ -54,6 +54,40 @@ class Prices(Operator):
         return rows.keys.with_columns({"rows": rows.count()})
 
 
+class Known(Operator):
+    """Counts the rows of keys that a broadcast table has."""
+
+    name = "known"
+    key = {"auction": pa.int64()}  # noqa: RUF012
+    reads = {"bids": {"auction": "auction"}}  # noqa: RUF012
+    output = {"auction": pa.int64(), "newest": pa.string(), "all": pa.int64()}  # noqa: RUF012
+    rows = ValueState({"n": pa.int64()})
+    table = BroadcastState(
+        "auctions", {"id": pa.int64()}, {"Price": pa.string(), "tags": pa.list_(pa.string())}, by="Price"
+    )
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Count, and show the table."""
+        ids = {name: rows.keys.columns["auction"] for name in state.table.table.column_names[:1]}
+        found = state.table.lookup(ids)
+        keys = rows.keys.take(np.flatnonzero(found.found))
+        state.rows.put(keys, {"n": state.rows.get(keys)["n"].fill_null(0).combine_chunks()})
+        newest = found.values[found.values.column_names[0]].cast(pa.string())
+        return rows.keys.with_columns({"newest": newest, "all": np.full(len(rows.keys), len(state.table.table))})
+
+
+class KnownDoubles(Known):
+    """Has a table of an operator's output."""
+
+    table = BroadcastState("doubles", {"number": pa.int64()}, {"Price": pa.int64()}, by="Price")
+
+
+class KnownBids(Known):
+    """Has a table of the only source."""
+
+    table = BroadcastState("source", {"auction": pa.string()}, {"Price": pa.int64()}, by="Price")
+
+
 class Doubles(Operator):
     """Hands its rows on, under another name of the key."""
 
@@ -70,6 +104,19 @@ class Doubles(Operator):
 
 
 SOURCES: Any = {"auctions": None, "bids": None}
+SHARED = Stream("shared", sources=SOURCES, operators=[Known()], max_parallelism=8)
+SHARED_OUTPUT = Stream(
+    "shared_output",
+    sources=SOURCES,
+    operators=[KnownDoubles(reads={"auctions": {"id": "auction"}}), Doubles(), Prices()],
+    max_parallelism=8,
+)
+SHARED_ALONE = Stream(
+    "shared_alone",
+    None,
+    operators=[KnownBids(reads={"doubles": {"number": "auction"}}), Doubles(reads="source")],
+    max_parallelism=8,
+)
 BOTH = Stream("both", sources=SOURCES, operators=[Prices()], max_parallelism=8)
 CHAIN = Stream(
     "chain",
@@ -115,7 +162,9 @@ def read_by(stream: Stream, frames: Mapping[str, DataFrame]) -> dict[str, Sequen
     }
 
 
-@pytest.mark.parametrize("stream", [BOTH, CHAIN, ONE], ids=lambda stream: stream.name)
+@pytest.mark.parametrize(
+    "stream", [BOTH, CHAIN, ONE, SHARED, SHARED_OUTPUT, SHARED_ALONE], ids=lambda stream: stream.name
+)
 def test_spark_leaves_the_state_that_one_process_leaves(spark: SparkSession, tmp_path: Path, stream: Stream) -> None:
     with ExitStack() as stack:
         place = stack.enter_context(OpenWarehouse.open_writable(str(tmp_path / "w")))
@@ -137,8 +186,8 @@ def test_spark_leaves_the_state_that_one_process_leaves(spark: SparkSession, tmp
             region.complete()
             assert region.digest == tester.digest, rows
             counts = {name: sum(a.rows_in for a in received) for name, received in done.received.items()}
-            if stream is BOTH:
-                assert counts == {"prices": sum(map(len, rows.values()))}
+            if stream in (BOTH, SHARED):
+                assert set(counts.values()) == {sum(map(len, rows.values()))}
         tester.replay(parallelism=1)
 
 
