@@ -38,7 +38,7 @@ class TableShape:
 
     Attributes:
         schema: None for an opaque variable.
-        key: the operator's key columns.
+        key: the key columns: the operator's, or those of a broadcast table.
     """
 
     operator: str
@@ -62,7 +62,7 @@ class TableShape:
             known = ", ".join(sorted({*tables, *opaque}))
             raise UsageError(f"{where}: operator {operator} has no variable {name!r}: it has {known}")
         key = TableSchema.from_json({"key": manifest.operators[operator]["key"], "subkey": [], "value": []}).primary_key
-        return cls(operator, name, tables.get(name), key)
+        return cls(operator, name, tables.get(name), tables[name].key if name in tables else key)
 
     @property
     def columns(self) -> pa.Schema:

@@ -24,7 +24,7 @@ from siltstone.chains.costs import (
 from siltstone.chains.policy_rules import CheckpointCost, Decision, PolicyState, RestoreBound, RestoreCost
 from siltstone.chains.postpone_rules import postpone_bases
 from siltstone.chains.restore_rules import NEWEST, share_restore
-from siltstone.errors import CorruptObject, Unreachable
+from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest, schemas_of
 from siltstone.format.versions import Versions, next_versions
@@ -84,6 +84,9 @@ class RunChains:
         reader: reads the manifests of materializations.
         postpones: whether the run's background thread makes the bases that end chains, while the bounds leave room for
             more deltas (`postpone_rules`).
+
+    Raises:
+        UsageError: the stream has broadcast tables, and the policy makes files.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class RunChains:
         """that checkpoint and those prepared since, if this run has taken them -> the checksums of their `.files`
         objects"""
         self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
+        _check_broadcasts(stream, policy)
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
         self._decisions: dict[Table, Decision] = {}
@@ -398,6 +402,16 @@ class RunChains:
                 self._policies[operator, table], base, deltas
             )
             self._first[operator, table] = checkpoint
+
+
+def _check_broadcasts(stream: Stream, policy: Policy) -> None:
+    """Check that broadcast tables, of which each subtask stores a part, are not to be files, which have all rows."""
+    shared = [f"{op.name}.{table}" for op in stream.operators for table in op.broadcasts]
+    if shared and policy.decide(policy.start()).form is Form.FILES:
+        raise UsageError(
+            f"stream {stream.name} has the broadcast table {shared[0]}, which every subtask has and RocksDB's files "
+            "would store as often: use --policy marginal-cost"
+        )
 
 
 def _reason(decisions: Mapping[str, Decision]) -> str:

@@ -46,11 +46,6 @@ def write_files(
     """
     if not isinstance(state, RowFilesState) or task.checkpoint is None:
         raise UsageError("checkpoints are files of RocksDB only with `--backend rocksdb`: use another policy")
-    if shared := [name for name, table in state.tables.items() if table.schema.broadcast]:
-        raise UsageError(
-            f"operator {task.operator.name} has the broadcast table {shared[0]}, of which each subtask stores a part: "
-            "checkpoints cannot be files of RocksDB: use another policy, such as --policy adaptive"
-        )
     local, before = LocalFiles(state.directory / LOCAL_SETS), task.checkpoint.files.get(state.groups)
     last = local.of(before)
     tables = set(state.tables)

@@ -1,14 +1,19 @@
 """Broadcast tables: what they hold, the same in every subtask whatever happens, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import siltstone as st
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import policy_by_name
 from siltstone.change.edit import find_editable
 from siltstone.errors import BadRow, UsageError
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.state.broadcast import BroadcastAccess
 from siltstone.testing import StreamTester
 
@@ -39,7 +44,7 @@ class Checked(st.Operator):
         payments = rows.of("payments")
         limits = state.rules.get(payments.table)["limit"]
         found = state.rules.table
-        is_above = np.asarray(pa.compute.fill_null(pa.compute.greater(payments.table["amount"], limits), False))
+        is_above = np.asarray(pc.fill_null(pc.greater(payments.table["amount"], limits), False))
         above = payments.filter(is_above)
         if len(above):
             old = state.above.get(above.keys)
@@ -141,6 +146,16 @@ def test_rows_of_every_subtask_count_once() -> None:
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         type("Other", (Checked,), fields)()
+
+
+def test_its_checkpoints_cannot_be_files(tmp_path: Path) -> None:
+    stream = st.Stream("cards", sources={"payments": None, "rules": None}, operators=[Checked()])
+    with (
+        OpenWarehouse.open_writable(str(tmp_path / "w")) as place,
+        pytest.raises(UsageError, match="--policy marginal-cost"),
+    ):
+        options = RegionOptions(backend="rocksdb")
+        ConsistentRegion.open(stream, place.warehouse, place.catalog, policy_by_name("files"), options, "me")
 
 
 def test_the_table_is_read_only_and_not_edited() -> None:
