@@ -57,7 +57,9 @@ def draw_steps(
     """Draw `least` to `most` steps, in which each source gives `rows` rows or more, with these keys."""
     key = st.sampled_from(keys)
     asks = st.lists(st.tuples(key, moment, until, value), min_size=rows, max_size=5)
-    bids = st.lists(st.tuples(key, moment, price), min_size=rows, max_size=5)
+    # Bids of one key at one time are alternatives for a lookup.
+    tied = st.tuples(key, moment, st.lists(price, min_size=1, max_size=2))
+    bids = st.lists(tied, min_size=rows, max_size=4).map(lambda drawn: [(*bid, b) for *bid, own in drawn for b in own])
     return st.lists(st.tuples(both, asks, bids), min_size=least, max_size=most).map(batches_of)
 
 
