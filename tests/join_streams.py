@@ -1,10 +1,11 @@
-"""Streams that join two sources, rows for them of which none is late, and the joins computed by hand, pair by pair."""
+"""Streams that join two sources, and rows for them."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute
@@ -23,9 +24,11 @@ DELAY = 4
 """of both sources, in minutes"""
 SCHEMA = {
     "asks": {"id": pa.int32(), "at": TIME, "until": TIME, "a": pa.int64()},
-    "bids": {"k": pa.int64(), "at": TIME, "b": pa.int64()},
+    "bids": {"k": pa.int64(), "at": TIME, "b": pa.float64()},
 }
-COLUMNS = {"asks": {"at": TIME, "until": TIME, "a": pa.int64()}, "bids": {"b": pa.int64()}}
+FLOATS = {"asks": {**SCHEMA["asks"], "id": pa.float32()}, "bids": {**SCHEMA["bids"], "k": pa.float64()}}
+"""the same with floats for keys"""
+COLUMNS = {"asks": {"at": TIME, "until": TIME, "a": pa.int64()}, "bids": {"b": pa.float64()}}
 JOIN = {
     "key": {"k": pa.int64()},
     "reads": {"asks": {"id": "k"}, "bids": {"k": "k"}},
@@ -35,8 +38,9 @@ JOIN = {
 }
 BOUNDS: list[tuple[int, int | str]] = [(0, 5), (-3, 3), (-6, -2), (2, 7), (0, 0), (0, "until"), (-2, "until")]
 """intervals, in minutes"""
-Ask = tuple[int, datetime, datetime | None, int | None]
-Bid = tuple[int, datetime, int | None]
+Row: TypeAlias = tuple[Any, ...]
+Ask = tuple[float | None, datetime, datetime | None, int | None]
+Bid = tuple[float | None, datetime, float | None]
 
 
 def minutes(count: int) -> timedelta:
@@ -52,11 +56,10 @@ def interval_join(
     how: str,
     bounds: tuple[int, int | str],
     where: Callable[[pa.Table], Any] | None = None,
-    output_time: str | None = None,
+    **options: Any,
 ) -> Operator:
     between = minutes(bounds[0]), bounds[1] if isinstance(bounds[1], str) else minutes(bounds[1])
-    options: dict[str, Any] = {"how": how, "where": where, "output_time": output_time, **JOIN}
-    return IntervalJoin("joined", between=between, **options)
+    return IntervalJoin("joined", between=between, how=how, where=where, **{**JOIN, **options})
 
 
 def lookup_join(**options: Any) -> Operator:
@@ -75,10 +78,15 @@ def joining(*operators: Operator, **options: Any) -> Stream:
 
 @dataclass
 class Batch:
-    """The rows of a step."""
+    """The rows of a step.
+
+    Attributes:
+        before: the watermark of the step before, if this one is taken by a tester; earlier rows are late.
+    """
 
     asks: list[Ask]
     bids: list[Bid]
+    before: datetime | None = None
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         """The rows of each source that has some."""
@@ -89,6 +97,7 @@ class Batch:
 
     def step(self, tester: StreamTester) -> dict[str, pa.Table]:
         """Take the step; a source without rows is left out."""
+        self.before = tester.watermark
         return tester.step(self.rows())
 
 
@@ -111,45 +120,13 @@ def batches_of(drawn: Iterable[tuple[tuple[int, int], list[Any], list[Any]]]) ->
     return made
 
 
-def rows_of(table: pa.Table) -> "Counter[tuple[Any, ...]]":
+def rows_of(table: pa.Table) -> "Counter[Row]":
     """The rows of an output, each with how often it is there."""
-    return Counter(tuple(row.values()) for row in table.to_pylist())
+    return count_rows(tuple(row.values()) for row in table.to_pylist())
 
 
-def matches(ask: Ask, bid: Bid, bounds: tuple[int, int | str], *, where: bool) -> bool:
-    """Whether two rows are a pair."""
-    lower, upper = bounds
-    last = ask[2] if isinstance(upper, str) else ask[1] + minutes(upper)
-    if ask[0] != bid[0] or last is None or not ask[1] + minutes(lower) <= bid[1] <= last:
-        return False
-    return not where or (ask[3] is not None and bid[2] is not None and ask[3] < bid[2])
-
-
-def joined_by_hand(
-    batches: list[Batch], how: str, bounds: tuple[int, int | str], *, where: bool
-) -> "Counter[tuple[Any, ...]]":
-    """Join all rows, as SQL does."""
-    asks, bids = [row for batch in batches for row in batch.asks], [row for batch in batches for row in batch.bids]
-    pairs = [
-        (i, j) for i, ask in enumerate(asks) for j, bid in enumerate(bids) if matches(ask, bid, bounds, where=where)
-    ]
-    met = {i for i, _ in pairs}, {j for _, j in pairs}
-    if how in ("semi", "anti"):
-        return Counter(ask for i, ask in enumerate(asks) if (i in met[0]) == (how == "semi"))
-    made = Counter((*asks[i], *bids[j][1:]) for i, j in pairs)
-    if how in ("left", "full"):
-        made += Counter((*ask, None, None) for i, ask in enumerate(asks) if i not in met[0])
-    if how in ("right", "full"):
-        made += Counter((bid[0], None, None, None, *bid[1:]) for j, bid in enumerate(bids) if j not in met[1])
-    return made
-
-
-def looked_up_by_hand(batches: list[Batch], how: str) -> "Counter[tuple[Any, ...]]":
-    """Find of each ask the newest bid of its key that is not later."""
-    bids, made = [row for batch in batches for row in batch.bids], Counter[tuple[Any, ...]]()
-    for ask in (row for batch in batches for row in batch.asks):
-        known = [bid[1:] for bid in bids if bid[0] == ask[0] and bid[1] <= ask[1]]
-        newest = max(known, key=lambda bid: (bid[0], bid[1] is not None, bid[1]), default=None)
-        if newest or how == "left":
-            made[(*ask, *(newest or (None, None)))] += 1
-    return made
+def count_rows(rows: Iterable[Row]) -> "Counter[Row]":
+    """Count how often each row is there; NaN, which Python takes to differ from itself, is a text."""
+    return Counter(
+        tuple("NaN" if isinstance(value, float) and math.isnan(value) else value for value in row) for row in rows
+    )

@@ -5,7 +5,7 @@
 All kinds of `IntervalJoin` and a `LookupJoin` read the same two sources, whose files come in any turn while runs wait,
 and a window reads one of the joins. Each run names the sources in another order. Runs and processes of their tasks are
 killed (`tests.fault.kills`). Once the input is used up, a last run finishes. Then each sink was given what the rows of
-all files come to, joined by hand (`tests.join_streams`); no kept row is left, every checkpoint is proven, and a replay
+all files come to in SQL (`tests.join_answers`); no kept row is left, every checkpoint is proven, and a replay
 comes to the same digests.
 """
 
@@ -32,15 +32,14 @@ from siltstone.stream import SourceFunction, Stream
 from siltstone.time.event_time import EventTime
 from tests.fault.kills import Kills, answers, arguments, check_proven, compare, note, settings_of
 from tests.fault.timed_kills import Files
+from tests.join_answers import join_answer, lookup_answer
 from tests.join_streams import (
     BOUNDS,
     DELAY,
     JOIN,
     SCHEMA,
     Batch,
-    joined_by_hand,
     less,
-    looked_up_by_hand,
     minutes,
 )
 from tests.spark_streams import read_files, write_files
@@ -123,8 +122,8 @@ def check(given: argparse.Namespace) -> str:
         name: Counter(tuple(row.values()) for row in Files(given.directory / "sinks" / name).read())
         for name in stream.sinks
     }
-    wanted = {how: joined_by_hand(batches, how, bounds_of(given, how), where=True) for how in HOWS}
-    wanted["lookup"] = looked_up_by_hand(batches, "left")
+    wanted = {how: join_answer(batches, how, bounds_of(given, how), where=True) for how in HOWS}
+    wanted["lookup"] = lookup_answer(batches, "left")
     at = 1 if stream.output_times["inner"] == "at" else 4
     windows = Counter[tuple[Any, ...]]()
     for row, count in wanted["inner"].items():
