@@ -3,18 +3,18 @@
     python -m tests.fault.join_kills --kills 100 [--seed N] [--directory DIR]
 
 All kinds of `IntervalJoin` and a `LookupJoin` read the same two sources, whose files come in any turn while runs wait,
-and a window reads one of the joins. Each run names the sources in another order. Runs and processes of their tasks are
-killed (`tests.fault.kills`). Once the input is used up, a last run finishes. Then each sink was given what the rows of
-all files come to in SQL (`tests.join_answers`); no kept row is left, every checkpoint is proven, and a replay
-comes to the same digests.
+a window reads one of the joins, and an operator has one source as a broadcast table. Each run names the sources in
+another order. Runs and processes of their tasks are killed (`tests.fault.kills`). Once the input is used up, a last run
+finishes. Then each sink was given what the rows of all files come to in SQL (`tests.join_answers`); no kept row is
+left, every checkpoint is proven, and a replay comes to the same digests.
 """
 
 import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
 from siltstone.joins.interval import IntervalJoin
 from siltstone.joins.lookup import LookupJoin
-from siltstone.operator import Operator
+from siltstone.operator import BroadcastState, Due, Operator, Rows, State, Timer, ValueState
 from siltstone.spark.operations import RunRequest, run
 from siltstone.stream import SourceFunction, Stream
 from siltstone.time.event_time import EventTime
@@ -38,6 +38,7 @@ from tests.join_streams import (
     DELAY,
     JOIN,
     SCHEMA,
+    TIME,
     Batch,
     less,
     minutes,
@@ -48,6 +49,43 @@ from tests.timed_streams import BEGIN
 KEYS, A_FILE, FILE_MINUTES = 12, 25, 6
 HOWS = ("inner", "left", "right", "full", "semi", "anti")
 WINDOW = timedelta(minutes=10)
+END = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+class Known(Operator):
+    """Tells of each key, at the very end, how many bids it had, and what the broadcast table of all asks has of it."""
+
+    name = "known"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    reads = {"bids": {"k": "k"}}  # noqa: RUF012
+    inputs = {"bids": ("b",)}  # noqa: RUF012
+    output = {"k": pa.int64(), "bids": pa.int64(), "a": pa.int64(), "asks": pa.int64()}  # noqa: RUF012
+    counts = ValueState({"n": pa.int64()})
+    end = Timer("event")
+    asks = BroadcastState("asks", {"id": pa.int64()}, {"at": TIME, "a": pa.int64()}, by="at")
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Count the bids."""
+        state.counts.put(rows.keys, {"n": rows.count(initial=state.counts.get(rows.keys)["n"])})
+        state.end.set(rows.keys, END)
+
+    def on_timer(self, due: Due, state: State) -> pa.Table:
+        """Tell what there is, and forget the key."""
+        counts = state.counts.get(due.keys)["n"]
+        state.counts.delete(due.keys)
+        found = state.asks.get({"id": due.keys.columns["k"]})["a"]
+        every = pa.array([len(state.asks.table)] * len(due), pa.int64())
+        return due.keys.with_columns({"bids": counts, "a": found, "asks": every})
+
+
+def known_by_hand(batches: Sequence[Batch]) -> Counter[tuple[Any, ...]]:
+    """What `Known` tells of all rows: of asks at the same time the least counts."""
+    newest, bids = dict[Any, Any](), Counter[Any](k for batch in batches for k, *_ in batch.bids)
+    for id, at, _, a in (ask for batch in batches for ask in batch.asks):
+        order = (BEGIN - at, a is None, a or 0)
+        newest[id] = min(order, newest.get(id, order))
+    told = {id: None if is_null else a for id, (_, is_null, a) in newest.items()}
+    return Counter((k, count, told.get(k), len(told)) for k, count in bids.items())
 
 
 def pieces(given: argparse.Namespace) -> list[tuple[str, Batch]]:
@@ -88,7 +126,7 @@ def operators(given: argparse.Namespace) -> list[Operator]:
     joins.append(LookupJoin("lookup", **options))
     window = Tumbling(WINDOW, on=str(joins[0].output_time))
     joins.append(Aggregate("pairs", {"k": pa.int64()}, [Count("n")], window=window, reads="inner"))
-    return joins
+    return [*joins, Known()]
 
 
 def define(given: argparse.Namespace) -> Stream:
@@ -123,7 +161,7 @@ def check(given: argparse.Namespace) -> str:
         for name in stream.sinks
     }
     wanted = {how: join_answer(batches, how, bounds_of(given, how), where=True) for how in HOWS}
-    wanted["lookup"] = lookup_answer(batches, "left")
+    wanted |= {"lookup": lookup_answer(batches, "left"), "known": known_by_hand(batches)}
     at = 1 if stream.output_times["inner"] == "at" else 4
     windows = Counter[tuple[Any, ...]]()
     for row, count in wanted["inner"].items():
@@ -135,7 +173,7 @@ def check(given: argparse.Namespace) -> str:
     shown = [dict(zip(stream.outputs["pairs"].output.names, row, strict=True)) for row in found["pairs"].elements()]
     compare("pairs", Counter({(r["k"], r["window_start"]): r["n"] for r in shown}), windows)
     assert len(shown) == len(windows), "a window came twice"
-    check_proven(settings, stream, given.directory, keeping=("lookup",))  # the newest versions, for ever
+    check_proven(settings, stream, given.directory, keeping=("lookup", "known"))  # the newest versions, for ever
     return ", ".join(f"{count} {how}" for how, count in counts.items())
 
 
