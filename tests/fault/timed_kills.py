@@ -71,7 +71,7 @@ from tests.fault.kills import (
 from tests.fault.warehouses import WAREHOUSES
 from tests.postgres_server import new_schema, postgres_server
 from tests.servers import use_test_credentials
-from tests.timed_streams import CLICKS, GAP, HOUR, TIME, Alarms, Hours, Sessions, at, clicks, timed, times_of
+from tests.timed_streams import CLICKS, GAP, HOUR, TIME, Alarms, Hours, Sessions, at, clicks, timed, values_of
 
 USERS, A_FILE = 30, 40
 NAME = "killed"
@@ -107,7 +107,7 @@ class Newest(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         old = state.row.get(rows.keys)
-        state.row.put(rows.keys, {"at": rows.max(times_of(rows), initial=old["at"])})
+        state.row.put(rows.keys, {"at": rows.max(values_of(rows, "at"), initial=old["at"])})
 
 
 class Files:
