@@ -29,6 +29,13 @@ def at(minute: float) -> datetime:
     return BEGIN + timedelta(minutes=minute)
 
 
+def values_of(rows: Rows, column: str) -> Any:
+    """A column of all rows, of one input or of several."""
+    if column in rows.table.column_names:
+        return rows.table[column]
+    return pc.coalesce(*(pc.struct_field(of, column) for of in rows.table.columns if pa.types.is_struct(of.type)))
+
+
 class Sessions(Operator):
     """The clicks of each user until there is none for ten minutes."""
 
@@ -42,7 +49,7 @@ class Sessions(Operator):
     def process(self, rows: Rows, state: State) -> None:
         old = state.counts.get(rows.keys)
         state.counts.put(rows.keys, {"clicks": rows.count(initial=old["clicks"])})
-        newest = rows.max("at", initial=pc.subtract(state.idle.get(rows.keys), pa.scalar(GAP)))
+        newest = rows.max(values_of(rows, "at"), initial=pc.subtract(state.idle.get(rows.keys), pa.scalar(GAP)))
         state.idle.set(rows.keys, pc.add(newest, pa.scalar(GAP)))
 
     def on_timer(self, due: Due, state: State) -> pa.Table:

@@ -13,13 +13,12 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
@@ -28,9 +27,19 @@ from siltstone.joins.interval import IntervalJoin
 from siltstone.joins.lookup import LookupJoin
 from siltstone.operator import BroadcastState, Due, Operator, Rows, State, Timer, ValueState
 from siltstone.spark.operations import RunRequest, run
-from siltstone.stream import SourceFunction, Stream
+from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
-from tests.fault.kills import Kills, answers, arguments, check_proven, compare, note, settings_of
+from tests.fault.kills import (
+    Kills,
+    answers,
+    arguments,
+    check_proven,
+    compare,
+    files_of,
+    lay_out,
+    let_in,
+    settings_of,
+)
 from tests.fault.timed_kills import Files
 from tests.join_answers import join_answer, lookup_answer
 from tests.join_streams import (
@@ -43,7 +52,6 @@ from tests.join_streams import (
     less,
     minutes,
 )
-from tests.spark_streams import read_files, write_files
 from tests.timed_streams import BEGIN
 
 KEYS, A_FILE, FILE_MINUTES = 12, 25, 6
@@ -131,19 +139,11 @@ def operators(given: argparse.Namespace) -> list[Operator]:
 
 def define(given: argparse.Namespace) -> Stream:
     """The stream, whose files and sinks are below the directory."""
-
-    def source(name: str) -> SourceFunction:
-        def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-            note(given.directory)
-            return read_files(spark, given.directory / name, pa.schema(SCHEMA[name]))
-
-        return read
-
     names, made = sorted(SCHEMA), operators(given)
     random.shuffle(names)
     return Stream(
         "killed",
-        sources={name: source(name) for name in names},
+        sources={name: files_of(given.directory, name, pa.schema(SCHEMA[name])) for name in names},
         event_time={name: EventTime("at", delay=minutes(DELAY)) for name in names},
         operators=made,
         sinks={operator.name: Files(given.directory / "sinks" / operator.name) for operator in made},
@@ -183,19 +183,15 @@ class JoinKills(Kills):
     module = "tests.fault.join_kills"
 
     def make_input(self, directory: Path) -> list[Path]:
-        coming, made = list[Path](), pieces(self.given)
+        made, tables = pieces(self.given), dict[str, list[pa.Table]]()
         for name, columns in SCHEMA.items():
-            schema = pa.schema(columns)
             rows = [batch.rows().get(name, []) for source, batch in made if source == name]
-            write_files(directory / "coming" / name, [pa.Table.from_pylist(each, schema) for each in rows])
-            (directory / name).mkdir()
-        left = {name: iter(sorted((directory / "coming" / name).iterdir())) for name in SCHEMA}
-        for source, _ in made:
-            coming.append(next(left[source]))
-        return coming
+            tables[name] = [pa.Table.from_pylist(each, pa.schema(columns)) for each in rows]
+        left = {name: iter(files) for name, files in lay_out(directory, tables).items()}
+        return [next(left[source]) for source, _ in made]
 
     def give(self, piece: Path, directory: Path) -> None:
-        piece.rename(directory / piece.parent.name / piece.name)
+        let_in(piece, directory)
 
 
 def main() -> int:

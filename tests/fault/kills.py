@@ -1,8 +1,8 @@
 """Run streams in processes that are killed, one after the other, until their input is used up, and then check them.
 
-What is run, what it reads and how it is checked is that of a module: `timed_kills`, `kafka_kills`. Each run is a
-process of its own, which makes its session first and then waits for its turn. So kills fall into the engine's work:
-while a run takes the stream over, runs, waits, fires, delivers or completes a checkpoint. Parts of it are killed
+What is run, what it reads and how it is checked is that of a module: `timed_kills`, `join_kills`, `kafka_kills`. Each
+run is a process of its own, which makes its session first and then waits for its turn. So kills fall into the engine's
+work: while a run takes the stream over, runs, waits, fires, delivers or completes a checkpoint. Parts of it are killed
 before. Backend, parallelism, steps per checkpoint and pending checkpoints change from run to run; some rescale the
 stream first. Its time of day jumps, forward and back, within what is not refused.
 """
@@ -19,22 +19,25 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 from siltstone.spark.failures import is_lost, may_pass, read_causes
 from siltstone.spark.operations import RunRequest, replay, rescale, restore, run, verify
 from siltstone.spark.session import spark_session
-from siltstone.stream import Stream
+from siltstone.stream import SourceFunction, Stream
 from tests.fault.jumping_clock import OFFSET_S, jumping_clock
 from tests.fault.processes import MARK, forked_of, send
+from tests.spark_streams import read_files, write_files
 
 GIVES_UP, LIFE_S = 3, 120.0
 
@@ -43,6 +46,34 @@ def note(directory: Path) -> None:
     """Note that a run is about to take the stream over, or has completed a checkpoint: the file grows by a byte."""
     with (directory / "progress").open("ab") as file:
         file.write(b".")
+
+
+def files_of(directory: Path, name: str, schema: pa.Schema) -> SourceFunction:
+    """A source of files, a micro-batch each, from the folder of its name below the directory."""
+
+    def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+        note(directory)
+        return read_files(spark, directory / name, schema)
+
+    return read
+
+
+def lay_out(directory: Path, tables: Mapping[str, Sequence[pa.Table]]) -> dict[str, list[Path]]:
+    """Write the files of sources by name to where no source reads them, and return these: `let_in` gives them.
+
+    A source must not write its own: if a run is killed between a file and its time of change, the order is another.
+    """
+    made = dict[str, list[Path]]()
+    for name, each in tables.items():
+        write_files(directory / "coming" / name, each)
+        (directory / name).mkdir()
+        made[name] = sorted((directory / "coming" / name).iterdir())
+    return made
+
+
+def let_in(file: Path, directory: Path) -> None:
+    """Let its source have a file that was laid out."""
+    file.rename(directory / file.parent.name / file.name)
 
 
 def settings_of(given: argparse.Namespace, draw: random.Random) -> Settings:

@@ -18,10 +18,12 @@ from siltstone.errors import BadRow
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.restore.restore import digests_of
 from siltstone.run import dead_letters, processing
+from siltstone.run.broadcasts import BroadcastRows
 from siltstone.run.dead_letters import SortedOut
 from siltstone.run.firing import StepTimers
 from siltstone.run.inputs import HASH
 from siltstone.run.phase_timer import PhaseTimer
+from siltstone.run.spilled import Spilled
 from siltstone.run.step_order import process
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask
 from siltstone.state.backend import SubtaskState
@@ -104,7 +106,8 @@ def outcome(operator: Operator, batches: list[pa.RecordBatch], *, sorts_out: boo
         state = one.state
         state.begin(1, tracking=True)
         first = batches_of([{"k": 1, "n": 5, "m": "a"}], 1)
-        list(process(task, state, StepTimers(task, state, clock), iter(first), processing.Taken(), clock))
+        shared = BroadcastRows(task, 0)
+        list(process(task, state, StepTimers(task, state, clock), shared, iter(first), processing.Taken(), clock))
         for table in state.tables.values():
             table.mark()
         state.commit()
@@ -113,14 +116,15 @@ def outcome(operator: Operator, batches: list[pa.RecordBatch], *, sorts_out: boo
         if sorts_out:
             # The step is begun anew as version 2 each time.
             task = replace(task, step=2)
-            sorted_out = SortedOut(task, batches, clock, Path(scratch))
+            held = Spilled(Path(scratch) / "rows.arrow", batches)
+            sorted_out = SortedOut(task, held, shared, clock, Path(scratch))
             returned, taken = sorted_out.run(state, StepTimers(task, state, clock))
             output = list(returned)
             letters = [row for each in sorted_out.letters(7, "{}") for row in each.to_pylist()]
             assert len(letters) == sorted_out.count
         else:
             taken = processing.Taken()
-            output = list(process(task, state, StepTimers(task, state, clock), iter(batches), taken, clock))
+            output = list(process(task, state, StepTimers(task, state, clock), shared, iter(batches), taken, clock))
         state.commit()
         digests = {name: part.tolist() for name, part in digests_of(state).items()}
         rows = [row for each in output for row in each.drop_columns([processing.ACKNOWLEDGEMENT]).to_pylist()]
