@@ -551,9 +551,8 @@ class Operator(StateHandler):
             for name in self.input_names:
                 if name.casefold() in known:
                     raise UsageError(f"{what}: a key column and an input are called {name}: rename the key column")
-                if taken := set(self.columns_of(name)) & set(self.key.names) - set(
-                    self.reads.get(name, self.key.names)
-                ):
+            for name, columns in self.reads.items():
+                if taken := set(self.columns_of(name)) & set(self.key.names) - set(columns):
                     raise UsageError(f"{what}: {taken.pop()} is a key column, and another column of {name}: rename one")
             if self.combined is not None:
                 raise UsageError(f"{what} reads several inputs, so it cannot combine rows before the shuffle")
