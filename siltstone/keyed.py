@@ -71,11 +71,11 @@ _NO_TIME = "a time is not within the years 1 to 9999, which are those of Python"
 class KeyedProcessor(Operator):
     """An operator that handles one key at a time; write `handle_input` instead of `process`.
 
-    It is declared like any `Operator`, with the same variables, and a stream may change from one to the other and keep
-    its state. It is slower, since it makes Python objects of every row and state value. A sum per key over 200,000
-    rows of two integers took 5.5 times the processor time of the same sum written as `process` with 10 rows per key,
-    and 11.7 times with about one row per key (median of five steps each, one run). Write `process` if that matters;
-    `python -m benchmarks keyed` measures the difference.
+    It is declared like any `Operator`, with the same variables but broadcast tables, and a stream may change from one
+    to the other and keep its state. It is slower, since it makes Python objects of every row and state value. A sum per
+    key over 200,000 rows of two integers took 5.5 times the processor time of the same sum written as `process` with 10
+    rows per key, and 11.7 times with about one row per key (median of five steps each, one run). Write `process` if
+    that matters; `python -m benchmarks keyed` measures the difference.
     """
 
     def handle_input(self, key: tuple[Any, ...], rows: list[dict[str, Any]], state: Any) -> Iterable[Record] | None:

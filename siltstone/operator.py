@@ -378,7 +378,7 @@ class Operator(StateHandler):
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the sources and operators that it reads: by key, then for its broadcast tables."""
-        return tuple(dict.fromkeys([*self.keyed_inputs, *self.broadcasts.values()]))
+        return self.keyed_inputs + self.broadcast_inputs
 
     @property
     def keyed_inputs(self) -> tuple[str, ...]:
@@ -390,6 +390,11 @@ class Operator(StateHandler):
         """Broadcast table -> the input whose rows go to every subtask, for that table."""
         variables = self.variables().items()
         return {name: variable.reads for name, variable in variables if isinstance(variable, BroadcastState)}
+
+    @property
+    def broadcast_inputs(self) -> tuple[str, ...]:
+        """The inputs of broadcast tables, each once."""
+        return tuple(dict.fromkeys(self.broadcasts.values()))
 
     def key_columns(self, name: str) -> dict[str, str]:
         """Return key column -> the column of an input that it is; nothing of one of a broadcast table."""

@@ -197,8 +197,8 @@ class Stream:
         for source in self.time_columns:
             if self._event_time_operator(source) is None:
                 raise UsageError(
-                    f"stream {self.name} has an event time, so one operator must read the {source} and not combine "
-                    "rows before the shuffle: leave out combined (of an Aggregate: map_side)"
+                    f"stream {self.name} has an event time, so one operator must read the {source} by key and not "
+                    "combine rows before the shuffle: leave out combined (of an Aggregate: map_side)"
                 )
         self.sort_operators()
         self._check_times()
@@ -380,13 +380,14 @@ class Stream:
     def event_times(self) -> dict[str, EventTime]:
         """Source -> its event time, of those with a watermark."""
         if isinstance(self.event_time, Mapping):
-            return {name: of for name, of in self.event_time.items() if name in self.read_sources}
+            keyed = {name for op in self.operators for name in op.keyed_inputs}
+            return {name: of for name, of in self.event_time.items() if name in keyed}
         return {self.source_names[0]: self.event_time} if isinstance(self.event_time, EventTime) else {}
 
     def _times_of(self, operator: Operator) -> str | EventTime | Mapping[str, EventTime] | None:
         """Return the event times of the sources that an operator reads."""
         if isinstance(self.event_time, Mapping):
-            return {name: of for name, of in self.event_time.items() if name in operator.input_names} or None
+            return {name: of for name, of in self.event_time.items() if name in operator.keyed_inputs} or None
         return self.event_time
 
     @property

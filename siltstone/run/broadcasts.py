@@ -18,7 +18,6 @@ from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.columns import find_broken, find_misfits, null_mask, one_array
 from siltstone.state.json_rows import broken_reason
-from siltstone.state.types import is_nested
 from siltstone.state.variables import BroadcastState
 
 
@@ -44,7 +43,7 @@ class BroadcastRows:
             BadRow: a row has no key or order, or a value that does not fit, and the stream has no dead letters.
         """
         task = self._task
-        dropped = [TO] if task.sorts_out else [TO, *task.operator.broadcasts.values()]
+        dropped = [TO] if task.sorts_out else [TO, *task.operator.broadcast_inputs]
         for batch in batches:
             if TO not in batch.schema.names:
                 yield batch
@@ -93,15 +92,12 @@ def find_unfit(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, st
             continue
         schema, by = tables[variable], _variable(operator, variable).by
         for field in schema.shown_rows:
-            column, what = (
-                one_array(rows.column(field.name)),
-                f"broadcast table {operator.name}.{variable}: {field.name}",
-            )
+            what = f"broadcast table {operator.name}.{variable}: {field.name}"
+            column = one_array(rows.column(field.name))
             found = [(find_broken(column), f"{what} {broken_reason(column.type)}")]
             if field.name in (*schema.key.names, by):
                 found.append((null_mask(column), f"{what} is null"))
-            if not is_nested(field.type):
-                found.append((find_misfits(column, field.type), f"{what} does not fit {field.type}"))
+            found.append((find_misfits(column, field.type), f"{what} does not fit {field.type}"))
             for bad, reason in found:
                 if bad.any():
                     spread = np.zeros(len(table), bool)

@@ -156,7 +156,7 @@ def split_rows(inputs: Mapping[str, pa.Table], task: StepTask) -> dict[int, list
 def _send_to_each(rows: pa.Table, task: StepTask) -> pa.Table:
     """Add `TO`: the rows of broadcast inputs once for each subtask, and null in the others."""
     shared = np.zeros(len(rows), bool)
-    for name in task.operator.broadcasts.values():
+    for name in task.operator.broadcast_inputs:
         if name in rows.column_names:
             shared |= ~null_mask(rows.column(name))
     one, each = rows.filter(pa.array(~shared)), rows.filter(pa.array(shared))

@@ -160,7 +160,7 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
         BadRow: a key column that is not nullable has nulls.
     """
     hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
-    internal = [*internal_names(task.operator), *task.operator.broadcasts.values()]
+    internal = [*internal_names(task.operator), *task.operator.broadcast_inputs]
     table = table.drop_columns([name for name in internal if name in table.column_names])
     for place, name in enumerate(table.column_names):
         if (

@@ -35,7 +35,7 @@ from siltstone.run.staging import StagedOutput
 from siltstone.run.step_order import process
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
-from siltstone.state.backend import SubtaskState
+from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.state.rows_digest import DigestedRows
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import DEAD_LETTERS
@@ -154,7 +154,7 @@ def _report(
         event_time_max=taken.event_time,
         seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
         broadcast=digest_tables(state),
-        table_rows={n: 0 if subtask and of.schema.broadcast else of.rows for n, of in state.tables.items()},
+        table_rows={name: _own_rows(task, subtask, table) for name, table in state.tables.items()},
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},
     )
@@ -170,6 +170,12 @@ def _report(
         state_rows=acknowledgement.state_rows,
     )
     return acknowledgement
+
+
+def _own_rows(task: StepTask, subtask: int, table: StateTable) -> int:
+    """Return the live rows of a table; of a broadcast one a share, which sums up to all of them."""
+    rows, parts = table.rows, task.parallelism
+    return rows * (subtask + 1) // parts - rows * subtask // parts if table.schema.broadcast else rows
 
 
 def _staged(

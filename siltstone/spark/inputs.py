@@ -222,7 +222,7 @@ class _InputOf:
         columns, of_key = list_columns(operator, name, every, task.times.get(name)), operator.key_columns(name)
         check_columns(operator, name, [], [*of_key.values(), *columns], schema.names)  # of an output, nobody has yet
         kinds = {key: schema[column].dataType for key, column in of_key.items()}
-        self.name, self.is_broadcast, self._task = name, name in operator.broadcasts.values(), task
+        self.name, self.is_broadcast, self._task = name, name in operator.broadcast_inputs, task
         nulls = {f.name: f"cast(null as {spark_type(f.type).simpleString()})" for f in operator.key}
         self.keys = nulls | {
             key: cast_key(prefix + quote(column), kinds[key], operator, key, fails=fails)

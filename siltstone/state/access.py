@@ -41,7 +41,7 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
     Raises:
         UsageError: a column is missing or does not fit, a value is not of its type, or the number of rows differs.
     """
-    table = _as_table(columns)
+    table = as_table(columns)
     if table.num_rows != rows and len(schema):
         raise UsageError(f"{what}: {table.num_rows} rows were given for {rows} keys")
     arrays = []
@@ -156,7 +156,7 @@ class MapAccess:
 
     def lookup(self, entries: Columns, *, renews: bool = True) -> Lookup:
         """Return the results of `get` and `contains` from one search; `renews` is as for `ListAccess.get`."""
-        batch, _, entry = self._address(_as_table(entries))
+        batch, _, entry = self._address(as_table(entries))
         found = _to_shown(read_table(self._table, batch, renews=renews), self._table.schema)
         if entry is None:
             return found
@@ -177,7 +177,7 @@ class MapAccess:
             UsageError: a column is missing or does not fit, or a key belongs to another subtask.
             BadRow: a map key is null in a column that is not nullable.
         """
-        table = _as_table(entries)
+        table = as_table(entries)
         batch, newest, _ = self._address(table)
         values = _to_stored(table, self._table.schema, table.num_rows, self._name)
         self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
@@ -187,12 +187,12 @@ class MapAccess:
 
         For reductions of many rows per entry, before one `put` of each.
         """
-        batch, _, entry = self._address(_as_table(entries))
+        batch, _, entry = self._address(as_table(entries))
         return batch.columns, np.arange(len(batch)) if entry is None else entry
 
     def delete(self, entries: Columns) -> None:
         """Delete entries; a missing entry is no error."""
-        self._table.delete(self._address(_as_table(entries))[0])
+        self._table.delete(self._address(as_table(entries))[0])
 
     def _address(self, entries: pa.Table) -> tuple[Keys, np.ndarray | None, np.ndarray | None]:
         """Return the distinct entries, the last row of each, and each row's entry; None, None if all are distinct."""
@@ -382,7 +382,8 @@ def _one_per_key(given: Any, size: int) -> pa.Array:
     return pa.repeat(given, size)
 
 
-def _as_table(columns: Columns) -> pa.Table:
+def as_table(columns: Columns) -> pa.Table:
+    """Return columns as a table."""
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     return pa.table(dict(columns)) if isinstance(columns, Mapping) else columns

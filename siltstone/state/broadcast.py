@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from siltstone.state.access import Columns, MapAccess, conform
+from siltstone.state.access import Columns, MapAccess, as_table, conform
 from siltstone.state.backend import KeyedState, Lookup
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import find_misfits, fixed_values, null_mask, one_array
 from siltstone.state.hashing import find_distinct, normalise_keys
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
@@ -29,23 +29,29 @@ class BroadcastAccess:
 
     def lookup(self, entries: Columns) -> Lookup:
         """Return the results of `get` and `contains` from one search."""
-        found = self._entries.lookup(entries)
-        if self._removed is None or not found.found.any():
-            return found
-        gone = _is_true(found.values, self._removed)
-        nothing = pa.array(np.arange(len(gone)), mask=gone)
-        return Lookup(found.found & ~gone, found.values.take(nothing))
+        table = as_table(entries)
+        possible = np.ones(len(table), bool)
+        for field in self._table.schema.key:
+            if field.name in table.column_names:
+                column = table.column(field.name)
+                possible &= ~(null_mask(column) | find_misfits(column, field.type))
+        at = np.flatnonzero(possible)
+        own = self._entries.lookup(table if len(at) == len(table) else table.take(pa.array(at)))
+        there = own.found if self._removed is None else own.found & ~_is_true(own.values, self._removed)
+        found, place = np.zeros(len(table), bool), np.zeros(len(table), np.int64)
+        found[at], place[at] = there, np.arange(len(at))
+        return Lookup(found, own.values.take(pa.array(place, mask=~found)))
 
     def get(self, entries: Columns) -> pa.Table:
         """Return the values, one row per given entry, all null for an entry that does not exist.
 
         Args:
             entries: a table or dict with the key columns of the broadcast table, in any number of rows; others are
-                ignored, so that `rows.table` can be passed if it has them.
+                ignored, so that `rows.table` can be passed if it has them. Nothing exists for a null, or for a value
+                that is none of the column's type.
 
         Raises:
-            UsageError: a key column is missing or does not fit.
-            BadRow: a key is null.
+            UsageError: a key column is missing, or of a type that is never one of the table's.
         """
         return self.lookup(entries).values
 

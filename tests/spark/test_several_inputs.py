@@ -86,6 +86,7 @@ class KnownBids(Known):
     """Has a table of the only source."""
 
     table = BroadcastState("source", {"auction": pa.string()}, {"Price": pa.int64()}, by="Price")
+    names = BroadcastState("source", {"Price": pa.int64()}, {"auction": pa.string()}, by="auction")
 
 
 class Doubles(Operator):

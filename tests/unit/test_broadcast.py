@@ -122,6 +122,65 @@ def test_a_row_without_key_or_order_is_bad(row: dict[str, Any], why: str) -> Non
         t.replay()
 
 
+@pytest.mark.parametrize("countries", [[None, "de"], ["fr"], [None], []])
+def test_nothing_exists_for_a_null_or_a_value_of_another_type(countries: list[str | None]) -> None:
+    found: Any = {}
+
+    class Looks(Checked):
+        def process(self, rows: st.Rows, state: st.State) -> None:
+            found["versions"] = state.versions.get({"version": rows.of("payments").table["country"]})[
+                "limit"
+            ].to_pylist()
+            found["limits"] = state.rules.get({"country": rows.of("payments").table["country"]})["limit"].to_pylist()
+
+        versions = st.BroadcastState("rules", {"version": pa.int8()}, {"limit": pa.int64()}, by="limit")
+
+    stream = st.Stream("cards", sources={"payments": None, "rules": None}, operators=[Looks()], max_parallelism=4)
+    with StreamTester(stream, parallelism=1, schema=SCHEMA) as t:
+        given = [payment(1, country, 1) for country in countries]  # type: ignore[arg-type]
+        t.step({"rules": [rule("de", 5, 1), rule("at", 6, 2)], "payments": given})
+        if given:
+            limits = [5 if country == "de" else None for country in countries]
+            assert found == {"versions": [None] * len(given), "limits": limits}
+        t.restart(lost=True)
+        t.step({"payments": [payment(2, "2", 1)]})
+        assert found == {"versions": [6], "limits": [None]}
+
+
+def test_a_nested_value_that_does_not_fit_is_bad() -> None:
+    class Nested(Checked):
+        rules = st.BroadcastState(
+            "rules", {"k": pa.int64()}, {"v": pa.struct({"x": pa.list_(pa.int32())}), "b": pa.int64()}, by="b"
+        )
+
+        def process(self, rows: st.Rows, state: st.State) -> None: ...
+
+    schema = {**SCHEMA, "rules": {"k": pa.int64(), "v": pa.struct({"x": pa.list_(pa.int64())}), "b": pa.int64()}}
+    sources: Any = {"payments": None, "rules": None}
+    stream = st.Stream("s", sources=sources, operators=[Nested(output=None)], on_bad_row="dead-letter")
+    with StreamTester(stream, parallelism=2, schema=schema) as t:
+        t.step({"rules": [{"k": 1, "v": {"x": [1, 2**40]}, "b": 1}, {"k": 2, "v": {"x": [7]}, "b": 1}]})
+        assert [row["reason"] for row in t.dead_letters.to_pylist()] == [
+            "broadcast table checked.rules: v does not fit struct<x: list<item: int32>>"
+        ]
+        assert t.state("checked", "rules").to_pylist() == [{"k": 2, "v": {"x": [7]}, "b": 1}]
+
+
+def test_event_time_means_nothing_to_a_broadcast_input() -> None:
+    times = {"rules": st.EventTime("at")}
+    sources: Any = {"payments": None, "rules": None}
+    assert st.Stream("s", sources=sources, operators=[Checked()], event_time=times).event_times == {}
+
+    class Alone(Checked):
+        name = "alone"
+
+    keyed = type("Keyed", (Checked,), {"rules": st.ValueState({"n": pa.int64()})})(
+        name="keyed", reads={"rules": {"version": "card"}}, order_by=()
+    )
+    both = st.Stream("s", sources=sources, operators=[keyed], autonomous=[st.Autonomous(Alone())], event_time=times)
+    assert both.autonomous_streams()[0].event_times == {}
+
+
 def test_rows_of_every_subtask_count_once() -> None:
     with card_tester(3) as t:
         t.step({"rules": [rule("de", 1, 1), rule("at", 1, 1)], "payments": [payment(n, "de", 1) for n in range(5)]})

@@ -93,7 +93,7 @@ class Passing(Operator):
 def test_a_watermark_that_no_operator_would_measure_is_refused() -> None:
     ends = Ends()
     ends.reads = "passing"
-    with pytest.raises(UsageError, match="one operator must read the source and not combine rows"):
+    with pytest.raises(UsageError, match="one operator must read the source by key and not combine rows"):
         timed("s", operators=[Passing(), ends])
 
 
