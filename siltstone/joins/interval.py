@@ -206,7 +206,7 @@ class IntervalJoin(Operator):
         returned = self._how.left_alone if is_left else self._how.right_alone
         while len((due := take(ROWS_A_BATCH)).at):
             keys, rows = access.show_due(due)
-            access.drop(due, access.find_owners(due)[0])
+            access.drop(due, *access.find_owners(due))
             if not returned:
                 continue
             if MET in rows.column_names:

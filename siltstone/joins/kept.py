@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.rows import Keys
-from siltstone.state.access import ListAccess, address, find_owners, positions
+from siltstone.state.access import ListAccess, address, find_owners, positions, positions_of
 from siltstone.state.backend import KeyedState
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.time_index import DueRows
@@ -60,7 +60,8 @@ class KeptAccess(ListAccess):
     def remove(self, kept: Kept) -> None:
         """Delete rows."""
         self._table.delete(address(kept.keys, kept.owner, positions(kept.position)))
-        self.trim(kept.keys.take(np.unique(kept.owner)))
+        owners, owner = np.unique(kept.owner, return_inverse=True)
+        self.trim(kept.keys.take(owners), owner, kept.position)
 
     def show_due(self, due: DueRows) -> tuple[pa.Table, pa.Table]:
         """Return the operator keys of rows that are due, and the rows as the variable declares them."""
@@ -71,10 +72,10 @@ class KeptAccess(ListAccess):
         """Return the distinct operator keys of rows that are due, and of each row the ordinal of its key."""
         return find_owners(self._table.schema.key, due.keys.columns, due.keys.key_groups)
 
-    def drop(self, due: DueRows, owners: Keys) -> None:
-        """Delete rows that are due, whose operator keys are `owners`."""
+    def drop(self, due: DueRows, owners: Keys, owner: np.ndarray) -> None:
+        """Delete rows that are due, of these operator keys (`find_owners`)."""
         self._table.delete(due.keys)
-        self.trim(owners)
+        self.trim(owners, owner, positions_of(due.keys))
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class LookupJoin(Operator):
                 yield self._decide(state, owners, owner, keys, rows)
             else:
                 self._renew(state, owners, owner, rows)
-            access.drop(due, owners)
+            access.drop(due, owners, owner)
 
     def _decide(self, state: State, owners: Keys, owner: np.ndarray, keys: pa.Table, rows: pa.Table) -> pa.Table:
         """Return rows with the newest versions as of their times; `owner` is the ordinal of their key in `owners`."""

@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from siltstone.state.access import ListAccess
-from siltstone.state.backend import KeyedState, Keys
+from siltstone.state.access import ListAccess, find_owners, positions_of
+from siltstone.state.backend import KeyedState
 from siltstone.state.columns import null_mask, one_array
-from siltstone.state.hashing import find_distinct
-from siltstone.state.protocol import key_batch
-from siltstone.state.schema import WRITTEN_AT, TableSchema
+from siltstone.state.schema import WRITTEN_AT
 from siltstone.state.time_index import TimedTable
 from siltstone.state.ttl import TTL, with_stamp
 
@@ -39,10 +37,5 @@ def expire(name: str, timed: TimedTable, ttl: TTL, upto: int, state: KeyedState)
             gone = due.keys.take(np.flatnonzero(~unstamped))
         timed.delete(gone)
         if (bounds := state.tables.get(f"{name}.bounds")) is not None:
-            ListAccess(name, state.tables).trim(_owners(gone, bounds.schema, state.max_parallelism))
-
-
-def _owners(keys: Keys, bounds: TableSchema, max_parallelism: int) -> Keys:
-    """Return the distinct operator keys of rows of a list or window."""
-    owners = key_batch(bounds, keys.columns.select(bounds.key.names), max_parallelism, keys.key_groups)
-    return owners.take(find_distinct(owners.hashes, owners.columns.columns)[0])
+            owners = find_owners(bounds.schema.key, gone.columns, gone.key_groups)
+            ListAccess(name, state.tables).trim(*owners, positions_of(gone))

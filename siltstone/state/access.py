@@ -263,13 +263,17 @@ class ListAccess:
         self._table.delete(address(keys, at, positions(position)))
         self._bounds.delete(keys)
 
-    def trim(self, keys: Keys) -> None:
-        """Advance the bounds of these keys to their first existing rows; delete those of keys without rows.
+    def trim(self, keys: Keys, owner: np.ndarray, position: np.ndarray) -> None:
+        """Advance the bounds of these keys to their first existing rows, since some were deleted; delete those of keys
+        without rows.
 
-        The engine calls it after it has deleted expired rows.
+        Args:
+            owner: int64[n], the ordinal in `keys` of each deleted row's key.
+            position: int64[n], where the rows were.
         """
         head, tail = self._read_bounds(keys)
-        first, left, count = head.copy(), np.flatnonzero(head < tail), 1
+        first, count = head + count_from(head, owner, position), 1
+        left = np.flatnonzero(first < tail)
         while len(left):  # a list may begin with a long gap: each turn looks twice as far
             sizes = np.minimum(tail[left] - first[left], count)
             starts = np.cumsum(sizes) - sizes
@@ -395,6 +399,15 @@ def _null_error(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any)
     return BadRow(message, advice="drop them", rows=null_mask(column), reason=reason, keys=owners, at=at)
 
 
+def count_from(head: np.ndarray, owner: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Count the positions of each owner that follow each other from its head on (int64[owners])."""
+    order = np.lexsort((position, owner))
+    owner, position = owner[order], position[order]
+    sizes = np.bincount(owner, minlength=len(head))
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.bincount(owner[position - rank == head[owner]], minlength=len(head))
+
+
 def address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
     """Return the primary keys (operator key `at[i]`, subkey i)."""
     owners = keys.columns.take(pa.array(at))
@@ -413,6 +426,11 @@ def find_owners(key: pa.Schema, entries: pa.Table, key_groups: np.ndarray) -> tu
     hashes = xxhash64(columns.columns)
     first, owner = find_distinct(hashes, columns.columns)
     return Keys(columns.take(pa.array(first)), hashes[first], key_groups[first]), owner
+
+
+def positions_of(rows: Keys) -> np.ndarray:
+    """Return the positions (int64[n]) of primary keys of a list."""
+    return fixed_values(one_array(rows.columns.column(POSITION)))
 
 
 def positions(position: np.ndarray) -> pa.Table:
