@@ -238,9 +238,9 @@ class Operator(StateHandler):
                     another one is refused (`BadRow`)
         reads       the source, or the operator, that it reads. For several: input -> {its column: the key column},
                     such as {"auctions": {"id": "auction"}, "bids": {"auction": "auction"}}; `rows.of("bids")` are the
-                    rows of one of them. A dict of one is needed beside a `BroadcastState`, which names its own input
+                    rows of one of them. Beside a `BroadcastState` a dict, even of one input: the table names its own
         inputs      the columns it reads besides the key; empty means all that Python has a type for. For several
-                    inputs: input -> its columns; of one that is left out, all
+                    inputs: input -> its columns; of one that is left out, all, and of a table's those of the table
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
                     them; logic that depends on the order of a key's rows is deterministic only with it. A column of
                     one of several inputs is "INPUT.COLUMN"; "INPUT" sorts its rows by all their columns, after the
@@ -536,10 +536,14 @@ class Operator(StateHandler):
         for name in self.input_names:
             check_name("source or operator", name)
         for table, name in self.broadcasts.items():
-            if not isinstance(self.reads, Mapping) or name in self.reads:
+            if not isinstance(self.reads, Mapping):
                 raise UsageError(
-                    f"{what} reads {name} for its broadcast table {table}: let reads be a dict of its other inputs, "
+                    f"{what} has the broadcast table {table}, so reads is a dict, even of one input: "
                     "{INPUT: {COLUMN: KEY}}"
+                )
+            if name in self.reads:
+                raise UsageError(
+                    f"{what} reads {name} by key and for its broadcast table {table}: let another operator do one"
                 )
         if isinstance(self.reads, Mapping):
             for name, columns in self.reads.items():
@@ -550,7 +554,10 @@ class Operator(StateHandler):
                     )
             given = self.inputs or {}
             if not isinstance(given, Mapping) or (given.keys() - set(self.keyed_inputs)):
-                raise UsageError(f"{what} reads several inputs, so inputs is {{INPUT: (COLUMN, ...)}}")
+                of = " and ".join(self.keyed_inputs)
+                raise UsageError(
+                    f"{what} reads its inputs by name, so inputs is {{INPUT: (COLUMN, ...)}}, of {of} alone"
+                )
             self.inputs = {name: _column_names(columns, f"inputs of {what}") for name, columns in given.items()}
             known = {name.casefold() for name in self.key.names}  # Spark's names know no case
             for name in self.input_names:

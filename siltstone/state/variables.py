@@ -272,12 +272,17 @@ class Timer(Variable):
 class BroadcastState(Variable):
     """A table that every subtask has: rules, rates, what all keys go by. It has a key of its own.
 
-    Its rows are those of an input, `reads`: a source, or an output of another operator, which has these columns. Each
-    row goes to every subtask, before the other rows of the step. Of the rows of a key, the one with the greatest `by`
-    stays, a column of `value` that is never null, whenever it comes. `removed` names a boolean column of `value`: a row
-    in which it is true is not there, but stays, so that no older one comes back.
+    Its rows are those of an input, `reads`: a source, or an output of another operator, which has these columns, by
+    these names. The operator does not read that input by key. Each row goes to every subtask, before the other rows of
+    the step. `by` names a column of `value`, which is never null. Of the rows of a key, the one with the greatest `by`
+    stays, in whichever order they come; of several such rows, the least by the other columns of `value`, in their
+    order, null last.
 
-    A row that has no key or no `by` is a bad row (`on_bad_row`).
+    `removed` names a boolean column of `value`. A row in which it is true is hidden, but kept, so that an older row
+    that comes later does not bring the key back. Null counts as false.
+
+    The operator reads the table (`siltstone.state.broadcast`), and does not change it. A row without key or `by` is a
+    bad row (`on_bad_row`). There is no TTL.
     """
 
     reads: str

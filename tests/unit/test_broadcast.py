@@ -193,8 +193,8 @@ def test_rows_of_every_subtask_count_once() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"reads": "payments"}, "reads rules for its broadcast table rules: let reads be a dict of its other inputs"),
-        ({"reads": {"rules": {"card": "card"}}}, "reads rules for its broadcast table rules: let reads be a dict"),
+        ({"reads": "payments"}, "has the broadcast table rules, so reads is a dict"),
+        ({"reads": {"rules": {"card": "card"}}}, "reads rules by key and for its broadcast table rules"),
         ({"rules": st.BroadcastState("r", {"a": pa.int64()}, {"b": pa.int64()}, by="c")}, "rules: by is 'c': name the"),
         (
             {"rules": st.BroadcastState("r", {"a": pa.int64()}, {"b": pa.int64()}, by="b", removed="b")},
