@@ -63,13 +63,13 @@ def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: 
         return set()
     own = slice(state.groups.start, state.groups.end)
     found = {name for name in tables if version_of(task, name)[own].all()} - (logged or set())
-    return {name for name in found if _is_unchanged(state.tables[name])}
+    return {name for name in found if _is_unchanged(state.tables[name], own)}
 
 
-def _is_unchanged(table: StateTable) -> bool:
-    """Whether no row changed since the last mark, tracked or not."""
+def _is_unchanged(table: StateTable, own: slice) -> bool:
+    """Whether no row of the subtask's own key groups changed since the last mark, tracked or not."""
     try:
-        return not table.count_changed().any()
+        return not table.count_changed()[own].any()
     except StateError:
         return False
 

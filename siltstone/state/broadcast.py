@@ -19,6 +19,8 @@ from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
 from siltstone.state.reduction import first_in_order, sort_by
 
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
 
 class BroadcastAccess:
     """A table that every subtask has, as of the rows of its input up to and including the step."""
@@ -29,12 +31,15 @@ class BroadcastAccess:
 
     def lookup(self, entries: Columns) -> Lookup:
         """Return the results of `get` and `contains` from one search."""
-        table = as_table(entries)
+        table, key = as_table(entries), self._table.schema.key
+        table = table.select([name for name in key.names if name in table.column_names])
         possible = np.ones(len(table), bool)
-        for field in self._table.schema.key:
-            if field.name in table.column_names:
-                column = table.column(field.name)
-                possible &= ~(null_mask(column) | find_misfits(column, field.type))
+        for place, name in enumerate(table.column_names):
+            column = table.column(name)
+            if column.type in _VIEWS:  # Arrow takes no rows of them
+                column = column.cast(_VIEWS[column.type])
+                table = table.set_column(place, name, column)
+            possible &= ~(null_mask(column) | find_misfits(column, key.field(name).type))
         at = np.flatnonzero(possible)
         own = self._entries.lookup(table if len(at) == len(table) else table.take(pa.array(at)))
         there = own.found if self._removed is None else own.found & ~_is_true(own.values, self._removed)
