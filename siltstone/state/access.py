@@ -289,8 +289,8 @@ class ListAccess:
     def _move_head(self, keys: Keys, head: np.ndarray, first: np.ndarray, tail: np.ndarray) -> None:
         """Write the heads that moved; where rows go by themselves, delete the bounds of empty lists."""
         empty = (first == tail) & self._drops_bounds
-        if empty.any():
-            self._bounds.delete(keys.take(np.flatnonzero(empty)))
+        if empty.any():  # all of them keep what was read of them
+            self._bounds.delete(keys if empty.all() else keys.take(np.flatnonzero(empty)))
         moved = np.flatnonzero((first != head) & ~empty)
         if len(moved):
             self._write_bounds(keys.take(moved), first[moved], tail[moved])
