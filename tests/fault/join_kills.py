@@ -4,9 +4,10 @@
 
 All kinds of `IntervalJoin` and a `LookupJoin` read the same two sources, whose files come in any turn while runs wait,
 a window reads one of the joins, and an operator has one source as a broadcast table. Each run names the sources in
-another order. Runs and processes of their tasks are killed (`tests.fault.kills`). Once the input is used up, a last run
-finishes. Then each sink was given what the rows of all files come to in SQL (`tests.join_answers`); no kept row is
-left, every checkpoint is proven, and a replay comes to the same digests.
+another order. A third source comes with some run, and may be given up by a later one. Runs and processes of their tasks
+are killed (`tests.fault.kills`). Once the input is used up, a last run finishes. Then each sink was given what the rows
+of all files come to in SQL (`tests.join_answers`); no kept row is left, every checkpoint is proven, and a replay comes
+to the same digests.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import pyarrow as pa
 from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.joins.interval import IntervalJoin
 from siltstone.joins.lookup import LookupJoin
 from siltstone.operator import BroadcastState, Due, Operator, Rows, State, Timer, ValueState
@@ -57,6 +59,9 @@ from tests.timed_streams import BEGIN
 KEYS, A_FILE, FILE_MINUTES = 12, 25, 6
 HOWS = ("inner", "left", "right", "full", "semi", "anti")
 WINDOW = timedelta(minutes=10)
+NAME = "killed"
+NOTES = {"notes": {"id": pa.int64()}}
+NOTES_A_FILE, NOTES_EVERY = 10, 3
 END = datetime(9000, 1, 1, tzinfo=UTC)
 
 
@@ -84,6 +89,40 @@ class Known(Operator):
         found = state.asks.get({"id": due.keys.columns["k"]})["a"]
         every = pa.array([len(state.asks.table)] * len(due), pa.int64())
         return due.keys.with_columns({"bids": counts, "a": found, "asks": every})
+
+
+class Noted(Operator):
+    """Counts the rows of each key of the third source: one."""
+
+    name = "noted"
+    key = {"id": pa.int64()}  # noqa: RUF012
+    reads = "notes"
+    output = {"id": pa.int64(), "n": pa.int64()}  # noqa: RUF012
+    counts = ValueState({"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Count."""
+        n = rows.count(initial=state.counts.get(rows.keys)["n"])
+        state.counts.put(rows.keys, {"n": n})
+        return rows.keys.with_columns({"n": n})
+
+
+def has_notes(given: argparse.Namespace) -> bool:
+    """Whether the stream of a run has the third source; of a check, whether it was never given up."""
+    draw = random.Random(f"notes {given.seed}")
+    begin, end = draw.choice([0, 1, 2, 3]), draw.choice([1, 2, 4, 1000, 1000])
+    return given.child is None and end == 1000 or given.child is not None and begin <= given.child < begin + end
+
+
+def given_up(given: argparse.Namespace) -> list[str]:
+    """What a run has to give up: the third source, if the stream's newest checkpoint has it and its code has not."""
+    if has_notes(given):
+        return []
+    with OpenWarehouse.open_writable(given.warehouse, given.catalog) as place:
+        known = {stream.name: stream for stream in place.catalog.streams.list()}
+        if NAME not in known or not place.catalog.checkpoints.last_id(NAME):
+            return []
+        return ["source.notes", "noted"] if "noted" in known[NAME].definition["operators"] else []
 
 
 def known_by_hand(batches: Sequence[Batch]) -> Counter[tuple[Any, ...]]:
@@ -139,12 +178,14 @@ def operators(given: argparse.Namespace) -> list[Operator]:
 
 def define(given: argparse.Namespace) -> Stream:
     """The stream, whose files and sinks are below the directory."""
-    names, made = sorted(SCHEMA), operators(given)
+    schemas, made = SCHEMA | (NOTES if has_notes(given) else {}), operators(given)
+    names = sorted(schemas)
     random.shuffle(names)
+    made += [Noted()] if has_notes(given) else []
     return Stream(
-        "killed",
-        sources={name: files_of(given.directory, name, pa.schema(SCHEMA[name])) for name in names},
-        event_time={name: EventTime("at", delay=minutes(DELAY)) for name in names},
+        NAME,
+        sources={name: files_of(given.directory, name, pa.schema(schemas[name])) for name in names},
+        event_time={name: EventTime("at", delay=minutes(DELAY)) for name in SCHEMA},
         operators=made,
         sinks={operator.name: Files(given.directory / "sinks" / operator.name) for operator in made},
         max_parallelism=8,
@@ -154,7 +195,7 @@ def define(given: argparse.Namespace) -> Stream:
 def check(given: argparse.Namespace) -> str:
     """Finish the stream, and compare; return what there was, for people."""
     settings, stream = settings_of(given, random.Random(given.seed)), define(given)
-    run(settings, stream, RunRequest(finish=True))
+    run(settings, stream, RunRequest(finish=True, drop=given_up(given)))
     batches, counts = [batch for _, batch in pieces(given)], dict[str, int]()
     found = {
         name: Counter(tuple(row.values()) for row in Files(given.directory / "sinks" / name).read())
@@ -170,11 +211,22 @@ def check(given: argparse.Namespace) -> str:
     for how, one in wanted.items():
         compare(how, found[how], one)
         counts[how] = one.total()
+    told = check_notes(given)
     shown = [dict(zip(stream.outputs["pairs"].output.names, row, strict=True)) for row in found["pairs"].elements()]
     compare("pairs", Counter({(r["k"], r["window_start"]): r["n"] for r in shown}), windows)
     assert len(shown) == len(windows), "a window came twice"
-    check_proven(settings, stream, given.directory, keeping=("lookup", "known"))  # the newest versions, for ever
-    return ", ".join(f"{count} {how}" for how, count in counts.items())
+    # The newest versions and the counts of notes are kept for ever.
+    check_proven(settings, stream, given.directory, keeping=("lookup", "known", "noted"))
+    return ", ".join([*(f"{count} {how}" for how, count in counts.items()), told])
+
+
+def check_notes(given: argparse.Namespace) -> str:
+    """Check that the third source was read from its first file on, each row once; and all of it, unless it was given
+    up; return what there was, for people."""
+    found = Counter((row["id"], row["n"]) for row in Files(given.directory / "sinks" / "noted").read())
+    files = given.pieces // NOTES_EVERY if has_notes(given) else -(-len(found) // NOTES_A_FILE)
+    compare("noted", found, Counter((id, 1) for id in range(files * NOTES_A_FILE)))
+    return f"{files} files of notes" + ("" if has_notes(given) else ", then given up")
 
 
 class JoinKills(Kills):
@@ -184,11 +236,16 @@ class JoinKills(Kills):
 
     def make_input(self, directory: Path) -> list[Path]:
         made, tables = pieces(self.given), dict[str, list[pa.Table]]()
+        ids = [range(n * NOTES_A_FILE, (n + 1) * NOTES_A_FILE) for n in range(self.given.pieces // NOTES_EVERY)]
+        tables["notes"] = [pa.table({"id": each}, schema=pa.schema(NOTES["notes"])) for each in ids]
         for name, columns in SCHEMA.items():
             rows = [batch.rows().get(name, []) for source, batch in made if source == name]
             tables[name] = [pa.Table.from_pylist(each, pa.schema(columns)) for each in rows]
         left = {name: iter(files) for name, files in lay_out(directory, tables).items()}
-        return [next(left[source]) for source, _ in made]
+        coming = [next(left[source]) for source, _ in made]
+        for n, file in enumerate(left["notes"]):
+            coming.insert(n * (NOTES_EVERY + 1), file)
+        return coming
 
     def give(self, piece: Path, directory: Path) -> None:
         let_in(piece, directory)
@@ -197,7 +254,7 @@ class JoinKills(Kills):
 def main() -> int:
     """Kill runs, one after the other, and check a stream each time its input is used up."""
     given = arguments(__doc__).parse_args()
-    if not answers(given, check, define):
+    if not answers(given, check, define, given_up):
         JoinKills(given).run()
     return 0
 

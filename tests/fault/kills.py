@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +40,7 @@ from tests.fault.processes import MARK, forked_of, send
 from tests.spark_streams import read_files, write_files
 
 GIVES_UP, LIFE_S = 3, 120.0
+Drop: TypeAlias = Callable[[argparse.Namespace], Sequence[str]]
 
 
 def note(directory: Path) -> None:
@@ -90,7 +91,7 @@ def settings_of(given: argparse.Namespace, draw: random.Random) -> Settings:
     )
 
 
-def child(given: argparse.Namespace, define: Callable[[argparse.Namespace], Stream]) -> None:
+def child(given: argparse.Namespace, define: Callable[[argparse.Namespace], Stream], drop: Drop) -> None:
     """One run, once a line says so: of a few micro-batches, or until it is killed."""
     draw = random.Random(f"{given.seed} {given.child}")
     settings, stream = settings_of(given, draw), define(given)
@@ -99,10 +100,10 @@ def child(given: argparse.Namespace, define: Callable[[argparse.Namespace], Stre
         return
     # The highest clock grows from run to run, so that the recorded one goes on, too.
     highest_s = min(OFFSET_S, 5.0 * given.child)
-    request = RunRequest(batches=draw.choice([1, 2, 4, 8]), follow=draw.random() < 0.6)
+    request = RunRequest(batches=draw.choice([1, 2, 4, 8]), follow=draw.random() < 0.6, drop=drop(given))
     with jumping_clock(draw, highest_s=highest_s):
         try:
-            if draw.random() < 0.15 and _has_checkpoint(settings, stream.name):
+            if draw.random() < 0.15 and not request.drop and _has_checkpoint(settings, stream.name):
                 rescale(settings, stream, draw.choice([1, 2, 3, 4]))
             run(settings, stream, request, lambda _: note(given.directory))
         except Exception as error:
@@ -117,12 +118,17 @@ def answers(
     given: argparse.Namespace,
     check: Callable[[argparse.Namespace], str],
     define: Callable[[argparse.Namespace], Stream],
+    drop: Drop = lambda _: (),
 ) -> bool:
-    """Do what this process was started for by `Kills`: a check, or a run; whether it was."""
+    """Do what this process was started for by `Kills`: a check, or a run; whether it was.
+
+    Args:
+        drop: what a run gives up, since the stream of `define` no longer has it.
+    """
     if given.check:
         print(check(given))
     elif given.child is not None:
-        child(given, define)
+        child(given, define, drop)
     return given.check or given.child is not None
 
 
