@@ -183,7 +183,8 @@ def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Pat
             by_shape.setdefault(shape, []).append(checkpoint.manifest.bytes)
     assert sum(map(len, by_shape.values())) == 32
     repeated = [sizes for sizes in by_shape.values() if len(sizes) > 4]
-    assert repeated and all(max(sizes) - min(sizes) < 250 for sizes in repeated)  # zeros are left out at first
+    # The first one of a shape may lack fields that are still zero.
+    assert repeated and all(max(sizes[1:]) - min(sizes[1:]) < 250 for sizes in repeated)
 
 
 def test_every_altered_or_missing_byte_is_noticed() -> None:
