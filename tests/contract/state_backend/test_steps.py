@@ -113,6 +113,33 @@ def test_changes_tell_each_key_once_and_newest(reopen: Open):
     assert told(table) == {1: 12, 2: None}
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 100, 1 << 20])
+def test_changes_are_the_same_whether_what_was_written_is_kept_or_read(
+    reopen: Open, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+):
+    monkeypatch.setattr("siltstone.state.backends.rocksdb.table._FRESH_BYTES", kept_bytes)
+    state = reopen()
+    table = state.tables["t"]
+    state.begin(1, tracking=True)
+    put(state, k1=1, k2=2, k3=3)
+    table.delete(longs(2, 9))
+    put(state, k2=22, k4=4)
+    table.delete(longs(1))
+    assert told(table) == {1: None, 2: 22, 3: 3, 4: 4}
+    put(state, k1=10)
+    assert told(table) == {1: 10, 2: 22, 3: 3, 4: 4}
+    table.mark()
+    put(state, k5=5)
+    table.delete(longs(3))
+    assert told(table) == {3: None, 5: 5}
+    state.commit()
+    state.begin(2, tracking=True)
+    put(state, k6=6)
+    assert told(table) == {3: None, 5: 5, 6: 6}
+    state.rollback()
+    assert told(table) == {3: None, 5: 5}
+
+
 def test_a_mark_is_undone_with_its_step(reopen: Open):
     state = reopen()
     table = state.tables["t"]

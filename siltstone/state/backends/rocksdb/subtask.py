@@ -168,7 +168,7 @@ class RocksDBState:
         self._pending[step] = 1
         self._step = step
         for table in self._tables.values():
-            table.tracking, table.imaged = tracking, table.rows > 0
+            table.begin(tracking=tracking)
 
     def _write(self, changes: AtomicWrite, image: Image | None) -> None:
         if self._step is None:

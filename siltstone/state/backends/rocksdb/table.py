@@ -39,6 +39,8 @@ an object of each of `BATCH_ROWS` pairs before it packs them"""
 _AHEAD_BYTES = 1 << 23
 """old rows that a put reads before it writes"""
 _BATCH_BYTES = 1 << 24
+_FRESH_BYTES = 1 << 26
+"""most bytes of a step's changes that are kept in memory for `RocksDBTable.changes`"""
 _FIRST_PAIRS = 1 << 8
 """pairs that a scan reads before it knows how large they are"""
 
@@ -107,6 +109,11 @@ class RocksDBTable:
         self._mutation = 0
         self._swept = 0
         self._by_group: tuple[tuple[int, int], Packed, np.ndarray] | None = None
+        self._fresh: list[tuple[Packed, Packed]] | None = None
+        """the keys and values that were written since the last mark, oldest first; null for deletes. None if not all
+        are here"""
+        self._fresh_bytes = 0
+        self._newest: tuple[tuple[int, int], Packed] | None = None
 
     @property
     def rows(self) -> int:
@@ -224,7 +231,7 @@ class RocksDBTable:
         new = self._values.encode(rows.select(self.schema.value.names), digest, marks)
         changes = self._database.changes()
         changes.put(to_list(image.keys), to_list(new))
-        self._change(changes, image, groups, old, digest, image.values.null_count)
+        self._change(changes, image, new, groups, old, digest, image.values.null_count)
 
     def load(self, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
         """Fill the empty table with rows in order of key; undoing the step clears it.
@@ -253,19 +260,20 @@ class RocksDBTable:
         groups = batch.key_groups[found.keys.order[~null_mask(found.values)]]
         changes = self._database.changes()
         changes.delete(to_list(image.keys))
-        nothing = np.zeros(len(groups), np.uint64)
-        self._change(changes, image, groups, self._records(image.values), nothing, -len(groups))
+        none, nothing = pa.nulls(len(groups), pa.large_binary()), np.zeros(len(groups), np.uint64)
+        self._change(changes, image, none, groups, self._records(image.values), nothing, -len(groups))
 
     def _change(
         self,
         changes: AtomicWrite,
         image: Image,
+        new: Packed,
         groups: np.ndarray,
         old: np.ndarray,
         digest: np.ndarray,
         born: int,
     ) -> None:
-        """Write changes of the image's keys; then update digests, the list of changes, and counts."""
+        """Write changes of the image's keys to `new` values; then update digests, the list of changes, and counts."""
         keys, listed = image.keys, self.counts.listed
         if self.tracking:
             start = time.perf_counter()
@@ -276,6 +284,7 @@ class RocksDBTable:
                 listed += len(fresh)
             self.tracking_s += time.perf_counter() - start
         self._write(changes, image if self.imaged else None)
+        self._note_fresh(keys, new)
         self._digests += group_sums(digest - old["digest"], groups, self.max_parallelism)
         self.counts = replace(
             self.counts,
@@ -286,6 +295,19 @@ class RocksDBTable:
         self._mutation += 1
 
     # Change tracking and scanning
+
+    def begin(self, *, tracking: bool) -> None:
+        """Begin a step."""
+        self.tracking, self.imaged = tracking, self.rows > 0
+        self._fresh, self._fresh_bytes = [] if tracking and not self.counts.listed else None, 0
+
+    def _note_fresh(self, keys: Packed, new: Packed) -> None:
+        """Keep what was written, so that nobody has to read it again for `changes`."""
+        if self._fresh is not None:
+            self._fresh.append((keys, new))
+            self._fresh_bytes += keys.nbytes + new.nbytes
+            if not self.tracking or self._fresh_bytes > _FRESH_BYTES:
+                self._fresh = None
 
     def _list_key(self, interval: int, first: int) -> bytes:
         """The key of the part of an interval's list that begins with its `first`-th key."""
@@ -319,18 +341,32 @@ class RocksDBTable:
     def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
         """Return every key changed since the last `mark()`, once, newest, sorted by key group; only of `groups`."""
         keys, owners = self._sorted_changes()
+        newest, part = self._newest_values(keys), slice(None)
         if groups is not None:
-            first, last = np.searchsorted(owners, [groups.start, groups.end])
-            keys = keys[first:last]
-        present, values = self._decode(self._read(keys))
+            part = slice(*np.searchsorted(owners, [groups.start, groups.end]).tolist())
+        keys = keys[part]
+        present, values = self._decode(self._read(keys) if newest is None else newest[part])
         with self._database.translate_damage():
             columns, owners = self._keys.decode(keys)
         return as_table([*columns, *values, pa.array(~present)], self.schema.changes, len(keys)), owners
 
+    def _newest_values(self, keys: Packed) -> Packed | None:
+        """Return the values of all changed keys, null if deleted, if they were written since the table was opened."""
+        if not self._fresh:
+            return None
+        of = self._mutation, self.counts.interval
+        if self._newest is None or self._newest[0] != of:
+            written, values = (
+                pa.concat_arrays([from_list([]), *parts]) for parts in zip(*self._fresh[::-1], strict=True)
+            )
+            self._newest = of, values.take(pc.index_in(keys, written))  # of several, the first
+        return self._newest[1]
+
     def mark(self) -> None:
         """Forget the changes, since a checkpoint that contains them is being taken."""
         self._write(self._database.changes(), None)
-        self._by_group = None
+        self._by_group = self._newest = None
+        self._fresh, self._fresh_bytes = [], 0
         self.counts = replace(self.counts, interval=self.counts.interval + 1, listed=0, known=True)
 
     def scan(self, groups: KeyGroupRange, *, in_order: bool = True) -> Iterator[tuple[pa.Table, np.ndarray]]:
@@ -365,6 +401,7 @@ class RocksDBTable:
     def reset(self, counts: RocksDBCounts, digests: np.ndarray) -> None:
         """Take over counts and digests, after the rows were brought to them."""
         self.counts, self._digests = counts, digests
+        self._fresh = self._newest = None
         self._mutation += 1
 
     def clear(self, changes: AtomicWrite) -> None:
