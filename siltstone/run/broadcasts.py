@@ -13,6 +13,7 @@ import pyarrow as pa
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import BadRow, StateError
 from siltstone.operator import Operator, State
+from siltstone.rows import split_input, spread
 from siltstone.run.inputs import TO
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
@@ -100,9 +101,7 @@ def find_unfit(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, st
             found.append((find_misfits(column, field.type), f"{what} does not fit {field.type}"))
             for bad, reason in found:
                 if bad.any():
-                    spread = np.zeros(len(table), bool)
-                    spread[places] = bad
-                    yield spread, reason
+                    yield spread(bad, places, len(table)), reason
 
 
 def _variable(operator: Operator, name: str) -> BroadcastState:
@@ -114,11 +113,8 @@ def _variable(operator: Operator, name: str) -> BroadcastState:
 
 def _rows_for(task: StepTask, table: pa.Table, variable: str, name: str) -> tuple[np.ndarray, pa.Table]:
     """Return the rows of an input with the columns of a broadcast table: their places (int64[n]), and them."""
-    own = one_array(table.column(name))
-    places = np.flatnonzero(~null_mask(own))
-    rows = own.take(pa.array(places))
-    names = task.operator.tables()[variable].rows.names
-    return places, pa.table({column: rows.field(column) for column in names})
+    places, rows = split_input(table, name, ())
+    return places, rows.select(task.operator.tables()[variable].rows.names)
 
 
 def digest_tables(state: SubtaskState) -> dict[str, int]:

@@ -84,7 +84,7 @@ class BroadcastAccess:
         known = self._table.get(keys)
         old = np.flatnonzero(known.found)
         names = schema.value.names
-        # Those of the table come first, so that an equal row that comes again is no change.
+        # Rows of the table come first: of equal rows the first is chosen, so one that it has is not written again.
         values = pa.concat_tables([known.values.take(pa.array(old)), given.select(names)]).combine_chunks()
         owner = np.concatenate([old, key])
         order = [self._by, *(name for name in names if name != self._by)]

@@ -126,7 +126,7 @@ def given_up(given: argparse.Namespace) -> list[str]:
 
 
 def known_by_hand(batches: Sequence[Batch]) -> Counter[tuple[Any, ...]]:
-    """What `Known` tells of all rows: of asks at the same time the least counts."""
+    """What `Known` tells of all rows. Of asks with the same key and time, the table has the one with the least `a`."""
     newest, bids = dict[Any, Any](), Counter[Any](k for batch in batches for k, *_ in batch.bids)
     for id, at, _, a in (ask for batch in batches for ask in batch.asks):
         order = (BEGIN - at, a is None, a or 0)
