@@ -20,6 +20,8 @@ from siltstone.model import Form
 
 _WEIGHT = 0.3
 """of the newest delta in the averages"""
+_LOGGED_SHARE = 0.5
+"""of an operator's bytes, the least that are of tables whose deltas pay where all of them are logged"""
 _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
@@ -236,6 +238,48 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
     shares = {table: bases[table] * fits + rest * weights[table] / known for table in states}
     # Options refuse a budget of 0 s, so a table without a share gets one that no delta fits into.
     return {table: options.model_copy(update={"restore_budget_s": share or 1e-9}) for table, share in shares.items()}
+
+
+def begin_together(
+    decisions: Mapping[str, Decision], states: Mapping[str, PolicyState], opaque: Collection[str]
+) -> Mapping[str, Decision]:
+    """Let an operator's opaque variables begin anew where all its tables do, unless they are larger than these.
+
+    Small values lie in the segments of what tables changed, which would have to stay for them.
+
+    Args:
+        decisions: table or opaque variable -> the decision on it in the next checkpoint; `states` are those of its
+            policy.
+    """
+    tables = decisions.keys() - set(opaque)
+    if not tables or any(decisions[table].form is Form.DELTA for table in tables):
+        return decisions
+    most = sum(next_base(states[table])[0] for table in tables)
+    late = {v for v in opaque if decisions[v].form is Form.DELTA and next_base(states[v])[0] <= most}
+    base = {"form": Form.BASE, "tracking": False, "reason": "all tables begin anew", "delta_limit_bytes": None}
+    return {v: replace(decision, **base) if v in late else decision for v, decision in decisions.items()}
+
+
+def choose_tracked(
+    decisions: Mapping[str, Decision], states: Mapping[str, PolicyState], *, ends: bool, whole: bool
+) -> frozenset[str]:
+    """Choose the tables of an operator of which a step logs what it changes.
+
+    A table is tracked for itself, as in US 9471438: one that always takes bases costs nothing until then. Lost state
+    can be rolled forward only by what was logged of all tables, though. So the steps between checkpoints log all, if
+    those whose deltas pay have most of the bytes.
+
+    Args:
+        decisions: table -> the decision on it in the next checkpoint; `states` are those of its policy.
+        ends: whether the step ends in that checkpoint, which stores what is not tracked as well.
+        whole: whether the steps before it are to be logged whole in any case.
+    """
+    if ends:
+        return frozenset(table for table, decision in decisions.items() if decision.tracking)
+    pay = {table for table, decision in decisions.items() if decision.tracking or decision.d}
+    size = {table: next_base(states[table])[0] for table in decisions}
+    most = bool(pay) and sum(size[table] for table in pay) >= _LOGGED_SHARE * sum(size.values())
+    return frozenset(decisions if whole or most else pay)
 
 
 def add_chains(states: Collection[PolicyState]) -> PolicyState:

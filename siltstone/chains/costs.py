@@ -1,4 +1,5 @@
-"""Turn the acknowledgements of subtasks into the costs that a policy observes."""
+"""Turn the acknowledgements of subtasks into the costs that a policy observes: of each table and opaque variable, which
+are both "table" here."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -7,7 +8,7 @@ from typing import Any
 from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.model import Form, Kind
+from siltstone.model import Form, Handle, Kind
 from siltstone.restore.plan_rules import bytes_of
 
 _CHAIN = (
@@ -27,11 +28,12 @@ _CHAIN = (
 
 def _forms(received: Sequence[Acknowledgement]) -> list[dict[str, Form]]:
     """Return per subtask table -> the form that it wrote it in last."""
-    return [{h.variable: h.form for h in a.handles if h.kind is Kind.INCREMENTAL} for a in received]
+    return [{h.variable: h.form for h in a.handles if h.kind is not Kind.INDEX} for a in received]
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
-    """Return the form of an operator's part: a base, or files, only if every subtask wrote that of each table."""
+    """Return the form of an operator's part: a base, or files, only if every subtask wrote that of each table, and no
+    delta of an opaque variable."""
     tables = _forms(received)
     if any(form is Form.DELTA for of in tables for form in of.values()):
         return Form.DELTA
@@ -60,26 +62,37 @@ def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
     that were written in the phase; the index is shared by all tables alike, and so are files, with those that were
     stored before: a restore reads all of them.
     """
-    forms, index = written_forms(received), sum(a.bytes_of(Kind.INDEX) for a in received)
+    index = sum(a.bytes_of(Kind.INDEX) for a in received)
     files = sum(bytes_of(h for h in a.handles if h.form is Form.FILES) for a in received)
+    forms, tables = written_forms(received), sorted({h.variable for a in received for h in a.handles if _is_table(h)})
     costs = {}
-    for i, (table, form) in enumerate(forms.items()):
-        own = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL and h.variable == table]
+    for table, form in forms.items():
+        own = [h for a in received for h in a.handles if h.kind is not Kind.INDEX and h.variable == table]
         gave_way = sum(a.tracked_bytes.get(table, 0) for a in received)
         costs[table] = CheckpointCost(
             form=form,
-            bytes=files * (i + 1) // len(forms) - files * i // len(forms)
-            if form is Form.FILES
-            else sum(h.length for h in own),
+            bytes=_part(files, table, tables) if form is Form.FILES else sum(h.length for h in own),
             seconds=max((_seconds(a, table, form) for a in received), default=0.0),
             log_s=max(tracked)
             if (tracked := [_share(a, table, "track") for a in received if "track" in a.seconds])
             else None,
             rows=sum(a.table_rows.get(table, 0) for a in received),
             tracked_bytes=gave_way + sum(h.length for h in own if h.form is Form.DELTA) if gave_way else None,
-            index_bytes=index * (i + 1) // len(forms) - index * i // len(forms),
+            index_bytes=_part(index, table, tables),
         )
     return costs
+
+
+def _is_table(handle: Handle) -> bool:
+    return handle.kind is Kind.INCREMENTAL
+
+
+def _part(size: int, table: str, tables: Sequence[str]) -> int:
+    """Return a table's part of what all tables share alike; 0 for an opaque variable."""
+    if table not in tables:
+        return 0
+    i = tables.index(table)
+    return size * (i + 1) // len(tables) - size * i // len(tables)
 
 
 def of_all_subtasks(
@@ -96,7 +109,7 @@ def of_all_subtasks(
         cost: what was written (`costs_of`).
         before: the state of the table's policy.
     """
-    wrote = [any(h.variable == table and h.kind is Kind.INCREMENTAL for h in a.handles) for a in received]
+    wrote = [any(h.variable == table and h.kind is not Kind.INDEX for h in a.handles) for a in received]
     if cost.form is Form.DELTA or all(wrote):
         return cost
     if before.deltas:
@@ -120,9 +133,10 @@ def _seconds(a: Acknowledgement, table: str, form: Form) -> float:
 
 
 def _share(a: Acknowledgement, table: str, phase: str) -> float:
-    """Return a table's part of the seconds of a phase, by its bytes."""
+    """Return a table's part of the seconds of a phase, by its bytes; opaque variables take part in "persist" alone."""
     forms = {"base": {Form.BASE, Form.FILES}, "persist": set(Form)}.get(phase, {Form.DELTA})
-    handles = [h for h in a.handles if h.kind is Kind.INCREMENTAL and h.form in forms]
+    kinds = {Kind.INCREMENTAL, Kind.OPAQUE} if phase == "persist" else {Kind.INCREMENTAL}
+    handles = [h for h in a.handles if h.kind in kinds and h.form in forms]
     tracked = a.tracked_bytes if phase in ("delta", "track") else {}
     every = sum(h.length for h in handles) + sum(tracked.values())
     own = sum(h.length for h in handles if h.variable == table) + tracked.get(table, 0)
@@ -161,12 +175,10 @@ def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
     return min((first for first, _ in chains), default=default)
 
 
-def written_whole(
-    received: Sequence[Acknowledgement], variable: str, kind: Kind, max_parallelism: int
-) -> tuple[int, float]:
-    """Return the bytes of an operator's bases of a variable in a checkpoint, and the part of its key groups that they
+def written_whole(received: Sequence[Acknowledgement], table: str, max_parallelism: int) -> tuple[int, float]:
+    """Return the bytes of an operator's bases of a table in a checkpoint, and the part of its key groups that they
     hold."""
-    handles = [h for a in received for h in a.handles if h.kind is kind and h.variable == variable]
+    handles = [h for a in received for h in a.handles if h.kind is not Kind.INDEX and h.variable == table]
     bases = [h for h in handles if h.form is Form.BASE]
     part = sum(len(h.key_groups) for h in bases) / max_parallelism
     return sum(h.length for h in bases), round(min(1.0, part), 6)

@@ -243,7 +243,7 @@ def replay_tasks(
             max_parallelism=stream.max_parallelism,
             warehouse=warehouse,
             backend=backend,
-            tracking=False,
+            tracked=(),
             restore=points[op.name],
             checkpoint=CheckpointOrder({}) if ends else None,
             stores=False,

@@ -67,7 +67,7 @@ def stand_alone(
         objects=[stored[name] for name in dict.fromkeys(h.object for h in handles)],
         forms=dict.fromkeys(newest.operators, Form.BASE),
         chains={op: {table: {**s.to_json(), "first": FIRST} for table, s in of.items()} for op, of in chains.items()},
-        statistics=_statistics(newest.statistics, chains, handles),
+        statistics=_statistics(newest.statistics, chains),
         versions={op: {name: [(0, FIRST)] for _, name in variables_of(newest, op)} for op in newest.operators},
         commit=encode_details(details),
     )
@@ -106,7 +106,7 @@ def _chains(manifest: Manifest, operator: str, handles: Sequence[Handle]) -> dic
     """Return table -> the state of its policy, once its chain is only a base."""
     found = {}
     for table, of in manifest.chains.get(operator, {}).items():
-        own = [h for h in handles if (h.operator, h.variable, h.kind) == (operator, table, Kind.INCREMENTAL)]
+        own = [h for h in handles if (h.operator, h.variable) == (operator, table) and h.kind is not Kind.INDEX]
         base = CheckpointCost(
             form=Form.BASE, bytes=sum(h.length for h in own), seconds=0.0, rows=sum(h.rows for h in own)
         )
@@ -114,10 +114,8 @@ def _chains(manifest: Manifest, operator: str, handles: Sequence[Handle]) -> dic
     return found
 
 
-def _statistics(
-    statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]], handles: Sequence[Handle]
-) -> dict[str, Any]:
-    """Return a checkpoint's statistics with these chains, and these handles of opaque variables."""
+def _statistics(statistics: Mapping[str, Any], chains: Mapping[str, Mapping[str, PolicyState]]) -> dict[str, Any]:
+    """Return a checkpoint's statistics with these chains."""
     operators = {}
     for operator, said in statistics.get("operators", {}).items():
         tables = {
@@ -126,11 +124,7 @@ def _statistics(
             )
             for table, state in chains.get(operator, {}).items()
         }
-        opaque: dict[str, list[float]] = {}
-        for variable in said.get("opaque", {}):
-            size = sum(h.length for h in handles if (h.operator, h.variable) == (operator, variable))
-            opaque[variable] = [size, size, 1]
-        operators[operator] = {**said, "tables": tables} | ({"opaque": opaque} if opaque else {})
+        operators[operator] = {**said, "tables": tables}
     # What it had for sinks stays behind: they have it, under another id.
     return {**statistics, "operators": operators, "outputs": None}
 

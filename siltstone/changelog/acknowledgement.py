@@ -32,7 +32,7 @@ class Acknowledgement:
         handles: where each variable's bytes are.
         objects: the stored objects, shared or not.
         inline: packed segments too small for an object of their own; the driver stores those of all subtasks together.
-        logged: whether `handles` and `inline` have all that the step changed.
+        unlogged: tables and opaque variables that the step changed, of which `handles` and `inline` have nothing.
         uploads: statistics of the uploads (`UploadStatistics.to_json`); empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows that the subtask got.
@@ -63,7 +63,7 @@ class Acknowledgement:
     handles: Sequence[Handle] = ()
     objects: Sequence[StoredObject] = ()
     inline: Sequence[bytes] = ()
-    logged: bool = False
+    unlogged: Sequence[str] = ()
     uploads: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0
@@ -139,6 +139,7 @@ class Acknowledgement:
         }
         for rare in (
             "outputs",
+            "unlogged",
             "prepared",
             "wants_checkpoint",
             "read",

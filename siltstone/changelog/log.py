@@ -23,7 +23,7 @@ from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, Sharers, uploader_of
 from siltstone.format.segment import Segment
-from siltstone.model import Form, Handle, Kind
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.store.paths import StepPath
 
 INLINE_BYTES = 256 << 10
@@ -32,6 +32,8 @@ NOWHERE = "a segment of the log"
 """stands for the object of what is not stored yet"""
 _SEPARATOR = b"\n"
 """between acknowledgements, whose JSON has none"""
+_LEAST_BYTES = 64
+"""that a step takes in a task, whatever was logged of it"""
 _LOGGING = ("delta", "persist", "track")
 """phases of a subtask that make its changes durable"""
 
@@ -41,14 +43,21 @@ class LoggedStep:
     """One operator's changes in one step.
 
     Every later task of the interval carries them, so they are compressed: acknowledgements, one for each subtask. A
-    task decodes them only to roll forward.
+    task decodes them only to roll forward, or to know what changed.
+
+    Attributes:
+        packed: empty if nothing was logged.
+        unlogged: tables and opaque variables that the step changed, but that were not logged.
     """
 
     step: int
     packed: bytes
+    unlogged: frozenset[str] = frozenset()
 
     def part(self, subtask: int) -> Acknowledgement:
         """Return an acknowledgement with `handles`, `objects` and `inline` of one subtask's changes."""
+        if not self.packed:
+            return Acknowledgement("", subtask, KeyGroupRange(0, 0))
         return Acknowledgement.from_bytes(zlib.decompress(self.packed).split(_SEPARATOR)[subtask])
 
 
@@ -63,8 +72,8 @@ class _Step:
     """of `packed`, without segments that are not stored yet"""
 
     @property
-    def logged(self) -> bool:
-        return all(a.logged for a in self.received)
+    def unlogged(self) -> frozenset[str]:
+        return frozenset(name for a in self.received for name in a.unlogged)
 
 
 @dataclass
@@ -112,8 +121,12 @@ class LoggedInterval:
                 self._settle()
 
     def list_steps(self, operator: str) -> list[LoggedStep]:
-        """Return the steps in which an operator's changes were logged, ascending."""
-        return [_pack_step(step) for step in self.steps.get(operator, {}).values() if step.logged]
+        """Return the steps, with what was logged of an operator's changes, ascending."""
+        return [_pack_step(step) for step in self.steps.get(operator, {}).values()]
+
+    def list_unlogged(self, operator: str) -> frozenset[str]:
+        """Return the variables of which changes are missing in it."""
+        return frozenset(name for step in self.steps.get(operator, {}).values() for name in step.unlogged)
 
     @property
     def is_full(self) -> bool:
@@ -125,12 +138,13 @@ class LoggedInterval:
         """Return how many more bytes of each table's deltas each subtask may write; below 0 if it has written too many.
 
         Args:
-            limits: table -> bytes of its deltas that all subtasks together may write; None, or left out, for no limit.
+            limits: table or opaque variable -> bytes of its deltas that all subtasks together may write; None, or left
+                out, for no limit.
         """
         left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
         for step in self.steps.get(operator, {}).values() if left else ():
             for a in step.received:
-                for table, size in _table_bytes(a).items():
+                for table, size in _change_bytes(a).items():
                     if table in left:
                         left[table][a.subtask] -= size
         return left
@@ -195,15 +209,18 @@ class LoggedInterval:
 def _pack_step(step: _Step) -> LoggedStep:
     packed = step.packed  # read once: the thread that makes the interval durable may forget it
     if packed is None:
-        plain = (replace(a, uploads={}, seconds={}) for a in step.received)
-        packed = LoggedStep(step.number, zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)))
-        step.handle_bytes = max(0, len(packed.packed) - sum(len(each) for a in step.received for each in a.inline))
+        plain = [replace(a, uploads={}, seconds={}, unlogged=()) for a in step.received]
+        has_any = any(a.handles or a.inline for a in plain)
+        data = zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)) if has_any else b""
+        packed = LoggedStep(step.number, data, step.unlogged)
+        handles = len(packed.packed) - sum(len(each) for a in step.received for each in a.inline)
+        step.handle_bytes = max(_LEAST_BYTES, handles)
         step.packed = packed
     return packed
 
 
 def _handle_bytes(step: _Step) -> int:
-    if step.packed is None and step.logged:
+    if step.packed is None:
         _pack_step(step)
     return step.handle_bytes
 
@@ -217,20 +234,22 @@ def _changes_of(a: Acknowledgement) -> Acknowledgement:
         a.handles,
         a.objects,
         a.inline,
-        a.logged,
+        a.unlogged,
         a.uploads,
         seconds={phase: a.seconds[phase] for phase in _LOGGING if phase in a.seconds},
     )
 
 
-def _table_bytes(a: Acknowledgement) -> Counter[str]:
-    """Table -> bytes of its logged changes."""
+def _change_bytes(a: Acknowledgement) -> Counter[str]:
+    """Table or opaque variable -> bytes of its logged changes."""
     sizes = Counter[str]()
     for handle in a.handles:
-        if handle.kind is Kind.INCREMENTAL:
+        if handle.kind is not Kind.INDEX:
             sizes[handle.variable] += handle.length
-    for packed in a.inline:
-        for entry in Segment.unpack(packed).entries():
+    for segment in map(Segment.unpack, a.inline):
+        for variable, length in segment.opaque:
+            sizes[variable] += length
+        for entry in segment.entries():
             sizes[entry.variable] += entry.length
     return sizes
 
@@ -264,12 +283,12 @@ def _merge_steps(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Ack
         for phase in _LOGGING:
             # Bases replace what was logged of their tables: if no other table had changes, logging them is not a cost
             # of this checkpoint.
-            as_phase = phase if phase == "track" or not whole.issuperset(_table_bytes(a)) else "log"
+            as_phase = phase if phase == "track" or not whole.issuperset(_change_bytes(a)) else "log"
             seconds[as_phase] = seconds.get(as_phase, 0.0) + a.seconds.get(phase, 0.0)
     handles = [h for a in earlier for h in _select_needed(a.handles, whole)] + [*newest.handles]
     named = {handle.object for handle in handles}
     objects = {o.name: o for a in steps for o in a.objects if o.name in named}
-    logged = sum((_table_bytes(a) for a in earlier), Counter[str]()) if last.tracked_bytes else Counter[str]()
+    logged = sum((_change_bytes(a) for a in earlier), Counter[str]()) if last.tracked_bytes else Counter[str]()
     return replace(
         last,
         handles=handles,

@@ -306,9 +306,6 @@ def _time(text: str | None) -> datetime | None:
 
 _TIME_MAX_MS = 10**14
 """later than any clock shows; twice as much is still a date"""
-_PARTS = {"opaque": 3, "whole": 2}
-"""how many numbers there are of each variable, or of a table, under these names"""
-
 COUNTS = frozenset(
     ("base_rows", "checkpoints", "d", "dear_for", "deltas", "restores", "rows", "rows_before", "seen", "untracked")
 )
@@ -355,8 +352,6 @@ def _check_operator(said: Mapping[str, Any], operator: str) -> None:
     check_numbers(check_object(said["seconds"], f"seconds of {operator}"), f"seconds of {operator}")
     known = ("incremental_bytes", "index_bytes", "restore_bound_bytes", "restore_bound_s")
     check_numbers({name: said[name] for name in known if name in said}, what)
-    for variable, numbers in check_object(said.get("opaque", {}), f"opaque variables of {operator}").items():
-        _check_list(numbers, _PARTS["opaque"], f"{operator}.{check_table_name(variable)}")
     for table, of in check_object(said["tables"], f"tables of {operator}").items():
         _check_table(check_object(of, table), f"{operator}.{check_table_name(table)}")
 
@@ -369,7 +364,7 @@ def _check_table(of: Mapping[str, Any], what: str) -> None:
     if "form" in of:
         Form(of["form"])
     if "whole" in of:
-        _check_list(of["whole"], _PARTS["whole"], f"what {what} wrote whole")
+        _check_pair(of["whole"], f"what {what} wrote whole")
 
 
 def _check_chain(chain: Mapping[str, Any], what: str) -> None:
@@ -397,9 +392,9 @@ def _check_counts(plain: Mapping[str, Any], what: str, *names: str) -> None:
         check_integer(plain[name], 0, MAX_NUMBER, f"{name} of {what}")
 
 
-def _check_list(numbers: Any, length: int, what: str) -> None:
-    if not isinstance(numbers, Sequence) or len(numbers) != length:
-        raise ValueError(f"the statistics of {what} are not {length} numbers")
+def _check_pair(numbers: Any, what: str) -> None:
+    if not isinstance(numbers, Sequence) or len(numbers) != 2:
+        raise ValueError(f"the statistics of {what} are not 2 numbers")
     for number in numbers:
         _check_number(number, what)
 

@@ -59,7 +59,6 @@ class ChainSizes:
     def __init__(self, operator: str) -> None:
         self._operator = operator
         self._tables: dict[str, ChainSize] = {}
-        self._opaque: dict[str, ChainSize] = {}
         self._recorded: dict[str, int] = {}
         """table -> the checkpoint that its chain began with, in the newest record"""
 
@@ -72,18 +71,14 @@ class ChainSizes:
             for table, (first, state) in chains.items()
         }
         self._recorded = {table: first for table, (first, _) in chains.items()}
-        self._opaque = {
-            name: self._opaque.get(name, ChainSize(record.id)).extend(record.id, base_bytes, size - base_bytes, anew)
-            for name, (size, base_bytes, anew) in said.get("opaque", {}).items()
-        }
         if materialized_bytes is not None:
             self._materialize(record.id, materialized_bytes, {table: state for table, (_, state) in chains.items()})
-        every = [*self._tables.values(), *self._opaque.values()]
+        every = self._tables.values()
         return ChainSize(
             first=min((of.first for of in every), default=record.id),
             base_bytes=round(sum(of.base_bytes for of in every)),
             delta_bytes=round(sum(of.delta_bytes for of in every)),
-            deltas=max((of.deltas for of in self._tables.values()), default=0),
+            deltas=max((of.deltas for of in every), default=0),
         )
 
     def _table(self, checkpoint: int, table: str, first: int, state: PolicyState, said: Mapping[str, Any]) -> ChainSize:
@@ -98,13 +93,11 @@ class ChainSizes:
     def _materialize(self, checkpoint: int, size: int, states: Mapping[str, PolicyState]) -> None:
         """Let chains begin with the bases of a materialization, whose bytes are divided by the sizes of the tables.
 
-        Opaque values that no checkpoint has changed since they were written all at once are not in it.
+        Tables that an earlier checkpoint wrote all at once, and none has changed since, are not in it.
         """
-        opaque = {name: ChainSize(checkpoint, of.base_bytes) for name, of in self._opaque.items() if of.delta_bytes}
-        self._opaque |= opaque
-        left = max(0.0, size - sum(of.base_bytes for of in opaque.values()))
-        live = {table: next_base(state)[0] for table, state in states.items()}
+        older = {table for table, of in self._tables.items() if not of.delta_bytes and of.first < checkpoint}
+        live = {table: next_base(state)[0] for table, state in states.items() if table not in older}
         total = sum(live.values())
-        self._tables = {
-            table: ChainSize(checkpoint, left * (of / total if total else 1 / len(live))) for table, of in live.items()
+        self._tables |= {
+            table: ChainSize(checkpoint, size * (of / total if total else 1 / len(live))) for table, of in live.items()
         }

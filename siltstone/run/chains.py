@@ -1,9 +1,10 @@
 """The chains of one run: per table, where its chain begins, what a restore reads, and the state of its policy.
 
 Each state table has a chain of its own, whether a variable has one table or several: US 9471438 decides base or delta
-per data structure. A chain grows with each checkpoint of the run that changes the table (`prepare`). It gets
-shorter when it is materialized, by this run or by another process, which the run learns from the catalog (`follow`).
-The policy decides the form of each table in the next checkpoint from what earlier ones cost (`decide`).
+per data structure. An opaque variable has one as a table does: "table" stands for both here. A chain grows with each
+checkpoint of the run that changes the table (`prepare`). It gets shorter when it is materialized, by this run or by
+another process, which the run learns from the catalog (`follow`). The policy decides the form of each table in the
+next checkpoint from what earlier ones cost (`decide`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.chain_rules import Policy, add_chains, is_base_only, share_budget
+from siltstone.chains.chain_rules import Policy, add_chains, begin_together, is_base_only, share_budget
 from siltstone.chains.costs import (
     costs_of,
     of_all_subtasks,
@@ -113,7 +114,12 @@ class RunChains:
         self.own_files: dict[int, Collection[str]] = {}
         """that checkpoint and those prepared since, if this run has taken them -> the checksums of their `.files`
         objects"""
-        self._policies = {(op.name, table): policy.start() for op in stream.operators for table in op.tables()}
+        self._opaque = {op.name: op.opaque_variables() for op in stream.operators}
+        self._policies = {
+            (op.name, table): policy.start()
+            for op in stream.operators
+            for table in (*op.tables(), *op.opaque_variables())
+        }
         _check_broadcasts(stream, policy)
         self._restored: dict[int, float | None] = {}
         """checkpoint -> seconds of its measured restore that the policies have learned from"""
@@ -208,6 +214,7 @@ class RunChains:
                 decided, reason = postpone_bases(decided, states, options)
                 if reason is not None:
                     postponed[operator] = reason
+            decided = begin_together(decided, states, self._opaque[operator])
             found |= {(operator, table): decision for table, decision in decided.items()}
         self._decisions, self._postponed = found, postponed
 
@@ -294,7 +301,7 @@ class RunChains:
                 total = RestoreBound(bytes=total.bytes + bound.bytes, seconds=total.seconds + bound.seconds)
                 d = self._decisions[operator, table].d
                 chains[operator][table] = {**state.to_json(), "first": first}
-                whole = written_whole(received, table, Kind.INCREMENTAL, self._stream.max_parallelism)
+                whole = written_whole(received, table, self._stream.max_parallelism)
                 statistics[operator][table] = table_statistics(cost, first, state, d, bound, whole)
             bounds[operator] = total
         variables = {op.name: (*op.tables(), *op.opaque_variables()) for op in self._stream.operators}
@@ -383,7 +390,7 @@ class RunChains:
         """Let chains begin with a materialization's bases, if they begin before it."""
         name, checkpoint = self._stream.name, materialized.checkpoint
         [operator] = materialized.operators
-        tables = {h.variable for h in materialized.handles if h.kind is Kind.INCREMENTAL}
+        tables = {h.variable for h in materialized.handles if h.kind is not Kind.INDEX}
         older = [table for table in sorted(tables) if self._first.get((operator, table), checkpoint) < checkpoint]
         if not older:
             return

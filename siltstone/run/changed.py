@@ -1,23 +1,36 @@
-"""Decide which values of opaque variables, and which bases of tables, a subtask writes if not all of them changed.
+"""Decide what of its variables a subtask writes if not all of them changed.
 
-Tracking shows what changed: the working state knows the open step's changes, the log those of the interval's earlier
-steps.
+Tracking shows what changed: the working state knows the open step's changes and those that no step has logged, the log
+those of the interval's earlier steps.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from siltstone.errors import StateError
+from siltstone.format.opaque import encode_opaque
 from siltstone.format.segment import Segment
 from siltstone.format.versions import expand_runs
 from siltstone.model import Form, KeyGroupRange, Kind
-from siltstone.run.roll_forward import is_logged
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
 
-CHAIN_MANIFESTS = 16
-"""maximum manifests that a restore reads for an opaque variable that changes; then it is written whole"""
+
+@dataclass(frozen=True)
+class OpaqueChanges:
+    """What a step writes of opaque variables.
+
+    Attributes:
+        groups: variable -> the key groups whose values are written; None for all of the subtask's. One that did not
+            change is left out.
+        too_large: variables that are written whole because the values that changed are too large, or are all -> their
+            bytes.
+    """
+
+    groups: Mapping[str, Collection[int] | None]
+    too_large: Mapping[str, int]
 
 
 def version_of(task: StepTask, variable: str) -> np.ndarray:
@@ -25,44 +38,50 @@ def version_of(task: StepTask, variable: str) -> np.ndarray:
     return expand_runs(task.versions.get(variable, ()), task.max_parallelism)
 
 
-def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> dict[str, Collection[int] | None]:
-    """Return opaque variable -> the key groups whose values the step writes; None for all.
+def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> OpaqueChanges:
+    """Decide which values of opaque variables a step writes.
 
-    A variable that did not change is left out. All values are written where no checkpoint has any, where an earlier
-    step of the interval was not logged, and, if checkpoints have parts of them, where all tables are written as bases
-    or files, or chains have become long.
+    In a checkpoint these are all values (a non-incremental variable of US 9471438, whose newest version is enough)
+    where the policy decided so, or where those that changed are larger than it allows, or are all; else those that
+    changed.
     """
-    changed, found, order = state.changed_opaque, dict[str, Collection[int] | None](), task.checkpoint
-    logged = None if order is None else _list_logged(task, subtask)
-    begins = order is not None and (
-        len(task.restore.manifests) >= CHAIN_MANIFESTS or (order.forms and Form.DELTA not in order.forms.values())
-    )
+    changed, order = state.changed_opaque, task.checkpoint
+    before = set[str]() if order is None else _list_changed(task, subtask)
+    groups, too_large = dict[str, Collection[int] | None](), dict[str, int]()
     for name in state.opaque:
-        versions = version_of(task, name)[state.groups.start : state.groups.end]
-        if not versions.all():
-            if order is not None or name in changed:
-                found[name] = None
-        elif order is None:
-            if name in changed:
-                found[name] = changed[name]
-        elif logged is None or (begins and name in {*changed, *logged}):
-            found[name] = None
-        elif name in changed:
-            found[name] = changed[name]
-    return found
+        new = not version_of(task, name)[state.groups.start : state.groups.end].all()
+        if order is None:
+            if name in changed and name in task.tracked:
+                groups[name] = None if new else changed[name]
+        elif new:
+            groups[name] = None
+        elif order.forms[name] is Form.DELTA:
+            limits = order.limits_bytes.get(name)
+            own = {group: state.opaque[name][group] for group in changed.get(name, ())}
+            size = len(encode_opaque(own)) if own else 0
+            every = bool(own) and own.keys() >= state.opaque[name].keys()
+            if every or (limits is not None and size > limits[subtask]):
+                groups[name], too_large[name] = None, size
+            elif name in changed:
+                groups[name] = changed[name]
+        elif name not in order.base_only or name in changed or name in before:
+            groups[name] = None
+    return OpaqueChanges(groups, too_large)
+
+
+def list_unlogged(task: StepTask, state: SubtaskState) -> frozenset[str]:
+    """Return the tables and opaque variables that the open step changed and does not log."""
+    own = slice(state.groups.start, state.groups.end)
+    tables = (name for name in state.tables if name not in task.tracked)
+    changed = {name for name in tables if not _is_unchanged(state.tables[name], own)}
+    return frozenset(changed | state.changed_opaque.keys() - task.tracked)
 
 
 def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: Collection[str]) -> set[str]:
-    """Return which of these tables did not change in the interval, so that an earlier checkpoint holds them already.
-
-    If no step of the interval was logged, the working state knows what changed, tracked or not. If all were, the log
-    knows. If only some were, nothing is known, and the result is empty.
-    """
-    logged = _list_logged(task, subtask) if tables else None
-    if logged is None and any(step.step > task.begins_after for step in task.log):
-        return set()
+    """Return which of these tables did not change in the interval, so that an earlier checkpoint holds them already."""
+    changed = _list_changed(task, subtask) if tables else set[str]()
     own = slice(state.groups.start, state.groups.end)
-    found = {name for name in tables if version_of(task, name)[own].all()} - (logged or set())
+    found = {name for name in tables if version_of(task, name)[own].all()} - changed
     return {name for name in found if _is_unchanged(state.tables[name], own)}
 
 
@@ -74,15 +93,15 @@ def _is_unchanged(table: StateTable, own: slice) -> bool:
         return False
 
 
-def _list_logged(task: StepTask, subtask: int) -> set[str] | None:
-    """The tables and opaque variables that earlier steps of the interval changed; None if that is not known."""
-    if not is_logged(task, task.begins_after):
-        return None
-    parts = [step.part(subtask) for step in task.log if step.step > task.begins_after]
+def _list_changed(task: StepTask, subtask: int) -> set[str]:
+    """The tables and opaque variables that earlier steps of the interval changed, as far as the log knows."""
+    steps = [step for step in task.log if step.step > task.begins_after]
+    parts = [step.part(subtask) for step in steps]
     segments = [Segment.unpack(each) for part in parts for each in part.inline]
     found = {h.variable for part in parts for h in part.handles if h.kind is not Kind.INDEX}
     found |= {name for segment in segments for name, _ in segment.opaque}
-    return found | {entry.variable for segment in segments for entry in segment.entries()}
+    found |= {entry.variable for segment in segments for entry in segment.entries()}
+    return found.union(*(step.unlogged for step in steps))
 
 
 def values_in(state: SubtaskState, name: str, groups: Collection[int] | None, part: KeyGroupRange) -> dict[int, bytes]:

@@ -138,7 +138,7 @@ class SortedOut:
             except _Refused as refused:
                 self._refuse(refused)
                 state.rollback()
-                state.begin(self._task.step, tracking=self._task.tracking)
+                state.begin(self._task.step, tracking=self._task.tracked)
 
     def digest(self) -> DigestedRows:
         """Digest the bad rows as they were read: a letter's text depends on columns and types that may be added."""

@@ -6,7 +6,7 @@ segments too small for an object of their own, in the acknowledgement: the drive
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,7 +22,7 @@ from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.run.changed import opaque_to_write, unchanged_tables, values_in, version_of
+from siltstone.run.changed import list_unlogged, opaque_to_write, unchanged_tables, values_in, version_of
 from siltstone.run.persist_files import write_files
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
@@ -39,19 +39,23 @@ memory stays bounded and a subtask of another parallelism reads little that is n
 def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer) -> Acknowledgement:
     """Make what this subtask changed in the step durable, or its part of a checkpoint, and forget the changes.
 
-    In a checkpoint, each table is written in the form that the order gives it; a table whose delta exceeds its limit is
-    written as a base, and one that did not change not at all if its chain is a base already. If any is ordered as
-    files, all are, since they share them.
+    In a checkpoint, each variable is written in the form that the order gives it; one whose delta exceeds its limit is
+    written as a base, and one that did not change not at all if its chain is a base already. If any table is ordered as
+    files, all are, since they share them. Elsewhere, changes of the variables that the step tracks are logged.
 
     Returns:
-        An acknowledgement that says where it is, and nothing else.
+        An acknowledgement that says where it is, and what is not logged; nothing else.
 
     Raises:
         Unreachable: the store failed; nothing refers to what was stored.
     """
     order, nothing = task.checkpoint, Acknowledgement(task.operator.name, subtask, state.groups)
-    if not task.stores or (order is None and not task.tracking):
+    if not task.stores:
         return nothing
+    if order is None:
+        nothing = replace(nothing, unlogged=tuple(sorted(list_unlogged(task, state))))
+        if not task.tracked:
+            return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     if order is not None and Form.FILES in order.forms.values():
         stored = write_files(task, subtask, state, clock, uploader)
@@ -68,7 +72,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
     if order is not None:
         bases -= unchanged_tables(task, subtask, state, bases.intersection(order.base_only))
-    limits = {} if order is None else {name: limits[subtask] for name, limits in order.limits_bytes.items()}
+    limits = {} if order is None else {n: of[subtask] for n, of in order.limits_bytes.items() if n in state.tables}
     part = _Part(task, nothing, attempt, state, clock, uploader)
     # What earlier steps of the interval have logged may be too large already.
     gives_way = {name: 0 for name, limit in limits.items() if limit < 0}
@@ -79,7 +83,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         part = replace(part, attempt=f"{attempt}-again")
         part.write(bases | too_large.keys(), {})
     assert part.acknowledgement is not None
-    return replace(part.acknowledgement, tracked_bytes=gives_way | too_large)
+    return replace(part.acknowledgement, tracked_bytes={**part.acknowledgement.tracked_bytes, **gives_way, **too_large})
 
 
 @dataclass
@@ -97,7 +101,7 @@ class _Part:
     written: bool = False
 
     def write(self, bases: Collection[str], limits: Mapping[str, int]) -> dict[str, int]:
-        """Write `bases` whole, and of the other tables the changes.
+        """Write `bases` whole, and of the other tables that are tracked the changes; and opaque variables.
 
         Args:
             limits: table -> bytes above which its delta is too large.
@@ -107,13 +111,12 @@ class _Part:
         """
         task, state = self.task, self.state
         with self.clock.phase("delta"):
-            left = {} if self.written else {name: of for name, of in state.tables.items() if name not in bases}
-            counts = {name: table.count_changed() for name, table in left.items()}
-            own = slice(state.groups.start, state.groups.end)  # of a broadcast table, others log the rest
-            counts = {name: count for name, count in counts.items() if count[own].any()}
-            opaque = opaque_to_write(task, self.nothing.subtask, state)
+            wanted = [name for name in state.tables if task.checkpoint is not None or name in task.tracked]
+            counts = {} if self.written else self._count_changed(name for name in wanted if name not in bases)
+            changes = opaque_to_write(task, self.nothing.subtask, state)
+            opaque, nothing = changes.groups, replace(self.nothing, tracked_bytes=changes.too_large)
         if not (bases or counts or opaque):
-            self.acknowledgement = replace(self.nothing, logged=True)
+            self.acknowledgement = nothing
             return {}
         # What did not change in any of the key groups is left out: the chain stays as it is.
         versions = {name: version_of(task, name) for name in (*counts, *opaque)}
@@ -149,12 +152,19 @@ class _Part:
                                 writer.append(change)
                             else:
                                 handles.append(self._store_opaque(part, change))
-                persisted = _await_uploads(self.nothing, writers, inlining, state, self.clock, self.uploader)
+                tables = [state.tables[name] for name in wanted]
+                persisted = _await_uploads(nothing, writers, inlining, tables, self.clock, self.uploader)
                 objects += [StoredObject(h.object, h.length, h.checksum) for h in handles]
                 self.acknowledgement = replace(
                     persisted, handles=[*handles, *persisted.handles], objects=[*objects, *persisted.objects]
                 )
             return too_large
+
+    def _count_changed(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return, of those that changed, table -> how many keys of each key group did (int64[max_parallelism])."""
+        own = slice(self.state.groups.start, self.state.groups.end)  # of a broadcast table, others log the rest
+        counts = {name: self.state.tables[name].count_changed() for name in names}
+        return {name: count for name, count in counts.items() if count[own].any()}
 
     def _change(self, part: KeyGroupRange, name: str, previous: int, ordinal: int) -> Change:
         table = self.state.tables[name]
@@ -206,21 +216,20 @@ def _await_uploads(
     nothing: Acknowledgement,
     writers: Mapping[KeyGroupRange, ChangelogWriter],
     inlining: InliningUploader,
-    state: SubtaskState,
+    tables: Iterable[StateTable],
     clock: PhaseTimer,
     uploader: Uploader,
 ) -> Acknowledgement:
-    """Wait until all uploads are durable; return the acknowledgement."""
+    """Wait until all uploads are durable, and forget the changes of these tables; return the acknowledgement."""
     with clock.phase("persist"):
         changesets = [future.result() for future in [writer.persist() for writer in writers.values()]]
-    for table in state.tables.values():
+    for table in tables:
         table.mark()
     return replace(
         nothing,
         handles=[handle for changeset in changesets for handle in changeset.handles],
         objects=list({stored.name: stored for changeset in changesets for stored in changeset.objects}.values()),
         inline=inlining.inline,
-        logged=True,
         uploads=uploader.metrics.take().to_json(),
     )
 

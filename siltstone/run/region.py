@@ -33,11 +33,13 @@ from siltstone.catalog.records.source_entries import LoggedFile
 from siltstone.catalog.records.steps import InputPosition, Step, StepKind, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.chain_rules import choose_tracked
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.log import LoggedInterval
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
+from siltstone.model import Form
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
@@ -336,14 +338,16 @@ class ConsistentRegion:
         decisions: Mapping[str, Decision],
         letters: DeadLetterOrder | None,
     ) -> StepTask:
-        order, tracking = None, any(decision.tracking for decision in decisions.values())
+        order, unlogged = None, self._open.log.list_unlogged(operator.name)
+        # State that is left behind is rolled forward each time.
+        whole, states = not self.completed or not self.options.placed, self.chains.policies[operator.name]
+        tracked = choose_tracked(decisions, states, ends=self.checkpoint_due, whole=whole)
         if self.checkpoint_due:
-            forms, limits = ({t: getattr(d, of) for t, d in decisions.items()} for of in ("form", "delta_limit_bytes"))
+            # What was not tracked all the time, since the decision has changed meanwhile, has no delta.
+            forms = {v: Form.BASE if v in unlogged and d.form is Form.DELTA else d.form for v, d in decisions.items()}
+            limits = {v: d.delta_limit_bytes for v, d in decisions.items() if forms[v] is Form.DELTA}
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
             order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
-        elif any(decision.d for decision in decisions.values()) or not self.completed or not self.options.placed:
-            # Before a base, too: lost state is rolled forward if logging pays; state that is left behind, always.
-            tracking = True
         logs = [*(pending.interval.log for pending in self._pending.values()), self._open.log]
         return StepTask(
             stream=self.stream.name,
@@ -358,7 +362,7 @@ class ConsistentRegion:
             max_parallelism=self.stream.max_parallelism,
             warehouse=self.warehouse,
             backend=self.options.backend,
-            tracking=tracking,
+            tracked=tracked - unlogged,
             restore=self.chains.restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,

@@ -32,7 +32,7 @@ _Block = tuple[Handle, pa.Buffer | None]
 def is_logged(task: StepTask, version: int) -> bool:
     """Whether every step of the task's interval after `version` was logged."""
     first = max(version, task.restore.step) + 1
-    return {step.step for step in task.log}.issuperset(range(first, task.base_step + 1))
+    return {step.step for step in task.log if not step.unlogged}.issuperset(range(first, task.base_step + 1))
 
 
 def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:

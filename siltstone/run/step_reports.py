@@ -1,13 +1,12 @@
 """What the subtasks of a run have reported since its last checkpoint."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from siltstone.chains.costs import written_whole
 from siltstone.chains.policy_rules import RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -78,14 +77,12 @@ class StepReports:
     ) -> dict[str, Any]:
         """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
 
-        Each operator has bytes, bounds, seconds by phase, its tables with their chains (`recorded_chains`), and what
-        was written of its opaque variables.
+        Each operator has bytes, bounds, seconds by phase, and its tables with their chains (`recorded_chains`).
 
         Args:
-            tables: operator -> table -> what `table_statistics` returns of it.
+            tables: operator -> table or opaque variable -> what `table_statistics` returns of it.
             bounds: operator -> the sum of its tables' bounds.
         """
-        opaques, parts = {op.name: op.opaque_variables() for op in stream.operators}, stream.max_parallelism
         operators = {
             name: {
                 "rows_in": self.rows_in[name],
@@ -95,7 +92,6 @@ class StepReports:
                 "index_bytes": sum(a.bytes_of(Kind.INDEX) for a in received),
                 "tables": tables[name],
                 **({"due": due} if (due := earliest_due(received)) is not None else {}),
-                **({"opaque": opaque} if (opaque := _opaque_statistics(received, opaques[name], parts)) else {}),
                 "restore_bound_bytes": round(bounds[name].bytes),
                 "restore_bound_s": round(bounds[name].seconds, 6),
                 "seconds": {
@@ -119,15 +115,3 @@ class StepReports:
 def _is_representative(a: Acknowledgement, most: int) -> bool:
     """Whether a subtask was restored with at least half of `most` rows, so that its time stands for the largest's."""
     return a.seconds.get("restore", 0.0) > 0 and 2 * a.state_rows >= most
-
-
-def _opaque_statistics(
-    received: Sequence[Acknowledgement], variables: Iterable[str], max_parallelism: int
-) -> dict[str, list[float]]:
-    """Return opaque variable -> [bytes written, bytes of what was written whole, the part of its key groups that was
-    written whole]."""
-    found: dict[str, list[float]] = {}
-    for variable in variables:
-        size = sum(h.length for a in received for h in a.handles if h.kind is Kind.OPAQUE and h.variable == variable)
-        found[variable] = [size, *written_whole(received, variable, Kind.OPAQUE, max_parallelism)]
-    return found

@@ -60,7 +60,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder(rows=task.dead_letters.rows)
-    task = replace(task, stores=False, tracking=False, staged={}, sinks=(), dead_letters=nothing_staged)
+    task = replace(task, stores=False, tracked=(), staged={}, sinks=(), dead_letters=nothing_staged)
     yield from _report_error(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
@@ -86,7 +86,7 @@ def _run(
     with ExitStack() as stack:
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
-        state.begin(task.step, tracking=task.tracking)
+        state.begin(task.step, tracking=task.tracked)
         timers, sorted_out, staging = StepTimers(task, state, clock), None, dict[str, OutputWriter]()
         for name, table in task.staged.items():
             own = _staged(task, task.interval, name, table, name, subtask, attempt)
@@ -152,7 +152,7 @@ def _report(
         wants_checkpoint=taken.wants_checkpoint,
         prepared=list_prepared(task, state),
         event_time_max=taken.event_time,
-        seconds={**clock.seconds, "track": tracking_s} if task.tracking else clock.seconds,
+        seconds={**clock.seconds, "track": tracking_s} if task.tracked else clock.seconds,
         broadcast=digest_tables(state),
         table_rows={name: _own_rows(task, subtask, table) for name, table in state.tables.items()},
         restored_bytes=clock.restored_bytes,

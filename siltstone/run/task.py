@@ -92,8 +92,8 @@ class StepTask:
         begins_after: the last step of the checkpoint before that; a step after `restore.step` if it is still pending.
         versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`), pending
             ones included.
-        tracking: whether state tracks what the step changes, to log it; a base needs no tracking.
-        log: the steps since the newest complete checkpoint, if their changes were logged.
+        tracked: tables and opaque variables of which the step logs what it changes; a base needs no tracking.
+        log: the steps since the newest complete checkpoint, with the changes that were logged.
         checkpoint: set if the step ends in the checkpoint.
         drains: whether the operator drains at its end, and prepares the checkpoint.
         staged: output of the operator -> whether its sink is a table, whose files the staged rows become; of those that
@@ -118,7 +118,7 @@ class StepTask:
     max_parallelism: int
     warehouse: Warehouse
     backend: str
-    tracking: bool
+    tracked: Collection[str]
     restore: RestorePoint
     checkpoint: CheckpointOrder | None
     upload: UploadOptions

@@ -120,10 +120,11 @@ def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
 
 
 def _is_known(task: StepTask, state: SubtaskState) -> bool:
-    """Whether the next step's changes can be told from earlier ones: not if an epoch without tracking changed this
-    state."""
+    """Whether the changes that the next step tracks can be told from earlier ones: not if an epoch without tracking
+    changed this state."""
     try:
-        return not task.tracking or all(table.count_changed() is not None for table in state.tables.values())
+        tables = (table for name, table in state.tables.items() if name in task.tracked)
+        return all(table.count_changed() is not None for table in tables)
     except StateError:
         return False
 

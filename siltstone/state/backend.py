@@ -229,8 +229,8 @@ class SubtaskState(KeyedState, Protocol):
         """The opaque variables that the open step has set -> the key groups whose values it set."""
         ...
 
-    def begin(self, step: int, *, tracking: bool) -> None:
-        """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
+    def begin(self, step: int, *, tracking: bool | Collection[str]) -> None:
+        """Begin to write version `step`; `tracking` says whether changes are noted from now on, or of which tables."""
         ...
 
     def commit(self) -> None:

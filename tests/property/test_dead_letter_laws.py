@@ -77,7 +77,7 @@ def task_of(operator: Operator) -> StepTask:
         max_parallelism=GROUPS,
         warehouse=Warehouse.at("/nowhere"),
         backend="heap",
-        tracking=True,
+        tracked=(*operator.tables(), *operator.opaque_variables()),
         restore=RestorePoint(),
         checkpoint=None,
         upload=UploadOptions(),

@@ -6,9 +6,11 @@ happens, each checkpoint restores to its digests at any parallelism, and what di
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -22,14 +24,14 @@ from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import Decision
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import UsageError
+from siltstone.errors import LostWorkingState, UsageError
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest
 from siltstone.model import Form, Kind
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
-from siltstone.run import changed, persist
+from siltstone.run import persist
 from siltstone.run.chains import RunChains
 from siltstone.run.task import StepTask
 from tests.examples import examples
@@ -41,6 +43,7 @@ from tests.region_run import RegionRun
 from tests.servers import marked
 from tests.sums import NAME, stream_of
 
+Decisions = Mapping[str, Mapping[str, Decision]]
 GROUPS = 8
 VARIABLES = ("busy", "idle", "notes", "other")
 POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=6, size_ratio_max=None))
@@ -80,7 +83,21 @@ class Mixed(Operator):
                 state.other[group] = str(n)
 
 
+class Noise(Operator):
+    """Keeps bytes that nothing makes smaller for each key group that it gets rows of."""
+
+    name = "mixed"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    notes = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Draw them anew."""
+        for group in sorted(set(rows.key_groups.tolist())):
+            state.notes[group] = Random(f"{group} {rows.table.column('n')[0]}").randbytes(200)
+
+
 STREAM = stream_of(Mixed(), max_parallelism=GROUPS)
+NOISE = stream_of(Noise(), max_parallelism=64)
 
 
 def batch(n: int, keys: Sequence[int], names: Sequence[str]) -> pa.Table:
@@ -89,14 +106,34 @@ def batch(n: int, keys: Sequence[int], names: Sequence[str]) -> pa.Table:
 
 
 class Watched(RegionRun):
-    """A run that notes whether a step before the checkpoint was not tracked."""
-
-    untracked = False
+    """A run that notes which variables each step tracks."""
 
     def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
         """One step of one operator."""
-        self.untracked |= task.checkpoint is None and not task.tracking
+        self.tracked.append(sorted(task.tracked))
         return super().attempt(task, rows)
+
+    @cached_property
+    def tracked(self) -> list[list[str]]:
+        """Of each step."""
+        return []
+
+
+def at_random(draw: Random, decided: Callable[[RunChains], Decisions]) -> Callable[[RunChains], Decisions]:
+    """Decisions that change with each step, on everything that has a chain."""
+
+    def decide(chains: RunChains) -> Decisions:
+        made = {op: dict(of) for op, of in decided(chains).items()}
+        for operator, states in chains.policies.items():
+            for name in (name for name, state in states.items() if state.checkpoints):
+                form = draw.choice([Form.BASE, Form.DELTA])
+                tracking, limit = form is Form.DELTA, draw.choice([None, 0, 100]) if form is Form.DELTA else None
+                made[operator][name] = Decision(
+                    form=form, tracking=tracking, d=draw.choice([0, 3]), reason="", delta_limit_bytes=limit
+                )
+        return made
+
+    return decide
 
 
 def newest_manifest(place: OpenWarehouse, checkpoint: int) -> Manifest:
@@ -117,10 +154,12 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
         place = stack.enter_context(place_at(Path(directory) / "w"))
         stack.enter_context(patch.object(persist, "OPAQUE_BYTES", data.draw(st.sampled_from([100, 64 << 10]))))
         stack.enter_context(patch.object(persist, "DELTA_ROWS", data.draw(st.sampled_from([4, 1 << 15]))))
-        stack.enter_context(patch.object(changed, "CHAIN_MANIFESTS", data.draw(st.sampled_from([1, 3, 16]))))
         steps, policy = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(POLICIES))
         backends = data.draw(st.sampled_from([["heap"], ["heap", "rocksdb"]]))
-        run, n = Watched(place, STREAM, policy, parallelism=2, checkpoint_steps=steps), 1
+        if data.draw(st.booleans()):
+            chaos = at_random(Random(data.draw(st.integers(0, 2**32))), RunChains.decisions.fget)  # type: ignore[arg-type]
+            stack.enter_context(patch.object(RunChains, "decisions", property(chaos)))
+        run, n = RegionRun(place, STREAM, policy, parallelism=2, checkpoint_steps=steps), 1
         run.step(batch(n, range(20), VARIABLES), ends=True)
         interval: set[str] = set()
         for _ in range(data.draw(st.integers(4, 14))):
@@ -138,9 +177,7 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
                         based = {h.variable for h in manifest.handles if h.form is Form.BASE}
                         assert written - interval <= based, "only a base may hold what did not change"
                         assert not (written - interval) & whole, "a base is not written again as it is"
-                        if not run.untracked:
-                            assert written - interval <= {"busy", "idle"}, "what did not change writes nothing"
-                        interval, run.untracked = set(), False
+                        interval = set()
                     continue
                 case "materialize":
                     at = data.draw(st.sampled_from([c.id for c in place.catalog.checkpoints.list(NAME)]))
@@ -157,7 +194,7 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
                     roll_back(place, at, NAME)
             interval = set()
             parallelism = data.draw(st.integers(1, 4))
-            run = Watched(
+            run = RegionRun(
                 place,
                 STREAM,
                 policy,
@@ -201,15 +238,17 @@ def test_a_rescale_writes_a_manifest_alone(tmp_path: Path, parallelism: int) -> 
 
 
 @pytest.mark.parametrize("kind", marked(PLACES))
-def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(tmp_path: Path, kind: str) -> None:
+def test_large_values_that_were_replaced_go_with_the_checkpoint_that_wrote_them(
+    tmp_path: Path, kind: str, orders: dict[str, Decision]
+) -> None:
     with PLACES[kind](tmp_path) as place, patch.object(persist, "OPAQUE_BYTES", 100):
         run = RegionRun(place, STREAM, POLICY)
         run.step(batch(1, range(20), VARIABLES))
         run.step(batch(2, [1], ["notes"]))
         first, second = ({h.object for h in newest_manifest(place, c).handles if h.variable == "notes"} for c in (1, 2))
         assert all(name.endswith(".opaque") for name in first | second)
-        with patch.object(changed, "CHAIN_MANIFESTS", 1):
-            run.step(batch(3, [1], ["notes"]))
+        orders.update(notes=ordered(Form.BASE))
+        run.step(batch(3, [1], ["notes"]))
         delete_checkpoints(place, NAME, [1, 2])
         kept = set(place.warehouse.store.list(""))
         assert not kept & (first | second), "the values that were replaced are deleted at once"
@@ -232,6 +271,85 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> dict[str, Decision]:
 
 def ordered(form: Form, limit_bytes: int | None = None) -> Decision:
     return Decision(form=form, tracking=True, d=3, reason="a test", delta_limit_bytes=limit_bytes)
+
+
+def bytes_of(place: OpenWarehouse, name: str, checkpoints: Sequence[int]) -> list[tuple[int, bool]]:
+    """Per checkpoint how many bytes of a variable it wrote, and whether all of it."""
+    handles = [[h for h in newest_manifest(place, c).handles if h.variable == name] for c in checkpoints]
+    return [(sum(h.length for h in of), all(h.form is Form.BASE for h in of)) for of in handles]
+
+
+@pytest.mark.parametrize("policy", ["marginal-cost", "adjust-d"])
+def test_opaque_values_that_change_all_at_once_keep_no_older_ones(tmp_path: Path, policy: str) -> None:
+    """US 9471438 keeps the newest version of a non-incremental variable, and deletes older ones at once."""
+    with place_at(tmp_path / "w") as place, patch.object(persist, "OPAQUE_BYTES", 100):
+        run = RegionRun(place, NOISE, policy_by_name(policy), parallelism=2)
+        for n in range(1, 13):
+            run.step(batch(n, range(500), []))
+        written = bytes_of(place, "notes", range(1, 13))
+        assert sum(not whole for _, whole in written) <= 2, "a delta is tried, and does not pay"
+        newest = max(c for c, (_, whole) in enumerate(written, 1) if whole)
+        delete_checkpoints(place, NAME, list(range(1, 12)))
+        kept = sum(size for name, size in place.warehouse.store.list("") if name.endswith(".opaque"))
+        assert kept == sum(size for size, _ in written[newest - 1 :])
+        check(place)
+
+
+def test_opaque_values_of_few_key_groups_are_written_alone_until_a_restore_reads_too_much(tmp_path: Path) -> None:
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, NOISE, policy_by_name("marginal-cost"), parallelism=2)
+        run.step(batch(1, range(500), []))
+        for n in range(2, 40):
+            run.step(batch(n, range(n, n + 4), []))
+        written = bytes_of(place, "notes", range(1, 40))
+        bases = [size for size, whole in written if whole]
+        small = [size for size, _ in written if size < 0.1 * bases[0]]
+        assert 2 <= len(bases) <= 8 and len(small) > 0.8 * len(written)
+        state = run.region.chains.policies["mixed"]["notes"]
+        assert state.deltas_bytes <= 2.0 * state.base_bytes
+        check(place)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_variable_that_always_takes_bases_tracks_nothing(
+    tmp_path: Path, orders: dict[str, Decision], backend: str
+) -> None:
+    """US 9471438 switches tracking per data structure."""
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, STREAM, POLICY, backend=backend).step(batch(1, range(30), VARIABLES))
+        never = Decision(form=Form.BASE, tracking=False, d=0, reason="a test")
+        orders.update(busy=never, notes=never, idle=ordered(Form.DELTA), other=ordered(Form.DELTA))
+        run = Watched(place, STREAM, POLICY, checkpoint_steps=3, backend=backend)
+        for n in range(2, 8):
+            run.step(batch(n, range(n, n + 5), VARIABLES if n % 3 else ["idle"]))
+        assert run.tracked == [["idle", "other"]] * 6
+        assert [[whole for _, whole in bytes_of(place, name, [2, 3])] for name in VARIABLES] == [
+            [True, True],
+            [False, False],
+            [True, True],
+            [False, False],
+        ]
+        states = Path(place.warehouse.local.root).rglob("state")
+        check(place)
+        shutil.rmtree(next(states))
+        with pytest.raises(LostWorkingState, match="were not logged"):
+            for n in range(8, 10):
+                run.step(batch(n, range(5), VARIABLES))
+                shutil.rmtree(next(Path(place.warehouse.local.root).rglob("state")))
+
+
+def test_a_step_that_changes_only_what_it_tracks_is_logged(tmp_path: Path, orders: dict[str, Decision]) -> None:
+    """So that lost state is rolled forward, although other variables of its operator are not tracked."""
+    with place_at(tmp_path / "w") as place:
+        RegionRun(place, STREAM, POLICY).step(batch(1, range(30), VARIABLES))
+        orders.update(busy=Decision(form=Form.BASE, tracking=False, d=0, reason="a test"), idle=ordered(Form.DELTA))
+        run = RegionRun(place, STREAM, POLICY, checkpoint_steps=4)
+        for n in range(2, 5):
+            run.step(batch(n, range(n, n + 5), ["idle"]))
+            shutil.rmtree(next(Path(place.warehouse.local.root).rglob("state")))
+        run.step(batch(5, [1], ["idle"]))
+        assert {h.variable for h in newest_manifest(place, 2).handles if h.kind is Kind.INCREMENTAL} == {"idle"}
+        check(place)
 
 
 @pytest.mark.parametrize("last", ["busy", "idle"])

@@ -231,7 +231,7 @@ class Writer:
         self.version = region.step
         for operator, task in tasks.items():
             region.acknowledge(operator, self._acknowledged(task))
-            if task.tracking or task.checkpoint:
+            if task.tracked or task.checkpoint:
                 self.changed[operator] = set()
         if region.checkpoint_due:
             region.complete()
@@ -282,12 +282,13 @@ class Writer:
         rows, owners = table_of(self.contents[operator], groups)
         handles: list[Handle] = []
         stored: list[StoredObject] = []
-        if order is not None or task.tracking:
+        if order is not None or task.tracked:
             base = order is not None and (order.forms[TABLE] is Form.BASE or self.chance.random() < 0.2)
             handle, object_ = (self._base if base else self._delta)(task, subtask, groups)
             handles, stored = [handle], [object_]
         digests = group_sums(row_digests(rows), owners, GROUPS)[groups.start : groups.end]
-        said = {"digests": {TABLE: digests}, "rows_in": 1, "table_rows": {TABLE: len(rows)}, "logged": bool(handles)}
+        said = {"digests": {TABLE: digests}, "rows_in": 1, "table_rows": {TABLE: len(rows)}}
+        said["unlogged"] = () if handles else (TABLE,)
         due = [at for key, at in self.contents[operator].items() if key in TIMED and GROUP_OF[key] in groups]
         said["due"] = {next(iter(task.operator.clocks)): min(due)} if due else {}
         said["heard"] = {SOURCE: self.heard} if task.operator.reads == SOURCE and subtask == 0 else {}

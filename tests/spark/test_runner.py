@@ -66,7 +66,7 @@ def test_without_deltas_nothing_is_tracked(tmp_path: Path) -> None:
         handles = show_checkpoint(place.catalog, place.warehouse.store, "counts", "3")["handles"]
         assert {(h["form"], h["previous"]) for h in handles} == {("base", 0)}
         region = open_region(settings, COUNTS, place, {}, 2)
-        assert region.begin_step()["counts"].tracking is False
+        assert region.begin_step()["counts"].tracked == frozenset()
         region.close("done")
 
 

@@ -50,7 +50,7 @@ class Run:
             else:
                 builder.add_delta(change.variable, change.block, 1, 0, digest=change.digest, sqn=step)
         inline = [builder.build().pack()] if changes else []
-        return Acknowledgement(operator, subtask, groups, inline=inline, logged=True)
+        return Acknowledgement(operator, subtask, groups, inline=inline)
 
     def stored(
         self, step: int, subtask: int, *changes: Change | OpaqueChange, bases: Collection[str] = ()
@@ -67,7 +67,7 @@ class Run:
                 else:
                     writer.append(change)
             written = writer.persist().result(10)
-        return Acknowledgement("o", subtask, groups, written.handles, [*objects, *written.objects], logged=True)
+        return Acknowledgement("o", subtask, groups, written.handles, [*objects, *written.objects])
 
     def answer(
         self, step: int, subtask: int, variables: set[str], small: bool, whole: bool, *, ends: bool
@@ -186,7 +186,7 @@ def test_a_background_upload_that_failed_is_said_next(run: Run, monkeypatch: pyt
 def test_a_segment_that_was_damaged_on_its_way_is_never_stored(run: Run) -> None:
     received = run.small(1, 0, x(1))
     [packed] = received.inline
-    damaged = Acknowledgement("o", 0, GROUPS, inline=[packed[:-30] + bytes(30)], logged=True)
+    damaged = Acknowledgement("o", 0, GROUPS, inline=[packed[:-30] + bytes(30)])
     run.append(1, damaged, run.small(1, 1))
     with pytest.raises(CorruptObject, match="not a segment"):
         run.persist(1, {"o": [damaged, run.small(1, 1)]})
@@ -195,11 +195,12 @@ def test_a_segment_that_was_damaged_on_its_way_is_never_stored(run: Run) -> None
 
 def test_a_step_that_one_subtask_did_not_log_cannot_be_rolled_forward(run: Run) -> None:
     run.append(1, *both(run, 1, x(1)))
-    run.append(2, Acknowledgement("o", 0, GROUPS), run.small(2, 1))
+    run.append(2, Acknowledgement("o", 0, GROUPS, unlogged=["y"]), run.small(2, 1))
     run.append(3, *both(run, 3, x(3)))
     run.append(3, *both(run, 3, x(3), operator="p"))
-    assert [logged.step for logged in run.log.list_steps("o")] == [1, 3]
-    assert [logged.step for logged in run.log.list_steps("p")] == [3]
+    assert [(step.step, set(step.unlogged)) for step in run.log.list_steps("o")] == [(1, set()), (2, {"y"}), (3, set())]
+    assert run.log.list_unlogged("o") == {"y"} and not run.log.list_unlogged("p")
+    assert [step.step for step in run.log.list_steps("p")] == [3]
     assert run.log.list_steps("q") == []
 
 
@@ -228,7 +229,7 @@ def test_a_checkpoint_counts_the_uploads_and_seconds_of_all_its_steps(run: Run) 
         seconds = {"delta": 0.25, "persist": 0.5 * step, "process": 8.0 * step}
         uploads = UploadStatistics(requests=step, objects=step).to_json()
         plain = {"handles": run.stored(step, 0, x(step)).handles, "uploads": uploads, "seconds": seconds}
-        return Acknowledgement("o", 0, GROUPS, logged=True, **plain, **more)  # pyright: ignore[reportArgumentType]
+        return Acknowledgement("o", 0, GROUPS, **plain, **more)  # pyright: ignore[reportArgumentType]
 
     answers = [answer(1), answer(2), answer(3, tracked_bytes={"x": 1000}, rows_in=5)]
     for step, received in enumerate(answers, 1):

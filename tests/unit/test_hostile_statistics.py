@@ -62,7 +62,7 @@ def test_what_a_run_says_is_read(statistics: dict[str, Any]) -> None:
             for changed in (
                 {"seconds": {"open": "1"}},
                 {"restore_bound_s": float("nan")},
-                {"opaque": {"v": [1, 2]}},
+                {"tables": {"v": [1, 2]}},
                 {"tables": {"totals": {"D": 1}}},
                 {"tables": {"totals": TABLE | {"chain": {"first": 0}}}},
                 {"tables": {"totals": TABLE | {"chain": {"deltas": []}}}},

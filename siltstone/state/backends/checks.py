@@ -22,6 +22,11 @@ def check_begin(step: int, running: int | None, version: int) -> None:
         raise StateError(f"step {step} is not after version {version}", advice="roll back first")
 
 
+def tracks(tracking: bool | Collection[str], table: str) -> bool:
+    """Return whether a table's changes are noted, as `SubtaskState.begin` was told."""
+    return tracking if isinstance(tracking, bool) else table in tracking
+
+
 def check_commit(running: int | None) -> int:
     """Return the step that is open, which is to be committed.
 

@@ -21,7 +21,7 @@ from typing import Any
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
-from siltstone.state.backends.checks import check_begin, check_commit, check_opaque
+from siltstone.state.backends.checks import check_begin, check_commit, check_opaque, tracks
 from siltstone.state.backends.heap.header import DISTRUST, parse, render
 from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.opaque import read_opaque, render_opaque
@@ -100,8 +100,8 @@ class HeapState:
 
     # Steps
 
-    def begin(self, step: int, *, tracking: bool) -> None:
-        """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
+    def begin(self, step: int, *, tracking: bool | Collection[str]) -> None:
+        """Begin to write version `step`; `tracking` says whether changes are noted from now on, or of which tables."""
         check_begin(step, self._step, self.version)
         if not self._pending and any([table.compact_if_worth() for table in self._tables.values()]):
             self._write_header(self.version)
@@ -113,9 +113,9 @@ class HeapState:
         link_undo(self.directory, step, path)
         self._pending.add(step)
         self._step = step
-        for ordinal, table in enumerate(self._tables.values()):
+        for ordinal, (name, table) in enumerate(self._tables.items()):
             table.before = self._before_images(ordinal)
-            table.tracking = tracking
+            table.tracking = tracks(tracking, name)
 
     def _before_images(self, ordinal: int) -> Any:
         undo = self._undo

@@ -25,7 +25,7 @@ import pyarrow as pa
 from siltstone.errors import StateError, Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import LOCAL_SETS, TIME_INDEXES, StateSnapshot, StateTable, TableSnapshot
-from siltstone.state.backends.checks import check_begin, check_commit, check_opaque
+from siltstone.state.backends.checks import check_begin, check_commit, check_opaque, tracks
 from siltstone.state.backends.pins import LOCK, PINS, held_pins, make_pin, remove_pin, snapshot_gone_error
 from siltstone.state.backends.rocksdb.database import DATABASE, DISTRUST, AtomicWrite, Database
 from siltstone.state.backends.rocksdb.files import copy_files
@@ -158,8 +158,8 @@ class RocksDBState:
 
     # Steps
 
-    def begin(self, step: int, *, tracking: bool) -> None:
-        """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
+    def begin(self, step: int, *, tracking: bool | Collection[str]) -> None:
+        """Begin to write version `step`; `tracking` says whether changes are noted from now on, or of which tables."""
         check_begin(step, self._step, self.version)
         held_pins(self.directory)
         changes = self._database.changes()
@@ -167,8 +167,8 @@ class RocksDBState:
         self._database.write(changes)
         self._pending[step] = 1
         self._step = step
-        for table in self._tables.values():
-            table.begin(tracking=tracking)
+        for name, table in self._tables.items():
+            table.begin(tracking=tracks(tracking, name))
 
     def _write(self, changes: AtomicWrite, image: Image | None) -> None:
         if self._step is None:
