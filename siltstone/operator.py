@@ -19,7 +19,7 @@ run wherever its subtasks run, and a call may come twice.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,14 @@ from siltstone.state.variables import (
     key_of,
     schema_of,
 )
+from siltstone.state_handler import (
+    PREPARED,
+    PREPARED_STATE,
+    CheckpointWriter,
+    OperatorCheckpoint,
+    Returned,
+    StateHandler,
+)
 from siltstone.time.clock_rules import OperatorClock
 from siltstone.times import parse_duration
 
@@ -51,6 +59,7 @@ __all__ = [
     "SOURCE",
     "TTL",
     "BroadcastState",
+    "CheckpointWriter",
     "Due",
     "Keys",
     "ListState",
@@ -71,12 +80,6 @@ SOURCE = "source"
 """the name of a stream's source, unless it gives its sources names"""
 COMBINED_ROWS = "__rows"
 """a column of `combined`, if late rows are to be counted: how many rows each combined one stands for"""
-Returned: TypeAlias = pa.Table | Mapping[str, pa.Table] | None
-"""output rows; of an operator with side outputs, output -> rows"""
-PREPARED = "prepared"
-"""the name of the variable with what an operator prepares (`StateHandler.prepare_for_nonblocking_checkpoint`)"""
-_PREPARED = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
-"""that variable"""
 
 
 class State:
@@ -145,86 +148,6 @@ class OperatorContext:
     key_groups: KeyGroupRange
     step: int
     checkpoint: int | None
-
-
-@dataclass(frozen=True)
-class OperatorCheckpoint:
-    """What an operator prepared for a checkpoint of its stream, besides its variables.
-
-    Attributes:
-        id: the checkpoint.
-        prepared: the bytes that its subtasks returned for this checkpoint, or for the one before an edit or a rescale,
-            in the order of their key groups; empty ones are left out.
-    """
-
-    id: int
-    prepared: tuple[bytes, ...]
-
-
-class StateHandler:
-    """What an operator may do where the consistent region drains, is checkpointed and is reset.
-
-    The callbacks of Teracloud Streams' `StateHandler`, for operators that use something besides their variables: rows
-    that wait for more rows, a session with a service, objects elsewhere. Variables need none of them. By default each
-    does nothing. `docs/operators.md` has the order in which they come.
-
-    Attributes:
-        blocking: whether the next step waits for `checkpoint`; otherwise it runs behind the stream if checkpoints may
-            be pending (`max_pending`).
-    """
-
-    blocking: bool = False
-
-    def drain(self, state: State) -> Returned:
-        """Finish what the interval has left undone, since a checkpoint follows; may change state and return rows.
-
-        Called in the task of each subtask, at the end of a step that ends in a checkpoint, after the last `process`;
-        also in a step without rows, such as at the end of a run, but not in an edit or a rescale. As with `process`,
-        equal rows must have equal effects.
-
-        Returns:
-            Output rows with the columns `output`, for the sink and the operators that read this one; or None.
-        """
-
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
-        """Return what is to be known after a reset and is in no variable, such as a position in another system.
-
-        Called in the task of each subtask, right after `drain`, in the same steps; a replay calls both as the run did.
-        The bytes are state: a checkpoint's digests, restores and retention include them. At most 1 MiB; keep what is
-        larger in variables.
-
-        Returns:
-            Bytes that a reset brings back; empty for nothing. For the same checkpoint and key groups, equal state must
-            give equal bytes.
-        """
-        return b""
-
-    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
-        """Make durable what the prepared bytes refer to; an error here keeps the checkpoint from completing.
-
-        Called on the driver, once the operator's subtasks have prepared and before the checkpoint is committed; for the
-        same id again after a reset.
-        """
-
-    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
-        """Go back to the checkpoint from which the run starts or restarts; leave the state as it is.
-
-        Called in the task of each subtask, in the first step of a run and after each reset, before `process`.
-        `checkpoint.prepared` is what was prepared for the subtask's key groups. What a subtask prepared goes to the one
-        that has its first key group now: after a change of parallelism, a subtask may get what several prepared, or
-        nothing. The checkpoint of an edit or a rescale has what was prepared for the checkpoint before it.
-        """
-
-    def reset_to_initial_state(self) -> None:
-        """Go back to the start: the run starts or restarts before the first checkpoint. Called like `reset`."""
-
-    def region_checkpointed(self, checkpoint: int) -> None:
-        """React to a completed checkpoint of the stream, whose outputs were delivered.
-
-        Called on the driver, in the order of ids, once the deliveries are recorded. If a delivery fails, or the process
-        dies before it, the next run delivers the outputs and then makes the call. `docs/operators.md` lists when a call
-        comes twice or not at all: treat it as if it had come for all earlier ids, too.
-        """
 
 
 class Operator(StateHandler):
@@ -437,12 +360,12 @@ class Operator(StateHandler):
             attributes.update(scope)
         found = {name: value for name, value in attributes.items() if isinstance(value, Variable)}
         if self.defines("prepare_for_nonblocking_checkpoint"):
-            found.setdefault(PREPARED, _PREPARED)
+            found.setdefault(PREPARED, PREPARED_STATE)
         return found
 
     def declared_variables(self) -> dict[str, Variable]:
         """Return name -> variable that `process` may use: all but what the operator prepares."""
-        return {name: variable for name, variable in self.variables().items() if variable is not _PREPARED}
+        return {name: variable for name, variable in self.variables().items() if variable is not PREPARED_STATE}
 
     def due_columns(self) -> dict[str, DueColumn]:
         """Return, of the state tables whose rows fall due, by what."""

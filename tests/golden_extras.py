@@ -19,7 +19,7 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.export_savepoint import export_savepoint
 from siltstone.errors import BadRow
 from siltstone.format.output import read_output
-from siltstone.operator import MapState, Operator, OperatorCheckpoint, Rows, State, ValueState
+from siltstone.operator import CheckpointWriter, MapState, Operator, OperatorCheckpoint, Rows, State, ValueState
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.sinks.delta import SinkTable
 from siltstone.stream import DEAD_LETTERS, Autonomous, Stream
@@ -69,9 +69,9 @@ class Notes(Operator):
         """Return nothing more."""
         return self.output.empty_table()
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Name the position."""
-        return b"%d:%d" % (checkpoint, self.count)
+        checkpoint.write(b"%d:%d" % (checkpoint.id, self.count))
 
     def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
         """Note what was prepared."""

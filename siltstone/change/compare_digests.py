@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from siltstone.errors import ProofFailed
-from siltstone.operator import PREPARED
 from siltstone.state.digest import opaque_digest
+from siltstone.state_handler import PREPARED
 
 Digests = Mapping[str, Mapping[str, np.ndarray]]
 """operator -> table or opaque variable -> uint64[max_parallelism]"""

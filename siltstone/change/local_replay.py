@@ -12,12 +12,12 @@ from siltstone.change.replay import name_groups, replay_tasks, restore_points
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import ProofFailed
-from siltstone.operator import PREPARED
 from siltstone.run.local_step import run_step
 from siltstone.run.step_digests import OperatorDigests
 from siltstone.run.step_reports import StepReports
 from siltstone.run.task import RestorePoint, StepTask
 from siltstone.state.rows_digest import DigestedRows
+from siltstone.state_handler import PREPARED
 from siltstone.store.paths import LocalLayout
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.clock_rules import decode_clock

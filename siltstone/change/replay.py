@@ -23,11 +23,11 @@ from siltstone.change.compare_digests import Digests, list_differing
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.format.manifests import read_manifest
-from siltstone.operator import PREPARED
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.run.stream_clock import clock_of
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state_handler import PREPARED
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 from siltstone.time.clock_rules import StepClock

@@ -1,4 +1,4 @@
-"""Call what an operator does at the points of the region's protocol (`operator.StateHandler`).
+"""Call what an operator does at the points of the region's protocol (`state_handler.StateHandler`).
 
 Each call has `checkpoint_timeout_s`, like the uploads of a checkpoint. What an operator prepares is an opaque variable
 of its own: digests, restores, references and rescaling take it like any other.
@@ -15,14 +15,12 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.upload_retries import OPTION
 from siltstone.errors import UsageError
-from siltstone.operator import PREPARED, Operator, OperatorCheckpoint, State
+from siltstone.operator import Operator, State
 from siltstone.restore.restore import digests_of
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import call_within
 from siltstone.state.backend import SubtaskState
-
-PREPARED_BYTES = 1 << 20
-"""most bytes that a subtask may prepare"""
+from siltstone.state_handler import PREPARED, PREPARED_BYTES, SENT_BYTES, CheckpointWriter, OperatorCheckpoint
 
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
 
     Raises:
         SiltstoneError, OperatorFailed: see `users_code.call_within`.
-        UsageError: it prepared something else than it may.
+        UsageError: it prepared more than it may, or returned something.
     """
     operator = task.operator
     if not task.drains:
@@ -66,15 +64,16 @@ def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
     output = _call(operator, task.upload, operator.drain, bound) if operator.defines("drain") else None
     prepare = operator.prepare_for_nonblocking_checkpoint
     if operator.defines(prepare.__name__):
-        said = _call(operator, task.upload, prepare, task.interval, bound)
-        if not isinstance(said, bytes) or len(said) > PREPARED_BYTES:
-            what = f"{len(said):,} bytes" if isinstance(said, bytes) else type(said).__name__
-            raise UsageError(
-                f"operator {operator.name}: {prepare.__name__} returned {what}: it must return bytes, at most "
-                f"{PREPARED_BYTES:,}; keep what is larger in a variable"
-            )
+        most = SENT_BYTES if operator.defines("checkpoint") else PREPARED_BYTES
+        with CheckpointWriter(operator.name, task.interval, most) as writer:
+            if _call(operator, task.upload, prepare, writer, bound) is not None:
+                raise UsageError(
+                    f"operator {operator.name}: {prepare.__name__} returned something",
+                    advice="write bytes to the checkpoint that it is given: checkpoint.write(data)",
+                )
+            written = writer.take()
         # In place of what former subtasks prepared, which may have had other key groups.
-        state.set_opaque(PREPARED, {**dict.fromkeys(state.opaque[PREPARED], b""), state.groups.start: said})
+        state.set_opaque(PREPARED, {**dict.fromkeys(state.opaque[PREPARED], b""), state.groups.start: written})
     return output
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from siltstone.format.manifests import read_manifests
 from siltstone.keyed import KeyedProcessor
 from siltstone.model import KeyGroupRange, StoredObject
-from siltstone.operator import MapState, Operator, OperatorContext, Rows, State, ValueState
+from siltstone.operator import CheckpointWriter, MapState, Operator, OperatorContext, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.nested import nested_columns
@@ -76,9 +76,9 @@ class Several(Operator):
             {"g": pa.array(map(group_by_key, counts), pa.int64()), "n": pa.array(counts.values(), pa.int64())}
         )
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Name the checkpoint, most of the time."""
-        return b"position %d" % checkpoint if checkpoint % 5 else b""
+        checkpoint.write(b"position %d" % checkpoint.id if checkpoint.id % 5 else b"")
 
 
 class Nested(KeyedProcessor):

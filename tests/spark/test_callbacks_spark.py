@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError
-from siltstone.operator import OperatorCheckpoint, OperatorContext, Rows, State
+from siltstone.operator import CheckpointWriter, OperatorCheckpoint, OperatorContext, Rows, State
 from siltstone.spark.operations import RunRequest, replay, rescale, run
 from tests.examples import long_form
 from tests.spark_runs import at, check_proven
@@ -34,9 +34,9 @@ class Asking(Counts):
         """One row for each subtask."""
         return pa.table({"key": [0]})
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Name the checkpoint."""
-        return str(checkpoint).encode()
+        checkpoint.write(str(checkpoint.id).encode())
 
     def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
         """Both subtasks have prepared it."""
@@ -86,9 +86,9 @@ class Draining(Counts):
         assert self.context.checkpoint is not None
         return pa.table({"key": [self.context.subtask], "value": [self.context.checkpoint]})
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Name the checkpoint and the subtask."""
-        return b"%d:%d" % (checkpoint, self.context.subtask)
+        checkpoint.write(b"%d:%d" % (checkpoint.id, self.context.subtask))
 
     def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
         """Several subtasks may have prepared it, or none."""

@@ -12,7 +12,7 @@ from siltstone.aggregates.functions import Count
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Tumbling
 from siltstone.errors import UsageError
-from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.operator import CheckpointWriter, Operator, Rows, State, ValueState
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Autonomous, Stream, find_stream, find_streams
 from siltstone.time.event_time import EventTime
@@ -33,8 +33,8 @@ class Audit(Counts):
 
 
 class Preparing(Audit):
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
-        return b""
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
+        """Write nothing."""
 
 
 class Chained(Audit):

@@ -2,11 +2,15 @@
 
 import shutil
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -22,7 +26,8 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.format.manifests import read_manifest
 from siltstone.keyed import KeyedProcessor
-from siltstone.operator import Operator, OperatorCheckpoint, Rows, State, ValueState
+from siltstone.operator import CheckpointWriter, Operator, OperatorCheckpoint, Rows, State, ValueState
+from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.savepoints import set_savepoint
 from siltstone.run.subtask import run_subtask_again
 from siltstone.run.users_code import OperatorFailed
@@ -54,10 +59,10 @@ class Outside(Sums):
         HEARD.append(("drain", self.subtask, self.seen))
         return pa.table({"k": [self.subtask], "n": [self.seen]})
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Name the position."""
-        HEARD.append(("prepare", self.subtask, checkpoint))
-        return b"%d:%d:%d" % (self.subtask, checkpoint, self.seen)
+        HEARD.append(("prepare", self.subtask, checkpoint.id))
+        checkpoint.write(b"%d:%d:%d" % (self.subtask, checkpoint.id, self.seen))
 
     def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
         """Note it."""
@@ -217,9 +222,10 @@ class Failing(Outside):
         """Fail, perhaps."""
         return self._fail("drain") or super().drain(state)
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Fail, perhaps."""
-        return self._fail("prepare") or super().prepare_for_nonblocking_checkpoint(checkpoint, state)
+        self._fail("prepare")
+        super().prepare_for_nonblocking_checkpoint(checkpoint, state)
 
     def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
         """Fail, perhaps."""
@@ -297,13 +303,88 @@ def test_a_callback_that_fails_while_checkpoints_are_pending_goes_back_to_the_ne
 
 
 def test_what_is_prepared_is_checked(place: OpenWarehouse) -> None:
-    for made, said in ((bytearray(b"1"), "returned bytearray"), (bytes((1 << 20) + 1), "returned 1,048,577 bytes")):
-        with pytest.raises(UsageError, match=said):
-            run(place, Failing("prepare", lambda made=made: made)).step(rows(1))
+    with pytest.raises(UsageError, match=r"prepare_for_nonblocking_checkpoint returned something.*write"):
+        run(place, Returning(name="by_key")).step(rows(1))
+    with pytest.raises(UsageError, match="more than 1,048,576 bytes in a subtask, which `checkpoint` is to get on"):
+        run(place, Writing((b"1" * 1000, bytes(1 << 20)), heard=True)).step(rows(1))
     with pytest.raises(UsageError, match="declares no output"):
         operator = Failing("drain", lambda: pa.table({"k": [1]}))
         operator.output = None
         run(place, operator).step(rows(1))
+
+
+class Returning(Sums):
+    """Returns what it is to write."""
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
+        """Return it."""
+        return b"position"  # type: ignore[return-value]
+
+
+class Writing(Sums):
+    """Writes parts, and goes on if they are refused; notes what it reads at a reset."""
+
+    def __init__(self, parts: Sequence[bytes], *, heard: bool = False) -> None:
+        super().__init__(name="by_key")
+        self.parts = parts
+        if heard:
+            self.__class__ = WritingForTheDriver
+
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
+        """Write them."""
+        with suppress(UsageError):
+            for part in self.parts:
+                assert checkpoint.write(part) == len(part)
+
+    def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+        """Note it."""
+        HEARD.append(("reset", None, [file.read() for file in checkpoint.open()]))
+
+
+class WritingForTheDriver(Writing):
+    """The driver gets it."""
+
+    def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
+        """Note it."""
+        HEARD.append(("checkpoint", None, [len(part) for part in checkpoint.prepared]))
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_much_may_be_written_to_a_checkpoint_where_the_driver_does_not_get_it(
+    place: OpenWarehouse, backend: str
+) -> None:
+    parts = [Random(n).randbytes(1 << 20) for n in range(5)]
+    steps = run(place, Writing(parts), parallelism=2, backend=backend)
+    for n in range(1, 4):
+        steps.step(rows(n))
+    stored = [size for name, size in place.warehouse.store.list("") if name.endswith(".opaque")]
+    assert len(stored) == 6 and min(stored) > 5 << 20, "written whole, and uploaded by itself"
+    steps = run(place, Writing(parts), parallelism=1, backend=backend)
+    steps.step(rows(4))
+    assert [read for _, _, read in HEARD] == [[b"".join(parts)] * 2]
+    truncated = delete_checkpoints(place, NAME, [1, 2, 3])
+    assert truncated and sum(name.endswith(".opaque") for name, _ in place.warehouse.store.list("")) == 1
+    assert not failures(place, NAME)
+
+
+def test_what_writes_to_files_writes_to_a_checkpoint(place: OpenWarehouse) -> None:
+    class Model(Sums):
+        def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
+            with zipfile.ZipFile(checkpoint, "w") as archive, archive.open("weights", "w") as file:
+                np.save(file, np.arange(checkpoint.id * 1000))
+
+        def reset(self, checkpoint: OperatorCheckpoint, state: State) -> None:
+            (file,) = checkpoint.open()
+            with zipfile.ZipFile(file) as archive, archive.open("weights") as weights:
+                HEARD.append(("reset", np.load(weights)))
+
+    steps = run(place, Model(name="by_key"))
+    steps.step(rows(1))
+    steps.step(rows(2))
+    run(place, Model(name="by_key")).step(rows(3))
+    ((_, weights),) = HEARD
+    assert np.array_equal(weights, np.arange(2000))
+    assert not failures(place, NAME)
 
 
 def test_reset_leaves_the_state_as_it_is(place: OpenWarehouse) -> None:
@@ -369,8 +450,8 @@ def test_an_operator_may_have_no_variable_but_what_it_prepares(place: OpenWareho
         def handle_input(self, key: Any, rows: Any, state: Any) -> None:
             state.request_checkpoint()
 
-        def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: State) -> bytes:
-            return b"position"
+        def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
+            checkpoint.write(b"position")
 
     steps = run(place, Only(name="by_key"))
     steps.step(rows(1))

@@ -17,7 +17,7 @@ import pytest
 
 import siltstone as st
 from siltstone.errors import BadRow, ProofFailed, StateError, UsageError
-from siltstone.operator import OperatorCheckpoint
+from siltstone.operator import CheckpointWriter, OperatorCheckpoint
 from siltstone.testing import OperatorFailed, StreamTester
 
 BACKENDS = ("heap", "rocksdb")
@@ -343,9 +343,9 @@ class Outside(Totals):
         """Return a row."""
         return pa.table({"user": ["drained"], "clicks": [0]})
 
-    def prepare_for_nonblocking_checkpoint(self, checkpoint: int, state: st.State) -> bytes:
+    def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: st.State) -> None:
         """Name the checkpoint."""
-        return b"at %d" % checkpoint
+        checkpoint.write(b"at %d" % checkpoint.id)
 
     def checkpoint(self, checkpoint: OperatorCheckpoint) -> None:
         """Note it."""
