@@ -230,9 +230,12 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
     if budget is None or len(states) <= 1:
         return dict.fromkeys(states, options)
     bases = {table: state.base_factor * state.base_s for table, state in states.items()}
-    weights = {table: next_delta(state)[1] for table, state in states.items()}
+    weights = {table: next_delta(state)[1] for table, state in states.items() if state.seen}
+    mean = sum(weights.values()) / len(weights) if weights else 0.0
+    # One that never changed may do so: by no more than its base, of which small ones may be many.
+    weights |= {table: min(mean, state.base_s) for table, state in states.items() if not state.seen}
     known, total = sum(weights.values()), sum(bases.values())
-    if not all(state.seen for state in states.values()) or not known:
+    if not mean:
         weights, known = dict.fromkeys(states, 1.0), len(states)
     rest, fits = max(0.0, budget - total), min(1.0, budget / total) if total else 1.0
     shares = {table: bases[table] * fits + rest * weights[table] / known for table in states}

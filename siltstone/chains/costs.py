@@ -112,15 +112,20 @@ def of_all_subtasks(
     wrote = [any(h.variable == table and h.kind is not Kind.INDEX for h in a.handles) for a in received]
     if cost.form is Form.DELTA or all(wrote):
         return cost
+    rows = [a.table_rows.get(table, a.opaque_bytes.get(table, 0)) for a in received]
+    kept = sum(count for count, own in zip(rows, wrote, strict=True) if not own)
+    opaque = any(table in a.opaque_bytes for a in received)
+    if opaque and not kept:  # those that wrote nothing have no values
+        return cost
     if before.deltas:
         return replace(cost, form=Form.DELTA)
-    rows = [a.table_rows.get(table, 0) for a in received]
-    kept = sum(count for count, own in zip(rows, wrote, strict=True) if not own)
     written = max((count for count, own in zip(rows, wrote, strict=True) if own), default=0)
-    share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
     pace = max(1.0, max(rows) / written) if written else 1.0
+    share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
     # Rows differ in width: what the others keep is at least what the writers' part leaves of the last base.
     kept_bytes = max(share * before.base_bytes, before.base_bytes - cost.bytes)
+    if opaque and written:  # of these, the bytes are known, before they are compressed
+        kept_bytes = cost.bytes * kept / (sum(rows) - kept)
     return replace(cost, bytes=cost.bytes + round(kept_bytes), seconds=max(cost.seconds * pace, before.base_s))
 
 

@@ -48,6 +48,7 @@ class Acknowledgement:
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
         seconds: phase -> seconds.
         table_rows: table -> its live rows.
+        opaque_bytes: opaque variable -> bytes of its values.
         tracked_bytes: table -> bytes of its delta, if it was too large, so that a base was written instead.
         restored_bytes: bytes read from the store, because the working state was not on this machine.
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
@@ -78,6 +79,7 @@ class Acknowledgement:
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     table_rows: Mapping[str, int] = field(default_factory=dict)
+    opaque_bytes: Mapping[str, int] = field(default_factory=dict)
     tracked_bytes: Mapping[str, int] = field(default_factory=dict)
     restored_bytes: int = 0
     outputs: Mapping[str, Staged] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Acknowledgement:
         for rare in (
             "outputs",
             "unlogged",
+            "opaque_bytes",
             "prepared",
             "wants_checkpoint",
             "read",

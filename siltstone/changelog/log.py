@@ -32,8 +32,8 @@ NOWHERE = "a segment of the log"
 """stands for the object of what is not stored yet"""
 _SEPARATOR = b"\n"
 """between acknowledgements, whose JSON has none"""
-_LEAST_BYTES = 64
-"""that a step takes in a task, whatever was logged of it"""
+_LEAST_BYTES = 32
+"""that a step, and what a subtask has not logged of it, take in a task, about"""
 _LOGGING = ("delta", "persist", "track")
 """phases of a subtask that make its changes durable"""
 
@@ -47,12 +47,12 @@ class LoggedStep:
 
     Attributes:
         packed: empty if nothing was logged.
-        unlogged: tables and opaque variables that the step changed, but that were not logged.
+        unlogged: per subtask, the tables and opaque variables that it changed and did not log; empty if all logged all.
     """
 
     step: int
     packed: bytes
-    unlogged: frozenset[str] = frozenset()
+    unlogged: tuple[frozenset[str], ...] = ()
 
     def part(self, subtask: int) -> Acknowledgement:
         """Return an acknowledgement with `handles`, `objects` and `inline` of one subtask's changes."""
@@ -72,8 +72,9 @@ class _Step:
     """of `packed`, without segments that are not stored yet"""
 
     @property
-    def unlogged(self) -> frozenset[str]:
-        return frozenset(name for a in self.received for name in a.unlogged)
+    def unlogged(self) -> tuple[frozenset[str], ...]:
+        names = tuple(frozenset(a.unlogged) for a in self.received)
+        return names if any(names) else ()
 
 
 @dataclass
@@ -126,7 +127,7 @@ class LoggedInterval:
 
     def list_unlogged(self, operator: str) -> frozenset[str]:
         """Return the variables of which changes are missing in it."""
-        return frozenset(name for step in self.steps.get(operator, {}).values() for name in step.unlogged)
+        return frozenset[str]().union(*(of for step in self.steps.get(operator, {}).values() for of in step.unlogged))
 
     @property
     def is_full(self) -> bool:
@@ -214,7 +215,7 @@ def _pack_step(step: _Step) -> LoggedStep:
         data = zlib.compress(_SEPARATOR.join(a.to_bytes() for a in plain)) if has_any else b""
         packed = LoggedStep(step.number, data, step.unlogged)
         handles = len(packed.packed) - sum(len(each) for a in step.received for each in a.inline)
-        step.handle_bytes = max(_LEAST_BYTES, handles)
+        step.handle_bytes = max(0, handles) + _LEAST_BYTES * (1 + len(packed.unlogged))
         step.packed = packed
     return packed
 

@@ -101,7 +101,7 @@ def _list_changed(task: StepTask, subtask: int) -> set[str]:
     found = {h.variable for part in parts for h in part.handles if h.kind is not Kind.INDEX}
     found |= {name for segment in segments for name, _ in segment.opaque}
     found |= {entry.variable for segment in segments for entry in segment.entries()}
-    return found.union(*(step.unlogged for step in steps))
+    return found.union(*(step.unlogged[subtask] for step in steps if step.unlogged))
 
 
 def values_in(state: SubtaskState, name: str, groups: Collection[int] | None, part: KeyGroupRange) -> dict[int, bytes]:

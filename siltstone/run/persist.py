@@ -57,7 +57,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         if not task.tracked:
             return nothing
     uploader = uploader_of(task.warehouse.store_url, task.upload)
-    if order is not None and Form.FILES in order.forms.values():
+    if order is not None and any(order.forms[name] is Form.FILES for name in state.tables):
         stored = write_files(task, subtask, state, clock, uploader)
         part = _Part(task, nothing, attempt, state, clock, uploader, written=True)
         part.write((), {})

@@ -34,6 +34,7 @@ from siltstone.retention.sweep import sweep
 from siltstone.run import persist
 from siltstone.run.chains import RunChains
 from siltstone.run.task import StepTask
+from siltstone.state.hashing import key_groups, xxhash64
 from tests.examples import examples
 from tests.orphans import PLACES
 from tests.outbox_run import roll_back
@@ -307,6 +308,51 @@ def test_opaque_values_of_few_key_groups_are_written_alone_until_a_restore_reads
         assert 2 <= len(bases) <= 8 and len(small) > 0.8 * len(written)
         state = run.region.chains.policies["mixed"]["notes"]
         assert state.deltas_bytes <= 2.0 * state.base_bytes
+        check(place)
+
+
+@pytest.mark.parametrize("parallelism", [1, 8])
+def test_the_bounds_hold_for_opaque_values_that_one_subtask_has(tmp_path: Path, parallelism: int) -> None:
+    keys = pa.array(range(4000), pa.int64())
+    groups = key_groups(xxhash64([keys]), 64).tolist()
+    own = [groups.index(group) for group in range(8)]
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, NOISE, policy_by_name("marginal-cost"), parallelism=parallelism)
+        for n in range(1, 40):
+            run.step(batch(n, own if n <= 12 else own[n % 2 : n % 2 + 2], []))
+            chain = run.region.chains.policies["mixed"]["notes"]
+            handles = [h for c in range(1, n + 1) for h in newest_manifest(place, c).handles if h.variable == "notes"]
+            newest = max(i for i, h in enumerate(handles) if h.form is Form.BASE and 0 in h.key_groups)
+            base = handles[newest].length
+            deltas = sum(h.length for h in handles[newest + 1 :] if h.form is Form.DELTA)
+            assert base <= chain.base_bytes <= 1.1 * base + 500 and chain.deltas_bytes == deltas <= 2.0 * base
+        check(place)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_subtask_that_did_not_change_writes_nothing_whatever_others_did(
+    tmp_path: Path, backend: str, when: int
+) -> None:
+    policy = policy_by_name("marginal-cost", PolicyOptions(d_max=0))
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, STREAM, policy, parallelism=2, checkpoint_steps=2, backend=backend)
+        for n in (1, 2):
+            run.step(batch(n, range(50), VARIABLES if n == 1 else []))
+        for at in (0, 1):
+            run.step(batch(3, [1], ["busy", "notes"] if at == when else []))
+        written = {(h.variable, h.key_groups) for h in newest_manifest(place, 2).handles if h.kind is not Kind.INDEX}
+        assert {name for name, _ in written} == {"busy", "notes"} and len(written) == 2
+        check(place)
+
+
+def test_checkpoints_as_files_store_none_of_an_operator_without_tables(tmp_path: Path) -> None:
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, NOISE, policy_by_name("files"), parallelism=2, backend="rocksdb")
+        for n in (1, 2, 3):
+            run.step(batch(n, range(50) if n < 3 else [], []))
+        assert not [name for name in place.warehouse.store.list("") if ".files" in name[0] or ".sst" in name[0]]
+        assert [bool(size) for size, _ in bytes_of(place, "notes", [1, 2, 3])] == [True, True, False]
         check(place)
 
 
