@@ -268,13 +268,13 @@ def choose_tracked(
 ) -> frozenset[str]:
     """Choose the tables of an operator of which a step logs what it changes.
 
-    A table is tracked for itself, as in US 9471438: one that always takes bases costs nothing until then. Lost state
+    A table is tracked for itself, as in US 9471438: tracking costs nothing for one that always takes bases. Lost state
     can be rolled forward only by what was logged of all tables, though. So the steps between checkpoints log all, if
-    those whose deltas pay have most of the bytes.
+    those whose deltas pay have at least half of the bytes that bases would take.
 
     Args:
         decisions: table -> the decision on it in the next checkpoint; `states` are those of its policy.
-        ends: whether the step ends in that checkpoint, which stores what is not tracked as well.
+        ends: whether the step ends in that checkpoint, which stores what is not tracked as bases.
         whole: whether the steps before it are to be logged whole in any case.
     """
     if ends:
