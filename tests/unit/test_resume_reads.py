@@ -53,12 +53,14 @@ def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place:
         first.step(next(batches))
     newest = place.catalog.checkpoints.get_latest(SMALL.name)
     with counted_reads() as reads:
-        run = RegionRun(place, SMALL, LONG, parallelism=3)
+        run = RegionRun(place, SMALL, LONG, parallelism=3, checkpoint_steps=2)
         run.step(purchases()[4])
     read = [name for name, _, _ in reads.calls if not name.startswith(ALL_EXTRACTS)]
     assert read == [newest.manifest.name]
+    run.step(purchases()[5])  # its bases replace what older manifests tell of
     with counted_reads() as reads:
-        run.step(purchases()[5])
+        run.step(purchases()[6])
+        run.step(purchases()[7])
     assert reads.calls == []
 
 
