@@ -78,8 +78,21 @@ def drain(task: StepTask, state: SubtaskState, bound: State) -> pa.Table | None:
 
 
 def list_prepared(task: StepTask, state: SubtaskState) -> tuple[bytes, ...]:
-    """Return what a checkpoint has of what was prepared, if the operator's `checkpoint` wants it on the driver."""
-    return _parts(state) if task.checkpoint is not None and task.operator.defines("checkpoint") else ()
+    """Return what a checkpoint has of what was prepared, if the operator's `checkpoint` wants it on the driver.
+
+    Raises:
+        UsageError: it is more than the driver gets: an older definition, which did not want it there, prepared it.
+    """
+    if task.checkpoint is None or not task.operator.defines("checkpoint"):
+        return ()
+    parts = _parts(state)
+    if any(len(part) > SENT_BYTES for part in parts):
+        raise UsageError(
+            f"operator {task.operator.name} has a `checkpoint` that is to get {max(map(len, parts)):,} bytes on the "
+            f"driver, which it prepared before it had one; it may be {SENT_BYTES:,}",
+            advice="run the stream once before you edit or rescale it, or leave out `checkpoint`",
+        )
+    return parts
 
 
 def _parts(state: SubtaskState) -> tuple[bytes, ...]:

@@ -367,6 +367,18 @@ def test_much_may_be_written_to_a_checkpoint_where_the_driver_does_not_get_it(
     assert not failures(place, NAME)
 
 
+def test_the_driver_is_not_given_much_that_was_prepared_before_it_asked(place: OpenWarehouse) -> None:
+    run(place, Writing([bytes(2 << 20)])).step(rows(1))
+    asking = run(place, Writing([b"little"], heard=True), parallelism=2)
+    with pytest.raises(UsageError, match="to get 2,097,152 bytes on the driver"):
+        asking.step_without_rows(StepKind.CHANGE)
+    asking.region.close("failed")
+    HEARD.clear()
+    run(place, Writing([b"little"], heard=True)).step(rows(2))
+    assert ("checkpoint", None, [6]) in HEARD
+    assert not failures(place, NAME)
+
+
 def test_what_writes_to_files_writes_to_a_checkpoint(place: OpenWarehouse) -> None:
     class Model(Sums):
         def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
