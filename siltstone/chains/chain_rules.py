@@ -246,7 +246,7 @@ def share_budget(states: Mapping[str, PolicyState], options: PolicyOptions) -> d
 def begin_together(
     decisions: Mapping[str, Decision], states: Mapping[str, PolicyState], opaque: Collection[str]
 ) -> Mapping[str, Decision]:
-    """Let an operator's opaque variables begin anew where all its tables do, unless they are larger than these.
+    """Let an operator's opaque variables begin anew where its tables end their chains, unless together they are larger.
 
     Small values lie in the segments of what tables changed, which would have to stay for them.
 
@@ -255,10 +255,13 @@ def begin_together(
             policy.
     """
     tables = decisions.keys() - set(opaque)
-    if not tables or any(decisions[table].form is Form.DELTA for table in tables):
+    if any(decisions[table].form is Form.DELTA for table in tables) or not any(
+        states[table].deltas for table in tables
+    ):
         return decisions
-    most = sum(next_base(states[table])[0] for table in tables)
-    late = {v for v in opaque if decisions[v].form is Form.DELTA and next_base(states[v])[0] <= most}
+    late = {variable for variable in opaque if decisions[variable].form is Form.DELTA}
+    if sum(next_base(states[v])[0] for v in late) > sum(next_base(states[table])[0] for table in tables):
+        return decisions
     base = {"form": Form.BASE, "tracking": False, "reason": "all tables begin anew", "delta_limit_bytes": None}
     return {v: replace(decision, **base) if v in late else decision for v, decision in decisions.items()}
 

@@ -115,17 +115,18 @@ def of_all_subtasks(
     rows = [a.table_rows.get(table, a.opaque_bytes.get(table, 0)) for a in received]
     kept = sum(count for count, own in zip(rows, wrote, strict=True) if not own)
     opaque = any(table in a.opaque_bytes for a in received)
-    if opaque and not kept:  # those that wrote nothing have no values
-        return cost
+    if opaque and not any(table in a.opaque_bytes for a, own in zip(received, wrote, strict=True) if not own):
+        return cost  # those that wrote nothing have no values
     if before.deltas:
         return replace(cost, form=Form.DELTA)
     written = max((count for count, own in zip(rows, wrote, strict=True) if own), default=0)
     pace = max(1.0, max(rows) / written) if written else 1.0
-    share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
-    # Rows differ in width: what the others keep is at least what the writers' part leaves of the last base.
-    kept_bytes = max(share * before.base_bytes, before.base_bytes - cost.bytes)
-    if opaque and written:  # of these, the bytes are known, before they are compressed
-        kept_bytes = cost.bytes * kept / (sum(rows) - kept)
+    if opaque:  # the bytes of values are known, before they are compressed
+        kept_bytes = min(before.base_bytes, cost.bytes * kept / max(1, sum(rows) - kept))
+    else:
+        share = min(1.0, kept / before.base_rows) if before.base_rows else 1 - sum(wrote) / len(wrote)
+        # Rows differ in width: what the others keep is at least what the writers' part leaves of the last base.
+        kept_bytes = max(share * before.base_bytes, before.base_bytes - cost.bytes)
     return replace(cost, bytes=cost.bytes + round(kept_bytes), seconds=max(cost.seconds * pace, before.base_s))
 
 
@@ -142,7 +143,7 @@ def _share(a: Acknowledgement, table: str, phase: str) -> float:
     forms = {"base": {Form.BASE, Form.FILES}, "persist": set(Form)}.get(phase, {Form.DELTA})
     kinds = {Kind.INCREMENTAL, Kind.OPAQUE} if phase == "persist" else {Kind.INCREMENTAL}
     handles = [h for h in a.handles if h.kind in kinds and h.form in forms]
-    tracked = a.tracked_bytes if phase in ("delta", "track") else {}
+    tracked = {t: size for t, size in a.tracked_bytes.items() if t in a.table_rows and phase in ("delta", "track")}
     every = sum(h.length for h in handles) + sum(tracked.values())
     own = sum(h.length for h in handles if h.variable == table) + tracked.get(table, 0)
     return a.seconds.get(phase, 0.0) * own / every if every else 0.0

@@ -114,7 +114,7 @@ def find_consolidated(
     """Choose the variables to consolidate: those of which a restore reads changes, or files, or what another stream
     wrote, from which a fork gets independent; if there are none, every table.
 
-    What the checkpoint itself holds of a variable goes with them, since the new bases stand for all its tables
+    What the checkpoint itself holds of a table goes with them, since the new bases stand for all its tables
     (`Manifest.with_bases`), and so does what another materialization at it holds, since this one replaces that one.
     """
     changed, held, again = set[str](), set[str](), set[str]()
@@ -123,7 +123,7 @@ def find_consolidated(
         for name, reads in (*tables.items(), *unit.opaque.items()):
             here = [r for r in reads if r.checkpoint == path.checkpoint]
             changed |= {name for r in reads if r.handle.form is not Form.BASE or _is_foreign(r.handle, path)}
-            held |= {name for _ in here}
+            held |= {name for r in here if r.handle.kind is Kind.INCREMENTAL}
             again |= {name for r in here if materialization_of(r.handle.object) is not None}
     if changed or again:
         return {name: kind for name, kind in variables.items() if name[1] in changed | held | again}

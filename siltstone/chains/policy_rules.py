@@ -55,7 +55,7 @@ class PolicyOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
-    """What one checkpoint of one table of an incremental variable cost.
+    """What one checkpoint of one table cost, or of an opaque variable, which policies take for a table.
 
     Attributes:
         form: how it was written. If only some subtasks fell back to a base (`Decision.delta_limit_bytes`), it

@@ -20,7 +20,7 @@ def share_restore(
     """Return operator -> its part of a measured restore, by the part of the seconds that is predicted for it.
 
     The parts sum to all that was measured, as the bounds of a stream's operators do. Nothing comes of a restore that
-    read less than the chains held, since they have been materialized meanwhile, or much more: opaque values, perhaps.
+    read less than the chains held, since they have been materialized meanwhile, or much more.
 
     Args:
         chains: operator -> the sizes and seconds of its chain at the checkpoint.

@@ -48,7 +48,7 @@ class Acknowledgement:
         event_time_max: the highest event time of the rows, in UTC; None if there were none.
         seconds: phase -> seconds.
         table_rows: table -> its live rows.
-        opaque_bytes: opaque variable -> bytes of its values.
+        opaque_bytes: opaque variable of which it has values -> their bytes.
         tracked_bytes: table -> bytes of its delta, if it was too large, so that a base was written instead.
         restored_bytes: bytes read from the store, because the working state was not on this machine.
         outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.

@@ -1,7 +1,7 @@
 """Tell from the catalog's records alone what a restore of each checkpoint reads of an operator.
 
-Each variable has a chain of its own. Records say what each checkpoint wrote of it, and are followed from one to the
-next; those of tables also have the sizes of the chain, as the run knew it. A materialization counts from its checkpoint
+Each variable has a chain of its own, called a table's here. Records say what each checkpoint wrote of it, and how long
+the chain is, as the run knew it; they are followed from one to the next. A materialization counts from its checkpoint
 on, also for checkpoints that were made before the run knew of it.
 
 The result is exact where all subtasks wrote the same form of a variable. Where only some wrote a base, it takes all key
@@ -93,10 +93,11 @@ class ChainSizes:
     def _materialize(self, checkpoint: int, size: int, states: Mapping[str, PolicyState]) -> None:
         """Let chains begin with the bases of a materialization, whose bytes are divided by the sizes of the tables.
 
-        Tables that an earlier checkpoint wrote all at once, and none has changed since, are not in it.
+        It leaves out what no checkpoint has changed since it was written all at once, but for tables of this one.
         """
-        older = {table for table, of in self._tables.items() if not of.delta_bytes and of.first < checkpoint}
-        live = {table: next_base(state)[0] for table, state in states.items() if table not in older}
+        whole = {table for table, of in self._tables.items() if not of.delta_bytes}
+        own = {table for table in whole if self._tables[table].first == checkpoint and states[table].base_rows}
+        live = {table: next_base(state)[0] for table, state in states.items() if table not in whole - own}
         total = sum(live.values())
         self._tables |= {
             table: ChainSize(checkpoint, size * (of / total if total else 1 / len(live))) for table, of in live.items()

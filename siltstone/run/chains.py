@@ -207,6 +207,7 @@ class RunChains:
         for operator, states in self.policies.items():
             policies = {table: self._policy_of(states, table) for table in states}
             decided = {table: policy.decide(states[table]) for table, policy in policies.items()}
+            decided = begin_together(decided, states, self._opaque[operator])
             if operator in changed:
                 decided = {table: d if d.form is Form.FILES else forced for table, d in decided.items()}
             elif self._postpones:
@@ -214,7 +215,6 @@ class RunChains:
                 decided, reason = postpone_bases(decided, states, options)
                 if reason is not None:
                     postponed[operator] = reason
-            decided = begin_together(decided, states, self._opaque[operator])
             found |= {(operator, table): decision for table, decision in decided.items()}
         self._decisions, self._postponed = found, postponed
 

@@ -155,7 +155,7 @@ def _report(
         seconds={**clock.seconds, "track": tracking_s} if task.tracked else clock.seconds,
         broadcast=digest_tables(state),
         table_rows={name: _own_rows(task, subtask, table) for name, table in state.tables.items()},
-        opaque_bytes={name: sum(map(len, values.values())) for name, values in state.opaque.items()},
+        opaque_bytes={name: sum(map(len, values.values())) for name, values in state.opaque.items() if values},
         restored_bytes=clock.restored_bytes,
         outputs={name: each for name, each in staged.items() if each.rows},
     )

@@ -42,7 +42,7 @@ class CheckpointOrder:
     """The form of each table of this operator in the checkpoint in which a step ends.
 
     Attributes:
-        forms: table -> its form, for all tables.
+        forms: table or opaque variable -> its form, for all of them; "table" stands for both here.
         limits_bytes: table -> per subtask, the largest delta; beyond it the subtask writes a base, so that the bound on
             restore cost holds (promise 7). A table that is left out has no limit.
         base_only: tables whose chain is one base: a subtask keeps it, even if a base is ordered, unless the table

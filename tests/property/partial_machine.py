@@ -30,7 +30,6 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.change.rebuild import rebuild_catalog
 from siltstone.change.recover import recover
-from siltstone.operator import PREPARED
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint, set_savepoint
@@ -38,6 +37,7 @@ from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.run.take_over import take_over
 from siltstone.state.schema import DELETED
+from siltstone.state_handler import PREPARED
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import materialization_of
 from tests.places import place_at
