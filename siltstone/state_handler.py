@@ -47,6 +47,7 @@ class CheckpointWriter(io.RawIOBase):
         """Return True."""
         return True
 
+    # Takes any buffer, which Python 3.11 has no type for.
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Append bytes; return how many.
 

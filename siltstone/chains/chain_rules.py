@@ -255,9 +255,8 @@ def begin_together(
             policy.
     """
     tables = decisions.keys() - set(opaque)
-    if any(decisions[table].form is Form.DELTA for table in tables) or not any(
-        states[table].deltas for table in tables
-    ):
+    goes_on = any(decisions[table].form is Form.DELTA for table in tables)
+    if goes_on or not any(states[table].deltas for table in tables):
         return decisions
     late = {variable for variable in opaque if decisions[variable].form is Form.DELTA}
     if sum(next_base(states[v])[0] for v in late) > sum(next_base(states[table])[0] for table in tables):

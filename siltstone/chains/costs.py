@@ -9,6 +9,7 @@ from siltstone.catalog.records.checkpoints import CheckpointRecord
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form, Handle, Kind
+from siltstone.restore.live_rules import state_handles
 from siltstone.restore.plan_rules import bytes_of
 
 _CHAIN = (
@@ -28,7 +29,12 @@ _CHAIN = (
 
 def _forms(received: Sequence[Acknowledgement]) -> list[dict[str, Form]]:
     """Return per subtask table -> the form that it wrote it in last."""
-    return [{h.variable: h.form for h in a.handles if h.kind is not Kind.INDEX} for a in received]
+    return [{h.variable: h.form for h in state_handles(a.handles)} for a in received]
+
+
+def _handles(a: Acknowledgement, table: str) -> list[Handle]:
+    """Return the handles of what a subtask wrote of a table."""
+    return [h for h in state_handles(a.handles) if h.variable == table]
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
@@ -64,10 +70,11 @@ def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
     """
     index = sum(a.bytes_of(Kind.INDEX) for a in received)
     files = sum(bytes_of(h for h in a.handles if h.form is Form.FILES) for a in received)
-    forms, tables = written_forms(received), sorted({h.variable for a in received for h in a.handles if _is_table(h)})
+    forms = written_forms(received)
+    tables = sorted({h.variable for a in received for h in a.handles if h.kind is Kind.INCREMENTAL})
     costs = {}
     for table, form in forms.items():
-        own = [h for a in received for h in a.handles if h.kind is not Kind.INDEX and h.variable == table]
+        own = [h for a in received for h in _handles(a, table)]
         gave_way = sum(a.tracked_bytes.get(table, 0) for a in received)
         costs[table] = CheckpointCost(
             form=form,
@@ -81,10 +88,6 @@ def costs_of(received: Sequence[Acknowledgement]) -> dict[str, CheckpointCost]:
             index_bytes=_part(index, table, tables),
         )
     return costs
-
-
-def _is_table(handle: Handle) -> bool:
-    return handle.kind is Kind.INCREMENTAL
 
 
 def _part(size: int, table: str, tables: Sequence[str]) -> int:
@@ -109,7 +112,7 @@ def of_all_subtasks(
         cost: what was written (`costs_of`).
         before: the state of the table's policy.
     """
-    wrote = [any(h.variable == table and h.kind is not Kind.INDEX for h in a.handles) for a in received]
+    wrote = [bool(_handles(a, table)) for a in received]
     if cost.form is Form.DELTA or all(wrote):
         return cost
     rows = [a.table_rows.get(table, a.opaque_bytes.get(table, 0)) for a in received]
@@ -184,8 +187,7 @@ def first_of(chains: Iterable[tuple[int, PolicyState]], default: int) -> int:
 def written_whole(received: Sequence[Acknowledgement], table: str, max_parallelism: int) -> tuple[int, float]:
     """Return the bytes of an operator's bases of a table in a checkpoint, and the part of its key groups that they
     hold."""
-    handles = [h for a in received for h in a.handles if h.kind is not Kind.INDEX and h.variable == table]
-    bases = [h for h in handles if h.form is Form.BASE]
+    bases = [h for a in received for h in _handles(a, table) if h.form is Form.BASE]
     part = sum(len(h.key_groups) for h in bases) / max_parallelism
     return sum(h.length for h in bases), round(min(1.0, part), 6)
 

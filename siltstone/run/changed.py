@@ -38,15 +38,17 @@ def version_of(task: StepTask, variable: str) -> np.ndarray:
     return expand_runs(task.versions.get(variable, ()), task.max_parallelism)
 
 
-def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState) -> OpaqueChanges:
+def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState, before: Collection[str]) -> OpaqueChanges:
     """Decide which values of opaque variables a step writes.
 
     In a checkpoint these are all values (a non-incremental variable of US 9471438, whose newest version is enough)
     where the policy decided so, or where those that changed are larger than it allows, or are all; else those that
     changed.
+
+    Args:
+        before: what earlier steps of the interval changed (`list_changed`).
     """
     changed, order = state.changed_opaque, task.checkpoint
-    before = set[str]() if order is None else _list_changed(task, subtask)
     groups, too_large = dict[str, Collection[int] | None](), dict[str, int]()
     for name in state.opaque:
         new = not version_of(task, name)[state.groups.start : state.groups.end].all()
@@ -77,11 +79,14 @@ def list_unlogged(task: StepTask, state: SubtaskState) -> frozenset[str]:
     return frozenset(changed | state.changed_opaque.keys() - task.tracked)
 
 
-def unchanged_tables(task: StepTask, subtask: int, state: SubtaskState, tables: Collection[str]) -> set[str]:
-    """Return which of these tables did not change in the interval, so that an earlier checkpoint holds them already."""
-    changed = _list_changed(task, subtask) if tables else set[str]()
+def unchanged_tables(task: StepTask, state: SubtaskState, tables: Collection[str], before: Collection[str]) -> set[str]:
+    """Return which of these tables did not change in the interval, so that an earlier checkpoint holds them already.
+
+    Args:
+        before: what earlier steps of the interval changed (`list_changed`).
+    """
     own = slice(state.groups.start, state.groups.end)
-    found = {name for name in tables if version_of(task, name)[own].all()} - changed
+    found = {name for name in tables if version_of(task, name)[own].all()} - set(before)
     return {name for name in found if _is_unchanged(state.tables[name], own)}
 
 
@@ -93,8 +98,8 @@ def _is_unchanged(table: StateTable, own: slice) -> bool:
         return False
 
 
-def _list_changed(task: StepTask, subtask: int) -> set[str]:
-    """The tables and opaque variables that earlier steps of the interval changed, as far as the log knows."""
+def list_changed(task: StepTask, subtask: int) -> set[str]:
+    """Return the tables and opaque variables that earlier steps of the interval changed, as far as the log knows."""
     steps = [step for step in task.log if step.step > task.begins_after]
     parts = [step.part(subtask) for step in steps]
     segments = [Segment.unpack(each) for part in parts for each in part.inline]

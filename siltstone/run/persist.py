@@ -22,7 +22,7 @@ from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.run.changed import list_unlogged, opaque_to_write, unchanged_tables, values_in, version_of
+from siltstone.run.changed import list_changed, list_unlogged, opaque_to_write, unchanged_tables, values_in, version_of
 from siltstone.run.persist_files import write_files
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
@@ -56,10 +56,11 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         nothing = replace(nothing, unlogged=tuple(sorted(list_unlogged(task, state))))
         if not task.tracked:
             return nothing
+    before = frozenset[str]() if order is None else frozenset(list_changed(task, subtask))
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     if order is not None and any(order.forms[name] is Form.FILES for name in state.tables):
-        stored = write_files(task, subtask, state, clock, uploader)
-        part = _Part(task, nothing, attempt, state, clock, uploader, written=True)
+        stored = write_files(task, subtask, state, clock, uploader, before)
+        part = _Part(task, nothing, attempt, state, clock, uploader, before, written=True)
         part.write((), {})
         assert part.acknowledgement is not None
         uploads = merge_uploads([part.acknowledgement]).merge(uploader.metrics.take())
@@ -71,9 +72,9 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         )
     bases = set() if order is None else {name for name in state.tables if order.forms[name] is Form.BASE}
     if order is not None:
-        bases -= unchanged_tables(task, subtask, state, bases.intersection(order.base_only))
+        bases -= unchanged_tables(task, state, bases.intersection(order.base_only), before)
     limits = {} if order is None else {n: of[subtask] for n, of in order.limits_bytes.items() if n in state.tables}
-    part = _Part(task, nothing, attempt, state, clock, uploader)
+    part = _Part(task, nothing, attempt, state, clock, uploader, before)
     # What earlier steps of the interval have logged may be too large already.
     gives_way = {name: 0 for name, limit in limits.items() if limit < 0}
     bases |= gives_way.keys()
@@ -89,7 +90,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
 @dataclass
 class _Part:
     """One subtask's part of a step or checkpoint: some tables as bases, the others' changes; if all tables are
-    `written`, only what is not in tables."""
+    `written`, only what is not in tables. Earlier steps of the interval changed what is in `changed_before`."""
 
     task: StepTask
     nothing: Acknowledgement
@@ -97,6 +98,7 @@ class _Part:
     state: SubtaskState
     clock: PhaseTimer
     uploader: Uploader
+    changed_before: Collection[str]
     acknowledgement: Acknowledgement | None = None
     written: bool = False
 
@@ -113,7 +115,7 @@ class _Part:
         with self.clock.phase("delta"):
             wanted = [name for name in state.tables if task.checkpoint is not None or name in task.tracked]
             counts = {} if self.written else self._count_changed(name for name in wanted if name not in bases)
-            changes = opaque_to_write(task, self.nothing.subtask, state)
+            changes = opaque_to_write(task, self.nothing.subtask, state, self.changed_before)
             opaque, nothing = changes.groups, replace(self.nothing, tracked_bytes=changes.too_large)
         if not (bases or counts or opaque):
             self.acknowledgement = nothing

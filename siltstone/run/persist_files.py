@@ -7,7 +7,7 @@ of objects are new for each attempt, so an attempt never refers to what another 
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,9 +36,17 @@ class StoredFiles:
 
 
 def write_files(
-    task: StepTask, subtask: int, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
+    task: StepTask,
+    subtask: int,
+    state: SubtaskState,
+    clock: PhaseTimer,
+    uploader: Uploader,
+    changed_before: Collection[str],
 ) -> StoredFiles:
     """Store the files of all tables as they are in the open step, and forget their changes.
+
+    Args:
+        changed_before: the tables that earlier steps of the interval changed.
 
     Raises:
         UsageError: the working state does not lie in such files.
@@ -49,7 +57,7 @@ def write_files(
     local, before = LocalFiles(state.directory / LOCAL_SETS), task.checkpoint.files.get(state.groups)
     last = local.of(before)
     tables = set(state.tables)
-    if last is not None and unchanged_tables(task, subtask, state, tables) == tables:
+    if last is not None and unchanged_tables(task, state, tables, changed_before) == tables:
         return StoredFiles(_handles(task, state, last), ())
     id = uuid.uuid4().hex
     directory = local.begin(id, task.checkpoint.kept_files)

@@ -116,6 +116,7 @@ def _run(
             staged |= {name: writer.finish() for name, writer in staging.items()}
             if task.dead_letters is not None:
                 staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
+        prepared = list_prepared(task, state)
         part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("commit"):
             timers.save()
@@ -127,6 +128,7 @@ def _run(
         report = replace(report, rows_in=report.rows_in + shared.rows)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
+        report = replace(report, prepared=prepared)
         of_sources = {"read": reading.read, "rows_of": reading.counts, "heard": heard.heard}
         yield _acknowledge(replace(report, made=made, **of_sources), step_schema(operator))
 
@@ -150,7 +152,6 @@ def _report(
         late=taken.late,
         due=taken.due,
         wants_checkpoint=taken.wants_checkpoint,
-        prepared=list_prepared(task, state),
         event_time_max=taken.event_time,
         seconds={**clock.seconds, "track": tracking_s} if task.tracked else clock.seconds,
         broadcast=digest_tables(state),

@@ -126,7 +126,10 @@ def given_up(given: argparse.Namespace) -> list[str]:
 
 
 def known_by_hand(batches: Sequence[Batch]) -> Counter[tuple[Any, ...]]:
-    """What `Known` tells of all rows. Of asks with the same key and time, the table has the one with the least `a`."""
+    """Return the rows that the operator `Known` is to return at the end.
+
+    Its broadcast table has one ask for each id: the newest, and of several newest ones the one with the least `a`.
+    """
     newest, bids = dict[Any, Any](), Counter[Any](k for batch in batches for k, *_ in batch.bids)
     for id, at, _, a in (ask for batch in batches for ask in batch.asks):
         order = (BEGIN - at, a is None, a or 0)

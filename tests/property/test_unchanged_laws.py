@@ -88,7 +88,7 @@ class Noise(Operator):
     """Keeps bytes that nothing makes smaller for each key group that it gets rows of."""
 
     name = "mixed"
-    key = {"k": pa.int64()}  # noqa: RUF012
+    key = pa.schema({"k": pa.int64()})
     notes = OpaqueState(create=bytes, serialize=bytes, deserialize=bytes)
 
     def process(self, rows: Rows, state: State) -> None:
@@ -158,7 +158,9 @@ def test_whatever_happens_each_checkpoint_restores_and_nothing_unneeded_is_writt
         steps, policy = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(POLICIES))
         backends = data.draw(st.sampled_from([["heap"], ["heap", "rocksdb"]]))
         if data.draw(st.booleans()):
-            chaos = at_random(Random(data.draw(st.integers(0, 2**32))), RunChains.decisions.fget)  # type: ignore[arg-type]
+            decided = RunChains.decisions.fget
+            assert decided is not None
+            chaos = at_random(Random(data.draw(st.integers(0, 2**32))), decided)
             stack.enter_context(patch.object(RunChains, "decisions", property(chaos)))
         run, n = RegionRun(place, STREAM, policy, parallelism=2, checkpoint_steps=steps), 1
         run.step(batch(n, range(20), VARIABLES), ends=True)

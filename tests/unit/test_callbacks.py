@@ -318,7 +318,7 @@ class Returning(Sums):
 
     def prepare_for_nonblocking_checkpoint(self, checkpoint: CheckpointWriter, state: State) -> None:
         """Return it."""
-        return b"position"  # type: ignore[return-value]
+        return b"position"  # type: ignore[return-value]  # the mistake that is to be refused
 
 
 class Writing(Sums):
