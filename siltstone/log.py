@@ -36,6 +36,7 @@ DEFAULT_LEVEL: Level = "info"
 WORKERS = "SILTSTONE_WORKER_LOG"
 """the environment variable that passes a command line's level and format to its Spark workers"""
 _OURS = ("siltstone", "streams", "jobs", "assets", "checks", "resources", "orchestration")
+_NOISY = ("py4j", "pyspark", "SQLQueryContextLogger")
 """packages whose events are shown from the configured level on; all others from warning on"""
 _FIRST = ("stream", "epoch", "checkpoint", "step")
 _FRAMES = 4
@@ -200,7 +201,7 @@ def configure(level: Level, form: Format, write: Callable[[str], None] = write_l
     root.setLevel(max(chosen, logging.WARNING))
     for package in _OURS:
         logging.getLogger(package).setLevel(chosen)
-    for noisy in ("py4j", "pyspark"):
+    for noisy in _NOISY:
         # The user sees what stopped a stream once, as our own error.
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     logging.captureWarnings(True)
@@ -214,7 +215,7 @@ def unconfigure() -> None:
         root.removeHandler(handler)
         level, threading.excepthook = handler.before
         root.setLevel(level)
-        for name in (*_OURS, "py4j", "pyspark"):
+        for name in (*_OURS, *_NOISY):
             logging.getLogger(name).setLevel(logging.NOTSET)
         logging.captureWarnings(False)
 

@@ -198,6 +198,8 @@ class Operator(StateHandler):
     side_times: Mapping[str, str] = {}
     holds_back: Any = timedelta(0)
     combined: Any = None
+    takes_all: bool = False
+    """whether one call of `process` gets all rows that a step has for a subtask; for the engine"""
     FIELDS: ClassVar = (
         *("name", "key", "nullable", "reads", "inputs", "order_by"),
         *("output", "output_time", "side_outputs", "side_times", "holds_back", "combined"),

@@ -41,7 +41,7 @@ from siltstone.format.manifests import read_manifests
 from siltstone.format.output import read_output, staged_schema
 from siltstone.model import KeyGroupRange
 from siltstone.operator import SOURCE, Operator
-from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.restore.export import opaque_rows
 from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.run import callbacks
 from siltstone.run.dead_letters import LETTERS
@@ -53,6 +53,7 @@ from siltstone.run.users_code import OperatorFailed
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.state.backends.named import backend as backend_by_name
 from siltstone.state.nested import nested_columns
+from siltstone.state.schema import OPAQUE_SCHEMA
 from siltstone.stream import DEAD_LETTERS, Stream
 from siltstone.time.clock_rules import decode_clock
 from siltstone.times import EPOCH, parse_duration, to_us

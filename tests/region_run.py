@@ -12,7 +12,7 @@ from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import Policy
-from siltstone.change.edit import EditOperator
+from siltstone.change.edit import Editable, Route, edit_task
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.operator import SOURCE
@@ -22,6 +22,7 @@ from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
+from siltstone.state.schema import KEY_GROUP
 from siltstone.stream import Stream
 from siltstone.time.clock_rules import StepClock, encode_clock
 
@@ -123,8 +124,13 @@ class RegionSteps:
         for own in self.region.stream.sort_operators():
             task, there = tasks[own.name], {}
             if own.name == operator:
-                task = replace(task, operator=EditOperator(own, variable), staged={}, hands_on=True, times={})
-                there = shuffled(task, changes)
+                edited = Editable(own, variable)
+                task = edit_task(task, edited)
+                there = {
+                    Route.KEY: lambda task=task: shuffled(task, changes),
+                    Route.KEY_GROUP: lambda task=task: by_key_group(task, changes),
+                    Route.EVERY: lambda task=task: dict.fromkeys(range(task.parallelism), with_hashes(task, changes)),
+                }[edited.route]()
             self.outputs[own.name], received = run_tasks(task, there)
             self.region.acknowledge(own.name, received)
         made = Edit(operator, variable, len(changes), 0, "a test", None, "a test")
@@ -221,9 +227,23 @@ def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
         rows = pa.concat_tables([combine(operator, part) for part in parts if len(part)])
     if operator.order_by:
         rows = rows.sort_by([(name, "ascending") for name in operator.order_by])
-    hashes = xxhash64(normalise_keys(rows.select(operator.key.names)).columns) if len(rows) else np.zeros(0, np.uint64)
-    rows = rows.append_column(HASH, pa.array(hashes.view(np.int64)))
-    groups = key_groups(hashes, task.max_parallelism)
+    rows = with_hashes(task, rows)
+    return _split(task, rows, key_groups(rows.column(HASH).to_numpy().view(np.uint64), task.max_parallelism))
+
+
+def by_key_group(task: StepTask, changes: pa.Table) -> Mapping[int, pa.Table]:
+    """Each subtask's rows of an edit of an opaque variable."""
+    return _split(task, with_hashes(task, changes), changes.column(KEY_GROUP).to_numpy())
+
+
+def with_hashes(task: StepTask, rows: pa.Table) -> pa.Table:
+    """Rows with the hashes of the operator's keys."""
+    keys = rows.select(task.operator.key.names)
+    hashes = xxhash64(normalise_keys(keys).columns) if len(rows) else np.zeros(0, np.uint64)
+    return rows.append_column(HASH, pa.array(hashes.view(np.int64)))
+
+
+def _split(task: StepTask, rows: pa.Table, groups: np.ndarray) -> Mapping[int, pa.Table]:
     return {
         subtask: rows.filter(pa.array((groups >= own.start) & (groups < own.end)))
         for subtask, own in ((s, task.groups(s)) for s in range(task.parallelism))

@@ -50,9 +50,9 @@ class PaneTotals(Windowed):
         super().__init__(window, key, totals)
         self._panes: Panes = window.panes
         self.layout = self._panes.layout
-        self.variable = WindowTotals({PANE: TIME}, pa.schema([(DUE, TIME), *totals.schema]), check=self._check_edit)
+        self.variable = WindowTotals({PANE: TIME}, pa.schema([(DUE, TIME), *totals.schema]), totals=self)
 
-    def _check_edit(self, puts: pa.Table) -> None:
+    def check_edit(self, puts: pa.Table) -> None:
         """Check that an edit keeps to panes, each due at the end of a window that contains it.
 
         Raises:

@@ -21,12 +21,16 @@ from siltstone.aggregates.windowed import (
     TotalsAccess,
     Windowed,
     WindowTotals,
+    distinct_pairs,
     explode,
 )
 from siltstone.aggregates.windows import Session, merge_sessions
+from siltstone.errors import UsageError
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
 from siltstone.state.columns import fixed_values, one_array, read_times
+from siltstone.state.edits import Edited, split_changes
+from siltstone.state.variables import check_not_null
 
 SLOT, START, OPEN = "slot", "start", "open"
 
@@ -51,12 +55,50 @@ class SessionTotals(Windowed):
     TIMES: ClassVar = (WINDOW_START, WINDOW_END)
     output_time = WINDOW_END
     layout = "sessions"
+    optional: ClassVar = (OPEN,)
 
     def __init__(self, window: Session, key: pa.Schema, totals: Totals) -> None:
         super().__init__(window, key, totals)
         self._session = window
         value = pa.schema([(DUE, TIME), (START, TIME), (OPEN, pa.int64()), *totals.schema])
-        self.variable = WindowTotals({SLOT: pa.int64()}, value, due_plus_us=1, assigns="slots")
+        self.variable = WindowTotals({SLOT: pa.int64()}, value, due_plus_us=1, totals=self)
+
+    def check_edit(self, puts: pa.Table) -> None:
+        for column in (START, DUE):
+            check_not_null(puts, column, "and a session has both times")
+        wrong = read_times(puts.column(START)) >= read_times(puts.column(DUE))
+        if wrong.any():
+            raise UsageError(f"{START} is not before {DUE} in {int(wrong.sum())} rows", advice="correct them")
+
+    def edit(self, access: TotalsAccess, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        """Put and delete sessions by their slots, and number those of each key anew.
+
+        Raises:
+            UsageError: sessions of a key would overlap.
+        """
+        keys, owner = access.owners(changes, key_groups)
+        known, count, heads = self._read(keys, access)
+        gone, put = split_changes(changes)
+        slot = fixed_values(one_array(changes.column(SLOT)))
+        held = explode(np.zeros(len(keys), np.int64), count - 1)[1]
+        _, pair = distinct_pairs(np.append(known.owner, owner), np.append(held, slot))
+        before, named = pair[: len(held)], pair[len(held) :]
+        absent, kept = ~np.isin(named, before), known.choose(np.flatnonzero(~np.isin(before, named)))
+        values = changes.take(pa.array(put))
+        start, end = read_times(values.column(START)), read_times(values.column(DUE))
+        columns = zip(kept.columns, self._totals.of_state(values), strict=True)
+        together = [pa.concat_arrays([one, other]) for one, other in columns]
+        times = np.append(kept.start, start), np.append(kept.end, end)
+        every = _Open(np.append(kept.owner, owner[put]), *times, together)
+        every = every.choose(np.lexsort((every.start, every.owner)))
+        overlap = (every.owner[1:] == every.owner[:-1]) & (every.start[1:] <= every.end[:-1])
+        if overlap.any():
+            found = np.isin(np.arange(len(keys)), every.owner[1:][overlap])
+            raise UsageError(
+                f"sessions of {keys.describe(found)} would overlap", advice="put one session in place of those"
+            )
+        self._write(keys, heads, every, count, access)
+        return Edited(len(put), int(absent[put].sum()), int((~absent[gone]).sum()), int(absent[gone].sum()))
 
     def find_late(self, at: np.ndarray, before_us: int) -> np.ndarray:
         return self._session.find_late(at, before_us)

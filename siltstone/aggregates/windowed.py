@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from siltstone.aggregates.windows import Window
 from siltstone.operator import Keys, MapState, Rows, State
 from siltstone.state.access import DUE, MapAccess, find_owners
 from siltstone.state.backend import KeyedState, Lookup
+from siltstone.state.edits import Edited, edit_table
 from siltstone.state.hashing import xxhash64
 from siltstone.state.nested import is_variable, stored_columns
 from siltstone.state.time_index import DueRows
@@ -31,6 +32,10 @@ Take = Callable[[int], DueRows]
 
 class TotalsAccess(MapAccess):
     """The totals of one operator's windows, by (operator key, one column)."""
+
+    def edit(self, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        """Delete entries, and put others."""
+        return edit_table(self._table, changes, key_groups, self._state.max_parallelism)
 
     def address(self, keys: Keys, at: np.ndarray, subkey: np.ndarray) -> Keys:
         """Return the primary keys (operator key `at[i]`, `subkey[i]`), which must be distinct."""
@@ -64,16 +69,22 @@ class WindowTotals(MapState):
     """Columns of state per key and pane or session, due `due_plus_us` after the time in the column `due`.
 
     Attributes:
-        check: `check_edit`; None for a variable that assigns something itself.
+        totals: who keeps them.
     """
 
+    totals: "Windowed" = field(kw_only=True, compare=False, repr=False)
     due_plus_us: int = 0
-    check: Callable[[pa.Table], None] | None = None
-    assigns: str = ""
+    edits_keys = True
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return self.totals.optional
 
     def check_edit(self, puts: pa.Table) -> None:
-        if self.check is not None:
-            self.check(puts)
+        self.totals.check_edit(puts)
+
+    def edit(self, name: str, state: KeyedState, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        return self.totals.edit(self.bind(name, state), changes, key_groups)
 
     def due_columns(self, name: str) -> dict[str, DueColumn]:
         return {name: DueColumn(CLOCKS[0], DUE, self.due_plus_us, Purpose.ROWS)}
@@ -97,6 +108,8 @@ class Windowed(ABC):
 
     layout: str
     """what the state depends on besides its schema"""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """the columns of state that rows of an edit may lack"""
 
     def __init__(self, window: Window, key: pa.Schema, totals: Totals) -> None:
         self.on: str = window.on
@@ -117,6 +130,14 @@ class Windowed(ABC):
         """Return the schema of the output; `window_time` is of no use in updates."""
         times = [(name, TIME) for name in self._shown(closes=closes)]
         return pa.schema([*self._key, *times, *self._totals.result_schema])
+
+    @abstractmethod
+    def check_edit(self, puts: pa.Table) -> None:
+        """See `Variable.check_edit`."""
+
+    def edit(self, access: TotalsAccess, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        """See `Variable.edit`."""
+        return access.edit(changes, key_groups)
 
     @abstractmethod
     def process(self, rows: Rows, state: State, access: TotalsAccess, *, updates: bool) -> pa.Table | None:

@@ -1,11 +1,14 @@
-"""State edits: rows put into one variable's table, or deleted from it, by hand, as a step of its own.
+"""State edits: rows put into one variable, or deleted from it, by hand, as a step of its own.
 
-Rows come as a table of changes (`TableSchema.changes`): the primary key, the value columns and `__deleted`, which marks
-the keys to delete. They are checked batch by batch before the stream is taken over (`check_columns`, `cast_changes`).
-The changes are then the input rows of one step, in which `EditOperator` replaces the operator.
+Rows come as a table of changes of what the variable is when it is read as a table: the primary key, the value columns
+and `__deleted`, which marks the keys to delete. They are checked batch by batch before the stream is taken over
+(`check_columns`, `cast_changes`). The changes are then the input rows of one step, in which `EditOperator` replaces the
+operator, and the variable applies them (`state.edits`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
@@ -14,56 +17,81 @@ import pyarrow.compute as pc
 from siltstone.errors import UsageError
 from siltstone.model import Kind
 from siltstone.operator import Operator, Rows, State
+from siltstone.run.task import StepTask
 from siltstone.state.access import check_values
-from siltstone.state.backend import SubtaskState
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.backend import KeyedState
+from siltstone.state.columns import one_array
 from siltstone.state.hashing import normalise_keys
 from siltstone.state.nested import encode_nested, stored_columns
-from siltstone.state.protocol import apply_delta
-from siltstone.state.schema import DELETED, WRITTEN_AT, TableSchema
+from siltstone.state.schema import DELETED, TableSchema
+from siltstone.state.ttl import TTL
 from siltstone.state.types import is_nested
-from siltstone.state.variables import Variable
+from siltstone.state.variables import DueColumn, Variable
 from siltstone.stream import Stream
 
 COUNTS = pa.schema([("upserts", pa.int64()), ("inserts", pa.int64()), ("deletes", pa.int64()), ("absent", pa.int64())])
 """what `EditOperator` returns: rows put, new keys among them, rows deleted, keys to delete that did not exist"""
 
 
-def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, TableSchema]:
-    """Find an operator and the table of one of its variables.
+class Route(StrEnum):
+    """To which subtasks a row of an edit goes."""
 
-    Raises:
-        UsageError: the operator or variable does not exist, or variables of its kind cannot be edited.
+    KEY = "key"
+    """that of its key"""
+    KEY_GROUP = "key group"
+    """that of the key group in the column `key_group`: an opaque variable"""
+    EVERY = "every subtask"
+    """all: a broadcast table"""
+
+
+@dataclass(frozen=True)
+class Editable:
+    """A variable to edit.
+
+    Attributes:
+        name: its name; `prepared` for what the operator prepares.
     """
-    found = {op.name: op for op in stream.operators}.get(operator)
-    if found is None:
-        known = ", ".join(op.name for op in stream.operators)
-        raise UsageError(f"stream {stream.name} has no operator {operator!r}: it has {known}")
-    variables = found.declared_variables()
-    if variable not in variables:
-        raise UsageError(f"operator {operator} has no variable {variable!r}: it has {', '.join(variables)}")
-    if variables[variable].kind is Kind.OPAQUE:
-        raise UsageError(
-            f"variable {variable} of {operator} is opaque: its bytes have no rows and columns to edit; "
-            "change it in the operator's own code"
-        )
-    if variable in found.broadcasts:
-        raise UsageError(
-            f"variable {variable} of {operator} is a broadcast table, whose rows are those of its input "
-            f"{found.broadcasts[variable]}: let that give a newer row"
-        )
-    if assigned := variables[variable].assigns:
-        kind = type(variables[variable]).__name__
-        raise UsageError(
-            f"variable {variable} of {operator} is a {kind}: it assigns the {assigned} of its rows itself; "
-            "edit values and maps only"
-        )
-    return found, found.tables()[variable]
 
+    operator: Operator
+    name: str
 
-def optional_columns(operator: Operator, variable: str) -> tuple[str, ...]:
-    """Return the value columns that rows to put may lack: the stamp of a TTL, which the next step then makes."""
-    return (WRITTEN_AT,) if variable in operator.ttls() else ()
+    @classmethod
+    def find(cls, stream: Stream, operator: str, variable: str) -> "Editable":
+        """Find an operator and one of its variables.
+
+        Raises:
+            UsageError: it does not exist.
+        """
+        found = {op.name: op for op in stream.operators}.get(operator)
+        if found is None:
+            known = ", ".join(op.name for op in stream.operators)
+            raise UsageError(f"stream {stream.name} has no operator {operator!r}: it has {known}")
+        variables = found.variables()
+        if variable not in variables:
+            raise UsageError(f"operator {operator} has no variable {variable!r}: it has {', '.join(variables)}")
+        return cls(found, variable)
+
+    @property
+    def variable(self) -> Variable:
+        """The variable."""
+        return self.operator.variables()[self.name]
+
+    @property
+    def schema(self) -> TableSchema:
+        """The columns of its edits."""
+        return self.variable.edit_schema(self.name, self.operator.key)
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The value columns that rows to put may lack."""
+        return self.variable.optional
+
+    @property
+    def route(self) -> Route:
+        """To which subtasks its rows go."""
+        if self.name in self.operator.broadcasts:
+            return Route.EVERY
+        return Route.KEY_GROUP if self.variable.kind is Kind.OPAQUE else Route.KEY
 
 
 def check_columns(given: pa.Schema, schema: TableSchema, what: str, optional: Sequence[str] = ()) -> None:
@@ -71,7 +99,7 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str, optional: Se
 
     Args:
         what: names the source of the columns, for errors.
-        optional: see `optional_columns`.
+        optional: value columns that rows to put may lack.
 
     Raises:
         UsageError: an unknown, missing or repeated column, or one whose type cannot be cast to the table's.
@@ -103,7 +131,7 @@ def cast_changes(
 
     Args:
         what: names the source of the rows, for errors.
-        optional: see `optional_columns`.
+        optional: value columns that rows to put may lack.
         variable: checks the rows to put.
 
     Raises:
@@ -208,31 +236,50 @@ def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
     return pc.all(same).as_py() is not False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _EditedVariable(Variable):
-    """Replaces the edited variable: bound, it is the subtask's whole state."""
-
-    def __init__(self, real: Variable) -> None:
-        self._real = real
+class _WholeState(Variable):
+    """Bound, it is the subtask's state."""
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
-        return self._real.tables(name, key)
+        return {}
 
-    def bind(self, name: str, state: SubtaskState) -> SubtaskState:
+    def bind(self, name: str, state: KeyedState) -> KeyedState:
         return state
 
 
-class EditOperator(Operator):
-    """Replaces an operator during one step. It has the same name, key and variables; its input rows are changes of one
-    variable, and it returns how many there were (`COUNTS`)."""
+def edit_task(task: StepTask, edited: Editable) -> StepTask:
+    """Return the task that applies changes, in place of the operator's own."""
+    return replace(task, operator=EditOperator(edited), times={}, staged={}, hands_on=True, dead_letters=None)
 
-    def __init__(self, edited: Operator, variable: str) -> None:
-        self._edited, self._variable = edited, variable
-        super().__init__(name=edited.name, key=edited.key, nullable=edited.nullable, output=COUNTS)
+
+class EditOperator(Operator):
+    """Replaces an operator during one step. It has the same name and variables; its input rows are changes of one of
+    them, and it returns how many there were (`COUNTS`). Its key is that of the changes."""
+
+    def __init__(self, edited: Editable) -> None:  # the operator that it stands for was checked
+        self.edited = edited
+        self.name, self.key = edited.operator.name, edited.schema.key
+        self.nullable = tuple(field.name for field in self.key if field.nullable)
+        self.output, self.takes_all = COUNTS, edited.variable.edits_keys
 
     def variables(self) -> dict[str, Variable]:
-        """Return the operator's variables, with the edited one replaced."""
-        own: Mapping[str, Variable] = self._edited.variables()
-        return {**own, self._variable: _EditedVariable(own[self._variable])}
+        """Return the operator's variables."""
+        return self.edited.operator.variables()
+
+    def declared_variables(self) -> dict[str, Variable]:
+        """Return what `process` uses: the whole state."""
+        return {"whole": _WholeState()}
+
+    def tables(self) -> dict[str, TableSchema]:
+        """Return the operator's tables, whose key is not always that of the changes."""
+        return self.edited.operator.tables()
+
+    def due_columns(self) -> dict[str, DueColumn]:
+        """Return nothing: nothing fires in an edit."""
+        return {}
+
+    def ttls(self) -> dict[str, TTL]:
+        """Return nothing: rows have the stamps that the edit gives them."""
+        return {}
 
     @property
     def broadcasts(self) -> dict[str, str]:
@@ -242,24 +289,16 @@ class EditOperator(Operator):
     def defines(self, callback: str) -> bool:
         """Whether the operator has a callback that still comes: `checkpoint`, on the driver, with what it prepared
         before the edit. None comes in a task."""
-        return callback == "checkpoint" and self._edited.defines(callback)
+        return callback == "checkpoint" and self.edited.operator.defines(callback)
 
     def process(self, rows: Rows, state: State) -> pa.Table:
-        """Apply the deletions, then the puts; each key is among the changes at most once."""
-        held: SubtaskState = getattr(state, self._variable)
-        table = held.tables[self._variable]
-        optional, variable = optional_columns(self._edited, self._variable), self._edited.variables()[self._variable]
-        what = f"the edit of {self.name}.{self._variable}"
-        changes = cast_changes(rows.table, table.schema, what, optional, variable)
-        changes = stored_columns(changes, table.schema.nested)
+        """Apply the changes; each key is among them at most once."""
+        edited, schema = self.edited, self.edited.schema
+        what = f"the edit of {self.name}.{edited.name}"
+        changes = cast_changes(rows.table, schema, what, edited.optional, edited.variable)
+        changes = stored_columns(changes, schema.nested)
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
-            if field.name in table.schema.primary_key.names:
+            if field.name in schema.primary_key.names:
                 changes = changes.set_column(changes.column_names.index(field.name), field, column)
-        deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
-        counts = []
-        for which in (deleted, ~deleted):
-            before = table.rows
-            apply_delta(held, self._variable, changes.filter(pa.array(which)), rows.key_groups[which])
-            counts.append((int(which.sum()), abs(table.rows - before)))
-        (asked, deletes), (upserts, inserts) = counts
-        return pa.table([[upserts], [inserts], [deletes], [asked - deletes]], schema=COUNTS)
+        done = edited.variable.edit(edited.name, state.whole, changes, rows.key_groups)
+        return pa.table([[count] for count in astuple(done)], schema=COUNTS)

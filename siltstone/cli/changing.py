@@ -1,7 +1,8 @@
 """Commands that change a stream: fork it, rescale it, edit its state, take it to another warehouse."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +10,12 @@ from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, At, CatalogUrl, DryRun, StreamName, WarehouseUrl, client_of, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.client import Client, StreamClient
+from siltstone.errors import UsageError
 from siltstone.model import LATEST
+from siltstone.stream import load_module
+
+if TYPE_CHECKING:
+    from siltstone.spark.operations.edit_rows import Change
 
 GROUP = "Change a stream"
 
@@ -53,15 +59,33 @@ def edit(
     stream: StreamName,
     operator: Annotated[str, typer.Option(metavar="OPERATOR")],
     variable: Annotated[str, typer.Option(metavar="VARIABLE")],
-    rows: Annotated[Path, typer.Option("--from", metavar="FILE", help="A Parquet file that every executor can read.")],
+    rows: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="A Parquet file that every executor can read.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="COLUMN=SQL", help="Set a column, by Spark SQL over a row's columns; repeatable."
+        ),
+    ] = None,
+    deletes: Annotated[bool, typer.Option("--delete", help="Delete the rows that --where chooses.")] = False,
+    where: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Of which rows --set sets columns, or --delete deletes.")
+    ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="A function from the variable's rows, a DataFrame, to the changes."),
+    ] = None,
     dry_run: DryRun = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit code 1 if the new checkpoint is not proven. A run that is fenced ends with exit code 4."""
+    """Give the rows by one of --from, --set, --delete and --function. Exit code 1 if the new checkpoint is not proven.
+    A run that is fenced ends with exit code 4."""
+    given = _rows_to_edit(rows, sets or [], function, where, deletes=deletes)
     with progress(f"editing {stream}"):
-        done = stream_client(stream, warehouse, catalog).edit(operator, variable, rows, dry_run=dry_run)
+        done = stream_client(stream, warehouse, catalog).edit(operator, variable, given, dry_run=dry_run)
     what = f"{operator}.{variable}"
     if done.checkpoint is None:
         line = f"{stream}: {done.upserts:,} rows of {what} would be put, {done.deletes:,} deleted"
@@ -72,6 +96,34 @@ def edit(
     print_result(done, as_json, line)
     if done.proven is False:
         raise typer.Exit(1)
+
+
+def _rows_to_edit(
+    rows: Path | None, sets: Sequence[str], function: str | None, where: str | None, *, deletes: bool
+) -> "Path | Change":
+    if sum([rows is not None, bool(sets), function is not None, deletes]) != 1:
+        raise UsageError("an edit needs exactly one of --from, --set, --delete and --function")
+    if where is not None and not (sets or deletes):
+        raise UsageError("--where belongs to --set or --delete: leave it out")
+    if rows is not None:
+        return rows
+    if function is not None:
+        try:
+            module, _, name = function.rpartition(":")
+            return getattr(load_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(f"function {function} cannot be imported: {error}", advice="give MODULE:NAME") from None
+    from siltstone.spark.operations.edit_rows import Expressions
+
+    if deletes and where is None:
+        raise UsageError("--delete needs --where: --where true deletes all rows")
+    named = dict[str, str]()
+    for each in sets:
+        name, equals, sql = each.partition("=")
+        if not equals or not name.strip() or not sql.strip() or name.strip() in named:
+            raise UsageError(f"--set {each!r} is not COLUMN=SQL, each column once: correct it")
+        named[name.strip()] = sql.strip()
+    return Expressions(named, where, deletes)
 
 
 @command(GROUP, StreamClient.export_savepoint)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StreamRun,
         VerifyResult,
     )
+    from siltstone.spark.operations.edit_rows import Change
     from siltstone.stream import Stream
 
 
@@ -269,22 +270,27 @@ class StreamClient(StreamView):
 
         return operations.rescale(self.settings, self.definition, parallelism)
 
-    def edit(self, operator: str, variable: str, rows: "Path | DataFrame", *, dry_run: bool = False) -> "EditResult":
-        """Insert, replace or delete rows of a table of state, in a new proven checkpoint.
+    def edit(
+        self, operator: str, variable: str, rows: "Path | DataFrame | Change", *, dry_run: bool = False
+    ) -> "EditResult":
+        """Insert, replace or delete rows of a variable of any kind, in a new proven checkpoint.
 
-        The rows have the key columns (for a map, also its own key columns) and the value columns. A row whose
-        __deleted (boolean) is true deletes its key. Everything is checked before anything changes. A run in progress is
-        fenced.
+        The rows have the columns of `table(operator, variable)`. They are put in place of those with the same key. A
+        row whose __deleted (boolean) is true deletes its key. Everything is checked before anything changes. A run in
+        progress is fenced. `docs/forks-and-edits.md` tells what is particular to lists, sessions, opaque objects and
+        broadcast tables.
 
         Args:
             operator: operator whose state to edit.
-            variable: one of its values or maps.
-            rows: a Parquet file that every executor can read, or a DataFrame.
+            variable: one of its variables; "prepared" for what it prepares for its checkpoints.
+            rows: a Parquet file that every executor can read; a DataFrame; or a function that gets the rows of the
+                newest checkpoint as a DataFrame and returns those to put or delete. It is called again if a run
+                completes a checkpoint meanwhile.
             dry_run: check and count the rows; change nothing.
 
         Raises:
-            UsageError: the operator or variable does not exist or cannot be edited, the rows do not fit, or logged
-                steps must be run again first; nothing was changed.
+            UsageError: the operator or variable does not exist, the rows do not fit, or logged steps must be run again
+                first; nothing was changed.
         """
         from siltstone.spark import operations
 

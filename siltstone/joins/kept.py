@@ -10,7 +10,7 @@ from siltstone.state.access import ListAccess, address, find_owners, positions, 
 from siltstone.state.backend import KeyedState
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.time_index import DueRows
-from siltstone.state.variables import CLOCKS, DueColumn, ListState, Purpose
+from siltstone.state.variables import CLOCKS, DueColumn, ListState, Purpose, check_not_null
 
 MET = "met"
 """the column of state that tells whether a row has found a partner"""
@@ -41,10 +41,6 @@ class Kept:
 
 class KeptAccess(ListAccess):
     """The kept rows of one input, by key and in the order in which they came. Nothing is left of a key without rows."""
-
-    def __init__(self, name: str, state: KeyedState) -> None:
-        super().__init__(name, state.tables)
-        self._drops_bounds = True
 
     def find(self, keys: Keys) -> Kept:
         """Return all kept rows of some keys."""
@@ -90,6 +86,13 @@ class KeptRows(ListState):
     due_plus_us: int = 0
     join: str = ""
 
+    @property
+    def drops_bounds(self) -> bool:
+        return True
+
+    def check_edit(self, puts: pa.Table) -> None:
+        check_not_null(puts, self.due, "so they would never be due")
+
     def due_columns(self, name: str) -> dict[str, DueColumn]:
         return {name: DueColumn(CLOCKS[0], self.due, self.due_plus_us, Purpose.ROWS)}
 
@@ -97,4 +100,4 @@ class KeptRows(ListState):
         return f"{type(self).__name__} ({self.join})"
 
     def bind(self, name: str, state: KeyedState) -> KeptAccess:
-        return KeptAccess(name, state)
+        return KeptAccess(name, state.tables, drops_bounds=True)

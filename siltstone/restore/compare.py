@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from siltstone.format.base import read_base, read_snapshot_values
 from siltstone.model import KeyGroupRange, StoredObject
-from siltstone.restore.export import OPAQUE_SCHEMA, UnitTask, rebuild
+from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.restore import opaque_digests
 from siltstone.state.backend import StateTable
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.digest import group_sums, row_digests
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from siltstone.store.base import Store
 from siltstone.store.paths import snapshot_of
 from siltstone.store.ranged import read_verified

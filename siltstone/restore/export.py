@@ -29,7 +29,7 @@ from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, plan_re
 from siltstone.restore.restore import MemoryState, apply_reads, check_digests, digests_of, unit_reads
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.state.digest import assemble_digests, checkpoint_digest
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.directories import path_below
@@ -37,7 +37,6 @@ from siltstone.store.private import make_private_directory, open_private, privat
 
 UNIT_BYTES = 64 << 20
 """maximum stored bytes that one unit reads, unless a key group has more; they take several times that in memory"""
-OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from siltstone.format.base import read_base
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import opaque_of, schemas_of
 from siltstone.model import Form, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.export import OPAQUE_SCHEMA, UNIT_BYTES
+from siltstone.restore.export import UNIT_BYTES
 from siltstone.restore.keys import rows_of_keys
 from siltstone.restore.merge import MERGED_BYTES
 from siltstone.restore.plan_rules import Read, plan_restore
@@ -27,7 +27,7 @@ from siltstone.state.columns import row_bytes, split_by_bytes
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.nested import nested_columns
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 

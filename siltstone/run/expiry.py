@@ -38,4 +38,4 @@ def expire(name: str, timed: TimedTable, ttl: TTL, upto: int, state: KeyedState)
         timed.delete(gone)
         if (bounds := state.tables.get(f"{name}.bounds")) is not None:
             owners = find_owners(bounds.schema.key, gone.columns, gone.key_groups)
-            ListAccess(name, state.tables).trim(*owners, positions_of(gone))
+            ListAccess(name, state.tables, drops_bounds=True).trim(*owners, positions_of(gone))

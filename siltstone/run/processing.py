@@ -138,12 +138,12 @@ def open_operator(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[N
         operator.close()
 
 
-def calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Split the rows of a step into calls; the same batches give the same calls."""
+def calls(batches: Iterator[pa.RecordBatch], *, at_once: bool = False) -> Iterator[pa.Table]:
+    """Split the rows of a step into calls, or make one `at_once`; the same batches give the same calls."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        if waiting and count + batch.num_rows > ROWS_A_CALL:
+        if waiting and count + batch.num_rows > ROWS_A_CALL and not at_once:
             yield pa.Table.from_batches(waiting)
             waiting, count = [], 0
         if batch.num_rows:

@@ -34,7 +34,7 @@ def process(
     """
 
     def output(bound: State) -> Iterator[pa.RecordBatch]:
-        for table in calls(batches):
+        for table in calls(batches, at_once=task.operator.takes_all):
             with clock.phase("process"):
                 for bad in (*find_broken_rows(task.operator, table), *find_bad_times(task, table)):
                     raise bad

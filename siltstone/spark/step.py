@@ -248,16 +248,28 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = rows if task.operator.reads_several else keyed_rows(rows, task)
+    return frame_of_keyed(keyed, task, placed, sent=bool(task.operator.broadcasts))
+
+
+def frame_of_keyed(
+    keyed: DataFrame, task: StepTask, placed: DataFrame | None = None, *, sent: bool = False, drops: Sequence[str] = ()
+) -> DataFrame:
+    """Make the frame of one step of rows that have the key's columns, of the declared types.
+
+    Args:
+        sent: whether the column `TO` says to which subtasks rows go, unless it is null.
+        drops: columns that the subtasks do not get.
+    """
     key_hash = hash_of(task.operator)
     group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
-    subtask = f"coalesce({TO}, {subtask})" if task.operator.broadcasts else subtask
-    shuffled = shuffle(keyed, task.parallelism, subtask, placed)
+    subtask = f"coalesce({TO}, {subtask})" if sent else subtask
+    shuffled = shuffle(keyed, task.parallelism, subtask, placed).drop(*drops)
     if task.operator.order_by and (order := _order_of(task.operator, shuffled.columns)):
         shuffled = shuffled.sortWithinPartitions(*order)
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
-    return map_in_arrow(hashed, _in_partition(task, rows.sparkSession), spark_schema(step_schema(task.operator)))
+    return map_in_arrow(hashed, _in_partition(task, keyed.sparkSession), spark_schema(step_schema(task.operator)))
 
 
 def _order_of(operator: Operator, columns: Sequence[str]) -> list[str]:

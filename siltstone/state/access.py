@@ -24,7 +24,7 @@ from siltstone.state.json_rows import describe_broken
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import TableSchema
-from siltstone.state.ttl import StampedTable, read_table
+from siltstone.state.ttl import read_table
 from siltstone.state.types import check_fields
 
 POSITION, HEAD, TAIL, DUE = "position", "head", "tail", "due"
@@ -218,12 +218,15 @@ class MapAccess:
 
 
 class ListAccess:
-    """A list of rows per key, in the order in which they were appended."""
+    """A list of rows per key, in the order in which they were appended.
 
-    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
+    Args:
+        drops_bounds: whether the bounds of a list go with its last row, so that nothing is left of it.
+    """
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable], *, drops_bounds: bool) -> None:
         self._name, self._table, self._bounds = name, tables[name], tables[f"{name}.bounds"]
-        self._drops_bounds = isinstance(self._table, StampedTable)
-        """whether the bounds of a list go with its last row, so that nothing is left of it"""
+        self._drops_bounds = drops_bounds
 
     def append(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
         """Append rows to the lists of their keys, in the order given.
@@ -239,14 +242,14 @@ class ListAccess:
         if len(touched) < len(keys):
             keys, counts = keys.take(touched), counts[touched]
             at = np.searchsorted(touched, at)
-        head, tail = self._read_bounds(keys)
+        head, tail = self.read_bounds(keys)
         order = np.argsort(at, kind="stable")
         rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
         if (at[1:] < at[:-1]).any():
             # Rows of one key are kept together in state, so that they compress better once stored.
             at, table = at[order], table.take(pa.array(order))
         self._table.put(address(keys, at, positions(tail[at] + rank)), table)
-        self._write_bounds(keys, head, tail + counts)
+        self.write_bounds(keys, head, tail + counts)
 
     def get(self, keys: Keys, *, renews: bool = True) -> tuple[np.ndarray, pa.Table]:
         """Return (at, rows): all rows of these keys, by ordinal of the key, in the order of the list.
@@ -271,7 +274,7 @@ class ListAccess:
             owner: int64[n], the ordinal in `keys` of each deleted row's key.
             position: int64[n], where the rows were.
         """
-        head, tail = self._read_bounds(keys)
+        head, tail = self.read_bounds(keys)
         first, count = head + count_from(head, owner, position), 1
         left = np.flatnonzero(first < tail)
         while len(left):  # a list may begin with a long gap: each turn looks twice as far
@@ -293,11 +296,11 @@ class ListAccess:
             self._bounds.delete(keys if empty.all() else keys.take(np.flatnonzero(empty)))
         moved = np.flatnonzero((first != head) & ~empty)
         if len(moved):
-            self._write_bounds(keys.take(moved), first[moved], tail[moved])
+            self.write_bounds(keys.take(moved), first[moved], tail[moved])
 
     def _read(self, keys: Keys, *, renews: bool) -> tuple[np.ndarray, np.ndarray, pa.Table]:
         """Return (at, position, rows) of all existing rows, in the order of the positions."""
-        head, tail = self._read_bounds(keys)
+        head, tail = self.read_bounds(keys)
         sizes = tail - head
         at = np.repeat(np.arange(len(keys)), sizes)
         position = np.arange(len(at)) - np.repeat(np.cumsum(sizes) - sizes - head, sizes)
@@ -307,20 +310,22 @@ class ListAccess:
         there = np.flatnonzero(lookup.found)
         return at[there], position[there], lookup.values.take(pa.array(there))
 
-    def _read_bounds(self, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+    def read_bounds(self, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+        """Return (head, tail) of the keys' lists (int64[n]); for the engine."""
         lookup = self._bounds.get(keys)
         head, tail = (fixed_values(one_array(lookup.values.column(name))) for name in (HEAD, TAIL))
         return np.where(lookup.found, head, 0), np.where(lookup.found, tail, 0)
 
-    def _write_bounds(self, keys: Keys, head: np.ndarray, tail: np.ndarray) -> None:
+    def write_bounds(self, keys: Keys, head: np.ndarray, tail: np.ndarray) -> None:
+        """Set the bounds of the keys' lists; for the engine."""
         self._bounds.put(keys, pa.table([pa.array(head), pa.array(tail)], schema=self._bounds.schema.value))
 
 
 class WindowAccess(ListAccess):
     """The rows of a sliding window per key: inserted in any order, evicted by the column that orders them."""
 
-    def __init__(self, name: str, tables: Mapping[str, StateTable], order: str) -> None:
-        super().__init__(name, tables)
+    def __init__(self, name: str, tables: Mapping[str, StateTable], order: str, *, drops_bounds: bool) -> None:
+        super().__init__(name, tables, drops_bounds=drops_bounds)
         self._order = order
 
     def insert(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
@@ -357,7 +362,7 @@ class WindowAccess(ListAccess):
         if not gone.any():
             return
         self._table.delete(address(keys, at[gone], positions(position[gone])))
-        head, tail = self._read_bounds(keys)
+        head, tail = self.read_bounds(keys)
         first = tail.copy()
         kept_at, kept_position = at[~gone][::-1], position[~gone][::-1]
         first[kept_at] = kept_position  # the last assignment, which is the first position, wins

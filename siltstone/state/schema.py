@@ -16,6 +16,9 @@ DELETED = "__deleted"
 RESERVED_PREFIX = "__"
 WRITTEN_AT = "written_at"
 """name of the value column that a TTL adds (`siltstone.state.ttl`)"""
+KEY_GROUP, OPAQUE_VALUE = "key_group", "value"
+OPAQUE_SCHEMA = pa.schema([(KEY_GROUP, pa.uint16()), (OPAQUE_VALUE, pa.binary())])
+"""the columns of an opaque variable, read as a table"""
 _NULLABLE = "nullable"
 _STAMP_TYPE = type_text(pa.timestamp("us", "UTC"))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import UsageError
@@ -25,7 +26,8 @@ from siltstone.state.access import (
 )
 from siltstone.state.backend import KeyedState
 from siltstone.state.broadcast import BroadcastAccess
-from siltstone.state.schema import WRITTEN_AT, TableSchema
+from siltstone.state.edits import Edited, edit_list, edit_opaque, edit_table
+from siltstone.state.schema import KEY_GROUP, OPAQUE_SCHEMA, OPAQUE_VALUE, WRITTEN_AT, TableSchema
 from siltstone.state.ttl import CLOCKS, STAMP, TTL, check_clock
 from siltstone.state.types import is_nested
 
@@ -63,6 +65,16 @@ def schema_of(columns: ColumnTypes, what: str) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
+def check_not_null(puts: pa.Table, column: str, why: str) -> None:
+    """Check that a column of rows to put has no nulls.
+
+    Raises:
+        UsageError: it has.
+    """
+    if nulls := puts.column(column).null_count:
+        raise UsageError(f"{column} is null in {nulls} rows, {why}", advice="set it, or delete them")
+
+
 class Purpose(StrEnum):
     """What happens to rows that are due."""
 
@@ -91,8 +103,17 @@ class Variable(ABC):
     """
 
     kind: Kind = Kind.INCREMENTAL
-    assigns: str = ""
-    """what it assigns to its rows itself, so that an edit cannot; empty if it can be edited"""
+    edits_keys: bool = False
+    """whether an edit depends on all rows that it has of a key"""
+
+    def edit_schema(self, name: str, key: pa.Schema) -> TableSchema:
+        """Return the columns of its edits: those of the table in which it keeps its rows."""
+        return self.tables(name, key)[name]
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The value columns that rows of an edit may lack."""
+        return ()
 
     def check_edit(self, puts: pa.Table) -> None:  # noqa: B027  (most take any row)
         """Check rows that an edit puts: primary key and value columns.
@@ -100,6 +121,19 @@ class Variable(ABC):
         Raises:
             UsageError: the operator could not go on with them.
         """
+
+    def edit(self, name: str, state: KeyedState, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        """Apply an edit in one subtask.
+
+        Args:
+            state: the tables as they are stored.
+            changes: `changes` of `edit_schema`, each primary key once.
+            key_groups: uint16[n], of their keys.
+
+        Raises:
+            UsageError: the operator could not go on with the outcome.
+        """
+        return edit_table(state.tables[name], changes, key_groups, state.max_parallelism)
 
     @abstractmethod
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
@@ -141,6 +175,10 @@ class ExpiringVariable(Variable):
     def __post_init__(self) -> None:
         if self.ttl is not None and not isinstance(self.ttl, TTL):
             raise UsageError(f'ttl is {self.ttl!r}: use a TTL, such as st.TTL("30 days")')
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return () if self.ttl is None else (WRITTEN_AT,)  # the next step stamps them
 
     def due_columns(self, name: str) -> dict[str, DueColumn]:
         after_us = None if self.ttl is None else self.ttl.after_us
@@ -203,7 +241,12 @@ class ListState(ExpiringVariable):
     """
 
     value: ColumnTypes
-    assigns = "positions"
+    edits_keys = True
+
+    @property
+    def drops_bounds(self) -> bool:
+        """Whether nothing is left of a list without rows."""
+        return self.ttl is not None
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         position = pa.schema([pa.field(POSITION, pa.int64(), nullable=False)])
@@ -211,7 +254,11 @@ class ListState(ExpiringVariable):
         return {name: rows, f"{name}.bounds": TableSchema(key, _NOTHING, _BOUNDS)}
 
     def bind(self, name: str, state: KeyedState) -> ListAccess:
-        return ListAccess(name, state.tables)
+        return ListAccess(name, state.tables, drops_bounds=self.drops_bounds)
+
+    def edit(self, name: str, state: KeyedState, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        lists = self.drops_bounds
+        return edit_list(name, state.tables, changes, key_groups, state.max_parallelism, drops_bounds=lists)
 
 
 @dataclass(frozen=True)
@@ -235,8 +282,11 @@ class WindowState(ListState):
             )
         return super().tables(name, key)
 
+    def check_edit(self, puts: pa.Table) -> None:
+        check_not_null(puts, self.order, "and it orders the window")
+
     def bind(self, name: str, state: KeyedState) -> WindowAccess:
-        return WindowAccess(name, state.tables, self.order)
+        return WindowAccess(name, state.tables, self.order, drops_bounds=self.drops_bounds)
 
 
 @dataclass(frozen=True)
@@ -253,10 +303,7 @@ class Timer(Variable):
         check_clock(self.clock, "a timer")
 
     def check_edit(self, puts: pa.Table) -> None:
-        if nulls := puts.column(DUE).null_count:
-            raise UsageError(
-                f"{DUE} is null in {nulls} rows, so they would never fire", advice="set it, or delete them"
-            )
+        check_not_null(puts, DUE, "so they would never fire")
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         return {name: TableSchema(key, _NOTHING, _DUE)}
@@ -305,6 +352,13 @@ class BroadcastState(Variable):
         removed = "" if self.removed is None else f", removed {self.removed}"
         return f"{super().layout()} by {self.by}{removed}"
 
+    def check_edit(self, puts: pa.Table) -> None:
+        check_not_null(puts, self.by, "and newer rows are told by it")
+
+    def edit(self, name: str, state: KeyedState, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        done = super().edit(name, state, changes, key_groups)
+        return done if 0 in state.groups else Edited()  # every subtask does the same
+
     def bind(self, name: str, state: KeyedState) -> BroadcastAccess:
         return BroadcastAccess(name, state, self.by, self.removed)
 
@@ -323,6 +377,27 @@ class OpaqueState(Variable, Generic[T]):
 
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         return {}
+
+    def edit_schema(self, name: str, key: pa.Schema) -> TableSchema:
+        columns = list(OPAQUE_SCHEMA)
+        return TableSchema(pa.schema([columns[0].with_nullable(False)]), _NOTHING, pa.schema(columns[1:]))
+
+    def check_edit(self, puts: pa.Table) -> None:
+        check_not_null(puts, OPAQUE_VALUE, "and an object is not")
+        for group, value in zip(puts.column(KEY_GROUP).to_pylist(), puts.column(OPAQUE_VALUE), strict=True):
+            data = value.as_py()
+            try:
+                again = self.serialize(self.deserialize(data))
+            except Exception as error:  # the user's code may raise any
+                raise UsageError(f"the value of key group {group} cannot be read: {error!r}; correct it") from error
+            if again != data:
+                raise UsageError(
+                    f"the value of key group {group} is not what serialize makes of what it stands for",
+                    advice="give what serialize returns",
+                )
+
+    def edit(self, name: str, state: KeyedState, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+        return edit_opaque(name, state, changes, self.serialize(self.create()))
 
     def bind(self, name: str, state: KeyedState) -> OpaqueAccess:
         return OpaqueAccess(name, state, self.create, self.serialize, self.deserialize)

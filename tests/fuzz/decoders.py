@@ -42,7 +42,6 @@ from siltstone.format.opaque import decode_opaque
 from siltstone.format.output import read_output
 from siltstone.format.segment import Section, Segment
 from siltstone.model import KeyGroupRange, StoredObject
-from siltstone.restore.export import OPAQUE_SCHEMA
 from siltstone.run.step_digests import decode_digests
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
 from siltstone.state.backends.rocksdb.files import RowFiles, decode_rows, write_manifest
@@ -50,7 +49,7 @@ from siltstone.state.backends.rocksdb.scan_process import unpack_pairs
 from siltstone.state.backends.rocksdb.scan_program import HEAD
 from siltstone.state.digest import row_digests
 from siltstone.state.nested import decode_nested, encode_nested
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from siltstone.store.base import Store
 from siltstone.store.identity import encode_identity, read_identity
 from siltstone.store.keyvalue.protocol import Header

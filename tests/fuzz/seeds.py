@@ -37,7 +37,7 @@ from siltstone.format.opaque import encode_opaque
 from siltstone.format.output import Staged
 from siltstone.format.segment import SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, SinkFile, StoredObject
-from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.restore.export import opaque_rows
 from siltstone.run.step_digests import OperatorDigests, encode_digests
 from siltstone.state.backends.rocksdb import RocksDBBackend
 from siltstone.state.backends.rocksdb.coding import KeyCoding, RowCoding
@@ -47,7 +47,7 @@ from siltstone.state.digest import row_digests
 from siltstone.state.nested import encode_nested
 from siltstone.state.protocol import set_state
 from siltstone.state.rows_digest import DigestedRows
-from siltstone.state.schema import DELETED
+from siltstone.state.schema import DELETED, OPAQUE_SCHEMA
 from siltstone.store.identity import encode_identity
 from siltstone.store.keyvalue.protocol import Header
 from siltstone.store.paths import CheckpointPath

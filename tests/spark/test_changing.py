@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, Fenced
@@ -181,8 +182,8 @@ def test_rows_that_do_not_fit_change_nothing(columns: dict[str, pa.Array], said:
     [
         ("counts", "count", "totals", "good.parquet", "no operator 'count'"),
         ("counts", "counts", "total", "good.parquet", "no variable 'total'"),
-        ("little", "accounts", "amounts", "good.parquet", "opaque"),
-        ("little", "places", "large", "good.parquet", "is a ListState"),
+        ("little", "accounts", "amounts", "good.parquet", "unknown column 'key': use those of the table, key_group"),
+        ("little", "places", "large", "good.parquet", "unknown column 'key': use those of the table, "),
         ("counts", "counts", "totals", "missing.parquet", "is not there: name a Parquet file"),
         ("counts", "counts", "totals", "w", "is a directory: name a Parquet file"),
         ("counts", "counts", "totals", "siltstone.toml", "cannot be read as a Parquet file"),
@@ -195,6 +196,66 @@ def test_an_edit_that_cannot_be_changes_nothing(
     write("good.parquet", **INTS)
     before = state()
     siltstone("edit", stream, "--operator", operator, "--variable", variable, "--from", path).failed(2, said)
+    assert state() == before
+
+
+def doubled(rows: DataFrame) -> DataFrame:
+    """What `--function` names."""
+    return rows.where("key = 3").withColumn("sum", F.col("sum") * 2)
+
+
+def nothing(rows: DataFrame) -> None:
+    """No DataFrame."""
+
+
+def test_an_edit_by_expressions_and_by_a_function_sees_the_state_as_it_is() -> None:
+    before = totals()
+    command = ["edit", "counts", "--operator", "counts", "--variable", "totals"]
+    sets = ["--set", "sum = sum + rows", "--set", "rows=rows - 1", "--where", "key in (1, 4) and rows > 0"]
+    unchanged = state()
+    dry = siltstone(*command, *sets, "--dry-run", "--json").json
+    assert (dry["upserts"], dry["checkpoint"]) == (2, None) and state() == unchanged
+    done = siltstone(*command, *sets, "--json").json
+    assert (done["upserts"], done["inserts"], done["deletes"], done["proven"]) == (2, 0, 0, True)
+    assert done["source"] == "set sum = sum + rows, rows = rows - 1 where key in (1, 4) and rows > 0"
+    expected = before | {key: (before[key][0] - 1, sum(before[key])) for key in (1, 4)}
+    assert totals() == expected
+    shown = siltstone("show", "counts", "latest", "--json").json["edit"]
+    assert (shown["source"], shown["source_checksum"]) == (done["source"], None)
+    done = siltstone(*command, "--delete", "--where", "key = 4", "--json").json
+    assert (done["upserts"], done["deletes"], done["absent"], done["proven"]) == (0, 1, 0, True)
+    del expected[4]
+    done = siltstone(*command, "--function", "tests.spark.test_changing:doubled", "--json").json
+    assert (done["upserts"], done["source"]) == (1, "function tests.spark.test_changing.doubled")
+    assert totals() == expected | {3: (expected[3][0], 2 * expected[3][1])}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "an edit needs exactly one of --from, --set, --delete and --function"),
+        (["--from", "good.parquet", "--delete"], "an edit needs exactly one of"),
+        (["--delete"], "--delete needs --where"),
+        (["--from", "good.parquet", "--where", "true"], "--where belongs to --set or --delete"),
+        (["--set", "sum"], "--set 'sum' is not COLUMN=SQL"),
+        (["--set", "sum=1", "--set", "sum=2"], "--set 'sum=2' is not COLUMN=SQL, each column once"),
+        (["--set", "key=1"], "key is a key column, which stays: set those of the value, rows, sum"),
+        (["--set", "more=1"], "more is no column: set those of the value, rows, sum"),
+        (["--set", "sum=missing + 1"], "missing"),
+        (["--set", "sum=sum / 3"], "column sum does not fit int64"),
+        (["--set", "sum='x'"], "column sum is string, not int64"),
+        (["--delete", "--where", "key = 4711"], "has no rows: no row is as it says"),
+        (["--function", "tests.spark.test_changing:absent"], "cannot be imported"),
+        (
+            ["--function", "tests.spark.test_changing:nothing"],
+            "returned NoneType: let it return",
+        ),
+    ],
+)
+def test_an_edit_of_the_state_that_cannot_be_changes_nothing(given: list[str], said: str) -> None:
+    write("good.parquet", **INTS)
+    before = state()
+    siltstone("edit", "counts", "--operator", "counts", "--variable", "totals", *given).failed(2, said)
     assert state() == before
 
 

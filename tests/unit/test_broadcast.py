@@ -11,7 +11,6 @@ import pytest
 import siltstone as st
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import policy_by_name
-from siltstone.change.edit import find_editable
 from siltstone.errors import BadRow, UsageError
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.state.broadcast import BroadcastAccess
@@ -218,11 +217,5 @@ def test_its_checkpoints_cannot_be_files(tmp_path: Path) -> None:
         ConsistentRegion.open(stream, place.warehouse, place.catalog, policy_by_name("files"), options, "me")
 
 
-def test_the_table_is_read_only_and_not_edited() -> None:
-    with pytest.raises(
-        UsageError, match="rules of checked is a broadcast table, whose rows are those of its input rules"
-    ):
-        find_editable(
-            st.Stream("cards", sources={"payments": None, "rules": None}, operators=[Checked()]), "checked", "rules"
-        )
+def test_the_table_is_read_only() -> None:
     assert not hasattr(BroadcastAccess, "put")

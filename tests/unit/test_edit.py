@@ -11,7 +11,7 @@ import pytest
 from siltstone.catalog.records.steps import StepKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change.edit import COUNTS, cast_changes, check_columns, find_editable
+from siltstone.change.edit import COUNTS, Editable, cast_changes, check_columns
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
@@ -77,15 +77,13 @@ def rows(count: int) -> pa.Table:
     [
         ("meter", "totals", "no operator 'meter': it has meters, other"),
         ("meters", "total", "no variable 'total': it has totals, places, last, recent, sketch"),
-        ("meters", "sketch", "opaque: its bytes have no rows"),
-        ("meters", "last", "is a ListState: it assigns the positions of its rows itself"),
-        ("meters", "recent", "is a WindowState"),
+        ("meters", "prepared", "no variable 'prepared'"),
         ("meters", "last.bounds", "no variable 'last.bounds'"),
     ],
 )
 def test_what_cannot_be_edited_is_refused(operator: str, variable: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        find_editable(STREAM, operator, variable)
+        Editable.find(STREAM, operator, variable)
 
 
 @pytest.mark.parametrize(

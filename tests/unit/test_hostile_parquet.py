@@ -14,8 +14,8 @@ import pytest
 from siltstone.decoding import FREE_BYTES, RATIO
 from siltstone.errors import CorruptObject
 from siltstone.format.base import KEY_GROUP, read_base, read_snapshot_values, write_base
-from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
-from siltstone.state.schema import TableSchema
+from siltstone.restore.export import opaque_rows
+from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from tests.fuzz.crafted import crafted, with_page_header
 
 TEXTS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("s", pa.string())]))

@@ -22,7 +22,6 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import Rows, State
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import (
-    OPAQUE_SCHEMA,
     opaque_rows,
     recorded_digest,
     restore_unit,
@@ -36,6 +35,7 @@ from siltstone.run import persist
 from siltstone.run.snapshot import pin_states, snapshot_tasks, take_snapshot
 from siltstone.run.working_state import lock_directory
 from siltstone.state.backends.named import BACKENDS
+from siltstone.state.schema import OPAQUE_SCHEMA
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun

@@ -12,7 +12,7 @@ import pytest
 from siltstone.aggregates.functions import Count, Sum
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Cumulative, Panes, Session, Sliding, Tumbling, merge_sessions
-from siltstone.change.edit import cast_changes, find_editable
+from siltstone.change.edit import Editable, cast_changes
 from siltstone.deduplicate import Deduplicate
 from siltstone.errors import BadRow, SchemaConflict, UsageError
 from siltstone.run.definition import check_definition, definition_of
@@ -395,10 +395,10 @@ EDITED = Stream(
     ],
 )
 def test_an_edit_leaves_a_pane_due_at_the_end_of_one_of_its_windows(pane: int, due: int | None, fits: bool) -> None:
-    operator, schema = find_editable(EDITED, "panes", "totals")
+    edited = Editable.find(EDITED, "panes", "totals")
+    schema, variable = edited.schema, edited.variable
     at = [None if minute is None else BEGIN + minute * MINUTE for minute in (pane, due)]
     rows = pa.table({"user": [1], "pane": at[:1], "due": pa.array(at[1:], ROWS.field("at").type), "n": [5]})
-    variable = operator.variables()["totals"]
     if fits:
         assert cast_changes(rows, schema, "rows", variable=variable).num_rows == 1
         return
@@ -408,7 +408,7 @@ def test_an_edit_leaves_a_pane_due_at_the_end_of_one_of_its_windows(pane: int, d
     assert cast_changes(gone, schema, "rows", variable=variable).num_rows == 1
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "session"])
+@pytest.mark.parametrize("name", CASES)
 def test_an_edit_may_put_back_what_there_is(name: str) -> None:
     window, begin, unit = CASES[name]
     stream, times = windowed(window, DELAY * unit), [begin + number * unit for number in range(60)]
@@ -416,20 +416,15 @@ def test_an_edit_may_put_back_what_there_is(name: str) -> None:
         for start in range(0, 60, 15):
             tester.step(table_of((0, at, 1) for at in times[start : start + 15]))
             rows = tester.state("a", "totals")
-            operator, schema = find_editable(stream, "a", "totals")
-            assert cast_changes(rows, schema, "rows", variable=operator.variables()["totals"]).num_rows == len(rows) > 0
+            edited = Editable.find(stream, "a", "totals")
+            assert cast_changes(rows, edited.schema, "rows", variable=edited.variable).num_rows == len(rows) > 0
 
 
 def test_an_edit_cannot_leave_a_timer_without_a_time() -> None:
-    operator, schema = find_editable(EDITED, "once", "seen")
+    edited = Editable.find(EDITED, "once", "seen")
     rows = pa.table({"user": [1, 2], "due": pa.array([None, BEGIN], ROWS.field("at").type)})
     with pytest.raises(UsageError, match="rows: due is null in 1 rows, so they would never fire"):
-        cast_changes(rows, schema, "rows", variable=operator.variables()["seen"])
-
-
-def test_sessions_cannot_be_edited() -> None:
-    with pytest.raises(UsageError, match="variable totals of sessions is a WindowTotals: it assigns the slots of its"):
-        find_editable(EDITED, "sessions", "totals")
+        cast_changes(rows, edited.schema, "rows", variable=edited.variable)
 
 
 def test_sums_of_floats_sort_by_time_too() -> None:

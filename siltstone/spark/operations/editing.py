@@ -1,44 +1,35 @@
 """Apply an edit of a stream's state as a new checkpoint."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
 from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable, optional_columns
+from siltstone.change.edit import COUNTS, Editable, Route, edit_task
 from siltstone.errors import UsageError
 from siltstone.result import Result
-from siltstone.retention.leases import this_process
+from siltstone.retention.leases import hold_lease, this_process
+from siltstone.run.inputs import TO
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
-from siltstone.spark.executor import map_in_arrow
 from siltstone.spark.failures import explain
 from siltstone.spark.operations.changing import check_changeable, hold_epoch_for_change
+from siltstone.spark.operations.edit_rows import REFUSED, Change, EditRows, changes_frame
 from siltstone.spark.operations.proving import verify
-from siltstone.spark.session import cores, needs_spark, spark_session
-from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_step, step_frame
-from siltstone.spark.types import spark_type
-from siltstone.spark.versions import arrow_schema
-from siltstone.state.schema import DELETED, TableSchema
-from siltstone.state.variables import Variable
-from siltstone.store.checksums import Checksum
+from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.state_scan import read_state
+from siltstone.spark.step import StepRun, acknowledgements, frame_of_keyed, output_rows, run_step, step_frame
+from siltstone.state.schema import KEY_GROUP
 from siltstone.stream import Stream
-
-_REFUSED = "__refused"
-"""column with the reason why the rows cannot be taken, in one row of its own"""
-_BATCH_ROWS = 1 << 16
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,8 @@ class EditResult(Result):
 
     Attributes:
         upserts: rows put, of which `inserts` have a new key; `inserts` is None in a dry run.
-        deletes: rows to delete, of which `absent` did not exist; `absent` is None in a dry run.
+        deletes: rows deleted, besides which `absent` rows to delete did not exist; in a dry run, those to delete, and
+            `absent` is None.
         proven: whether the new checkpoint restores to the edited state; if not, `failure` says why.
     """
 
@@ -67,48 +59,52 @@ class EditResult(Result):
     seconds: float
 
 
-@dataclass(frozen=True)
-class _EditRows:
-    """Rows to apply, before they are read: the name of their source, and a file's checksum."""
-
-    source: str
-    checksum: str | None
-    rows: Path | DataFrame
-
-
 @needs_spark
 def edit(
-    settings: Settings, stream: Stream, operator: str, variable: str, rows: Path | DataFrame, *, dry_run: bool = False
+    settings: Settings,
+    stream: Stream,
+    operator: str,
+    variable: str,
+    rows: Path | DataFrame | Change,
+    *,
+    dry_run: bool = False,
 ) -> EditResult:
     """Check the rows in Spark tasks, and take a step that applies them (`StreamClient.edit`)."""
     start = time.perf_counter()
-    edited, schema = find_editable(stream, operator, variable)
-    optional = optional_columns(edited, variable)
-    given = _open_rows(rows, schema, optional)
+    edited = Editable.find(stream, operator, variable)
+    given = EditRows.open(rows, edited)
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
         # At the same parallelism, working state on this machine is reused.
-        last = warehouse.catalog.checkpoints.get_latest(stream.name).statistics["parallelism"]
+        last = warehouse.catalog.checkpoints.get_latest(stream.name)
         spark = spark_session(settings.master, settings.spark)
-        frame = _check_frame(spark, given, schema, optional, edited.variables()[variable]).persist()
-        try:
-            puts, deletes = _check_rows(frame, schema, given.source)
+        with ExitStack() as stack:
+
+            def plan(checkpoint: int) -> tuple[DataFrame, int, int]:
+                """Make the changes, with the state of a checkpoint."""
+                of = settings, stream.name, operator, variable, str(checkpoint)
+                with _lease(warehouse, given, stream.name, checkpoint), _explain(given.source):
+                    state = partial(read_state, spark, *of, as_of=None, columns=None)
+                    made = changes_frame(spark, given, edited, stream.max_parallelism, state)
+                stack.callback(made[0].unpersist)
+                return made
+
+            frame, puts, deletes = plan(last.id)
             found = EditResult(
                 *(stream.name, operator, variable, None, puts, None, deletes, None, given.source, given.checksum),
                 *(None, None, None, 0.0),
             )
             if not dry_run:
-                chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
-                with hold_epoch_for_change(chosen, stream, warehouse, spark, options) as runner:
-                    applied = _EditStep(EditOperator(edited, variable), frame.drop(_REFUSED), found)
+                chosen = settings.model_copy(
+                    update={"parallelism": settings.parallelism or last.statistics["parallelism"]}
+                )
+                with _explain(given.source), hold_epoch_for_change(chosen, stream, warehouse, spark, options) as runner:
+                    if given.of_state and runner.region.completed != last.id:  # a run has gone on meanwhile
+                        frame, puts, deletes = plan(runner.region.completed)
+                        found = replace(found, upserts=puts, deletes=deletes)
+                    applied = _EditStep(edited, frame.drop(REFUSED), found)
                     completed = runner.change(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
-        except PySparkException as error:
-            raise UsageError(
-                f"{given.source} cannot be read: {explain(error)}", advice="correct it, and edit again"
-            ) from error
-        finally:
-            frame.unpersist()
     if found.checkpoint is not None:
         proof = verify(settings, stream.name, at=str(found.checkpoint))
         failure = proof.failed[0].reason if proof.failed else None
@@ -116,18 +112,31 @@ def edit(
     return replace(found, seconds=round(time.perf_counter() - start, 3))
 
 
+@contextmanager
+def _explain(source: str) -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise UsageError(f"{source} cannot be read: {explain(error)}", advice="correct it, and edit again") from error
+
+
+def _lease(warehouse: OpenWarehouse, given: EditRows, stream: str, checkpoint: int) -> AbstractContextManager[None]:
+    """Keep the checkpoint while its state is read."""
+    return hold_lease(warehouse.catalog, stream, [checkpoint], what="edits") if given.of_state else nullcontext()
+
+
 class _EditStep:
     """Runs the step that applies the rows, and reports what it did in `result`."""
 
-    def __init__(self, editing: EditOperator, frame: DataFrame, planned: EditResult) -> None:
-        self._editing, self._frame = editing, frame
+    def __init__(self, edited: Editable, frame: DataFrame, planned: EditResult) -> None:
+        self._edited, self._frame = edited, frame
         self.result = planned
 
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
         """Run the step: the edited operator gets the rows, the others get none."""
-        name = self._editing.name
-        task = replace(tasks[name], operator=self._editing, times={}, staged={}, hands_on=True)
-        frame = step_frame(self._frame, task).persist()
+        name = self._edited.operator.name
+        task = edit_task(tasks[name], self._edited)
+        frame = self._step_frame(task).persist()
         try:
             received = acknowledgements({name: frame}, {name: task})[name]
             totals = (
@@ -141,6 +150,18 @@ class _EditStep:
         self.result = replace(self.result, **totals.asDict())
         others = run_step(spark, None, {other: task for other, task in tasks.items() if other != name})
         return StepRun({**others.received, name: received})
+
+    def _step_frame(self, task: StepTask) -> DataFrame:
+        """Make the frame of the step, each row of which goes to the subtasks that it concerns."""
+        match self._edited.route:
+            case Route.KEY:
+                return step_frame(self._frame, task)
+            case Route.KEY_GROUP:
+                receiver = f"cast(({KEY_GROUP} * {task.parallelism}L) div {task.max_parallelism}L as int)"
+            case Route.EVERY:
+                receiver = f"explode(sequence(0, {task.parallelism - 1}))"
+        sent = self._frame.selectExpr("*", f"{receiver} as {TO}")
+        return frame_of_keyed(sent, task, sent=True, drops=[TO])
 
     def record(self, _: StepRun) -> dict[str, Any]:
         """Return the edit to record with the checkpoint."""
@@ -156,92 +177,3 @@ class _EditStep:
                 who=this_process(),
             )
         }
-
-
-def _open_rows(rows: Path | DataFrame, schema: TableSchema, optional: Sequence[str]) -> _EditRows:
-    """Check the columns, without reading a row.
-
-    Raises:
-        UsageError: the file does not exist or is not Parquet, or the columns do not fit.
-    """
-    if isinstance(rows, DataFrame):
-        check_columns(arrow_schema(rows.schema), schema, "the DataFrame", optional)
-        return _EditRows("a DataFrame", None, rows)
-    path = rows.absolute()
-    if not path.is_file():
-        raise UsageError(f"{rows} is {'a directory' if path.is_dir() else 'not there'}: name a Parquet file")
-    try:
-        check_columns(pq.read_schema(path), schema, str(rows), optional)
-        checksum = Checksum()
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                checksum.update(piece)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}; name one") from None
-    return _EditRows(str(path), checksum.text(), path)
-
-
-def _check_frame(
-    spark: SparkSession, given: _EditRows, schema: TableSchema, optional: Sequence[str], variable: Variable
-) -> DataFrame:
-    """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
-    fields = [StructField(f.name, spark_type(f.type)) for f in schema.shown_changes]
-    shape = StructType([*fields, StructField(_REFUSED, StringType())])
-    cast = partial(cast_changes, schema=schema, what=given.source, optional=optional, variable=variable)
-    check = partial(_check_tables, cast=cast, out=arrow_schema(shape))
-    if isinstance(given.rows, DataFrame):
-        return map_in_arrow(given.rows, lambda batches: check(_tables(batches)), shape)
-    path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
-    pieces = spark.range(0, count, 1, max(1, min(count, 2 * cores(spark))))
-    return pieces.mapInArrow(lambda ids: check(_row_groups(path, ids)), shape)
-
-
-def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    return (pa.Table.from_batches([batch]) for batch in batches)
-
-
-def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Read some row groups of a file in batches of rows."""
-    with pq.ParquetFile(path) as file:
-        for batch in ids:
-            yield from _tables(file.iter_batches(_BATCH_ROWS, batch.column(0).to_pylist()))
-
-
-def _check_tables(
-    rows: Iterator[pa.Table], cast: Callable[[pa.Table], pa.Table], out: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    refused = None
-    for table in rows:
-        if refused is None:
-            try:
-                changes = cast(table).cast(pa.schema(list(out)[:-1]))
-                yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
-            except UsageError as error:
-                refused = str(error)  # read on to the end: Spark does not reuse a worker that stops early
-    if refused is not None:
-        nulls = [pa.nulls(1, field.type) for field in list(out)[:-1]]
-        yield pa.record_batch([*nulls, pa.array([refused])], schema=out)
-
-
-def _check_rows(frame: DataFrame, schema: TableSchema, what: str) -> tuple[int, int]:
-    """Check the changes; return the numbers of rows to put and to delete.
-
-    Raises:
-        UsageError: a row does not fit, there are no rows, or a key is repeated.
-    """
-    deleted = F.coalesce(F.sum(F.col(DELETED).cast("long")), F.lit(0))
-    summary = frame.agg(F.max(_REFUSED), F.count("*"), deleted).first()
-    assert summary is not None
-    refused, count, deletes = summary
-    if refused is not None:
-        raise UsageError(refused)
-    if not count:
-        raise UsageError(f"{what} has no rows: add the rows to put or delete")
-    keys = [F.col(f"`{name}`") for name in schema.primary_key.names]
-    repeated = frame.groupBy(*keys).count().where("count > 1")
-    summary = repeated.agg(F.count("*"), F.min(F.struct(*keys))).first()
-    assert summary is not None
-    if summary[0]:
-        such = ", ".join(f"{name} {value}" for name, value in summary[1].asDict().items())
-        raise UsageError(f"{what} has {summary[0]} keys more than once, such as {such}: name each once")
-    return count - deletes, deletes
