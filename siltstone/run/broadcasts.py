@@ -46,7 +46,7 @@ class BroadcastRows:
         task = self._task
         dropped = [TO] if task.sorts_out else [TO, *task.operator.broadcast_inputs]
         for batch in batches:
-            if TO not in batch.schema.names:
+            if not task.operator.broadcasts or TO not in batch.schema.names:
                 yield batch
                 continue
             ours = null_mask(batch.column(TO))

@@ -252,19 +252,18 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
 
 
 def frame_of_keyed(
-    keyed: DataFrame, task: StepTask, placed: DataFrame | None = None, *, sent: bool = False, drops: Sequence[str] = ()
+    keyed: DataFrame, task: StepTask, placed: DataFrame | None = None, *, sent: bool = False
 ) -> DataFrame:
     """Make the frame of one step of rows that have the key's columns, of the declared types.
 
     Args:
         sent: whether the column `TO` says to which subtasks rows go, unless it is null.
-        drops: columns that the subtasks do not get.
     """
     key_hash = hash_of(task.operator)
     group = f"pmod({key_hash}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
     subtask = f"coalesce({TO}, {subtask})" if sent else subtask
-    shuffled = shuffle(keyed, task.parallelism, subtask, placed).drop(*drops)
+    shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by and (order := _order_of(task.operator, shuffled.columns)):
         shuffled = shuffled.sortWithinPartitions(*order)
     # Hashing again costs less than sending the hash through the shuffle.

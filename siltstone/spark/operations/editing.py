@@ -161,7 +161,7 @@ class _EditStep:
             case Route.EVERY:
                 receiver = f"explode(sequence(0, {task.parallelism - 1}))"
         sent = self._frame.selectExpr("*", f"{receiver} as {TO}")
-        return frame_of_keyed(sent, task, sent=True, drops=[TO])
+        return frame_of_keyed(sent, task, sent=True)
 
     def record(self, _: StepRun) -> dict[str, Any]:
         """Return the edit to record with the checkpoint."""
