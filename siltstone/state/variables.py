@@ -107,8 +107,18 @@ class Variable(ABC):
     """whether an edit depends on all rows that it has of a key"""
 
     def edit_schema(self, name: str, key: pa.Schema) -> TableSchema:
-        """Return the columns of its edits: those of the table in which it keeps its rows."""
-        return self.tables(name, key)[name]
+        """Return the columns of its edits: those of the table in which it keeps its rows, which has its name.
+
+        Raises:
+            UsageError: it has no such table.
+        """
+        tables = self.tables(name, key)
+        if name not in tables:
+            raise UsageError(
+                f"variable {name} has the tables {', '.join(tables)}, and none of its own name",
+                advice="let its kind define edit_schema and edit",
+            )
+        return tables[name]
 
     @property
     def optional(self) -> tuple[str, ...]:
