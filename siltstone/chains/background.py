@@ -7,10 +7,12 @@ checkpoint. The stream neither waits for the thread nor fails with it: errors ar
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import chain_facts
@@ -44,6 +46,16 @@ class BackgroundOptions:
     upload: UploadOptions = field(default_factory=UploadOptions)
 
 
+class MaterializationEvent(StrEnum):
+    """What a materialization did."""
+
+    STARTED = "started"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    GIVEN_UP = "given-up"
+    """the run ended, or another process was at it"""
+
+
 class Background:
     """One run's thread. `start` it, report each checkpoint (`note_checkpoint`), and end it with `finish` or `stop`.
 
@@ -56,6 +68,7 @@ class Background:
             with; returns why the run leaves the operator's next base to this thread, or None if it does not
             (`RunChains.find_postponed`).
         made: called in the thread with the manifest of each materialization, as soon as it is complete.
+        counted: called with an operator, what its materialization did (`MaterializationEvent`), and its seconds so far.
     """
 
     def __init__(
@@ -69,9 +82,11 @@ class Background:
         uploaded: Callable[[UploadStatistics], None] = lambda _: None,
         postponed: Callable[[str, str | None], str | None] = lambda *_: None,
         made: Callable[[StoredObject, Manifest], None] = lambda *_: None,
+        counted: Callable[[str, MaterializationEvent, float], None] = lambda *_: None,
     ) -> None:
         self._warehouse, self._stream, self._options = warehouse, stream, options
         self._run, self._cancel, self._uploaded, self._postponed, self._made = run, cancel, uploaded, postponed, made
+        self._counted = counted
         self._housekeeper = Housekeeper(warehouse, stream, epoch, options.retention)
         name, in_context = f"siltstone-materialize-{stream}", copy_context().run
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
@@ -168,6 +183,12 @@ class Background:
         operator, checkpoint = trigger.operator, trigger.checkpoint
         log = _LOG.bind(stream=self._stream, operator=operator, checkpoint=checkpoint)
         log.debug("materialization begins", reason=trigger.reason)
+        began_s = time.perf_counter()
+
+        def count(event: MaterializationEvent) -> None:
+            self._counted(operator, event, time.perf_counter() - began_s)
+
+        count(MaterializationEvent.STARTED)
         try:
             done = materialize(
                 self._warehouse,
@@ -182,15 +203,19 @@ class Background:
                 completed=self._made,
             )
         except Abandoned:
+            count(MaterializationEvent.GIVEN_UP)
             log.info("materialization given up, as the run ends")
         except UsageError as error:  # another process is at it, or was faster
+            count(MaterializationEvent.GIVEN_UP)
             log.info("not materialized here", reason=str(error))
             return False
         except Exception as error:
+            count(MaterializationEvent.FAILED)
             failures, allowed = facts.failures + 1, self._options.materialization.max_failures_allowed
             level = logging.ERROR if failures >= allowed else logging.WARNING
             log.log(level, "materialization failed", failures_in_a_row=failures, allowed=allowed, error=str(error))
         else:
+            count(MaterializationEvent.COMPLETED)
             log.debug("materialized", rows=done.rows, bytes=done.bytes, seconds=round(done.seconds, 3))
         return True
 

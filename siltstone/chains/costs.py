@@ -3,15 +3,18 @@ are both "table" here."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.catalog.records.commits import CheckpointCommit
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form, Handle, Kind
 from siltstone.restore.live_rules import state_handles
 from siltstone.restore.plan_rules import bytes_of
 
+Recorded: TypeAlias = CheckpointRecord | CheckpointCommit
+"""a checkpoint of the catalog, or one that is just committed"""
 _CHAIN = (
     "rows",
     "base_bytes",
@@ -152,7 +155,7 @@ def _share(a: Acknowledgement, table: str, phase: str) -> float:
     return a.seconds.get(phase, 0.0) * own / every if every else 0.0
 
 
-def recorded_cost(record: CheckpointRecord, operator: str, table: str) -> CheckpointCost:
+def recorded_cost(record: Recorded, operator: str, table: str) -> CheckpointCost:
     """Return the cost of a table in a recorded checkpoint."""
     own = record.statistics.get("operators", {}).get(operator, {}).get("tables", {}).get(table, {})
     return CheckpointCost(
@@ -164,7 +167,7 @@ def recorded_cost(record: CheckpointRecord, operator: str, table: str) -> Checkp
     )
 
 
-def recorded_chains(record: CheckpointRecord, operator: str) -> dict[str, tuple[int, PolicyState]]:
+def recorded_chains(record: Recorded, operator: str) -> dict[str, tuple[int, PolicyState]]:
     """Return table -> (first checkpoint, sizes and seconds) of its chain, as recorded with the checkpoint.
 
     The rest of the policy's state is not recorded.
@@ -174,7 +177,7 @@ def recorded_chains(record: CheckpointRecord, operator: str) -> dict[str, tuple[
     return {table: (int(of.get("first", record.id)), PolicyState.from_json(of)) for table, of in chains.items()}
 
 
-def recorded_states(record: CheckpointRecord, operator: str) -> list[PolicyState]:
+def recorded_states(record: Recorded, operator: str) -> list[PolicyState]:
     """Return the chains of an operator's tables, as `recorded_chains` does, without their beginnings."""
     return [state for _, state in recorded_chains(record, operator).values()]
 

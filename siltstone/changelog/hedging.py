@@ -20,7 +20,7 @@ from fractions import Fraction
 from siltstone.changelog.streamed_upload import NotAnswered, StreamedUpload, UploadWriter
 from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.changelog.upload_retries import UploadRetries
+from siltstone.changelog.upload_retries import Upload, UploadRetries
 from siltstone.errors import ObjectExists
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
@@ -188,12 +188,13 @@ class Hedger:
             delay_s = self._rule.begin(size_bytes) if self._hedging else None
         began_s = self._clock()
         try:
-            stored = self._put_hedged(name, data, delay_s)
+            upload = self._retries.begin()
+            stored = self._put_hedged(upload, name, data, delay_s)
         except BaseException:
             self._metrics.count("failures")
             raise
         seconds = self._clock() - began_s
-        self._note_stored(size_bytes, seconds)
+        self._note_stored(size_bytes, seconds, upload)
         with self._lock:
             self._rule.end(size_bytes, seconds)
         return stored
@@ -209,7 +210,14 @@ class Hedger:
             ObjectExists: the name is taken.
             Unreachable: all attempts of a request failed, or the store did not answer in time.
         """
-        writer, began_s = UploadWriter(lambda: self._begin_stream(name)), self._clock()
+        tried = list[Upload]()
+
+        def begin() -> tuple[StreamedUpload, float]:
+            stream, upload = self._begin_stream(name)
+            tried.append(upload)
+            return stream, upload.limit_s
+
+        writer, began_s = UploadWriter(begin), self._clock()
         try:
             yield writer
             writer.closed = True
@@ -225,31 +233,31 @@ class Hedger:
         if writer.stored is None:
             writer.stored = self.put(name, memoryview(writer.held))
         else:
-            self._note_stored(writer.stored.bytes, self._clock() - began_s)
+            self._note_stored(writer.stored.bytes, self._clock() - began_s, *tried)
 
     def close(self) -> None:
         """End idle threads; the others end after their requests."""
         self._threads.close()
 
-    def _note_stored(self, size_bytes: int, seconds: float) -> None:
-        self._metrics.count_stored(size_bytes, seconds)
+    def _note_stored(self, size_bytes: int, seconds: float, upload: Upload) -> None:
+        self._metrics.count_stored(size_bytes, seconds, upload.attempts)
         self._retries.note_success()
 
-    def _begin_stream(self, name: str) -> tuple[StreamedUpload, float]:
+    def _begin_stream(self, name: str) -> tuple[StreamedUpload, Upload]:
         self._metrics.count("requests")
-        self._metrics.count("attempts")
-        upload, (retrying, limit_s) = StreamedUpload(), self._retries.begin()
-        self._threads.run(lambda: upload.run(retrying, name))
-        return upload, limit_s
+        stream, upload = StreamedUpload(), self._retries.begin()
+        upload.note_attempt()
+        self._threads.run(lambda: stream.run(upload.store, name))
+        return stream, upload
 
-    def _put_hedged(self, name: str, data: Data, delay_s: float | None) -> StoredObject:
-        twins, (retrying, limit_s) = _Twins(), self._retries.begin()
-        self._threads.run(lambda: self._send(twins, retrying, name, data))
+    def _put_hedged(self, upload: Upload, name: str, data: Data, delay_s: float | None) -> StoredObject:
+        twins, limit_s = _Twins(), upload.limit_s
+        self._threads.run(lambda: self._send(twins, upload, name, data))
         waited_s = 0.0
         if delay_s is not None:
             waited_s = min(delay_s, limit_s)
             if not twins.answered.wait(waited_s) and self._may_hedge() and twins.add_hedge():
-                if self._threads.try_run(lambda: self._send(twins, retrying, name, data, hedge=True)):
+                if self._threads.try_run(lambda: self._send(twins, upload, name, data, hedge=True)):
                     self._metrics.count("hedges_sent")
                 else:
                     twins.take_back_hedge()
@@ -266,10 +274,10 @@ class Hedger:
         with self._lock:
             return self._rule.spend()
 
-    def _send(self, twins: _Twins, retrying: Retrying, name: str, data: Data, *, hedge: bool = False) -> None:
+    def _send(self, twins: _Twins, upload: Upload, name: str, data: Data, *, hedge: bool = False) -> None:
         """Send one twin, to its end."""
-        stored, failed = None, None
-        self._metrics.count("attempts")
+        stored, failed, retrying = None, None, upload.store
+        upload.note_attempt()
         try:
             stored = retrying.once.put(name, data) if hedge else retrying.put(name, data)
         except ObjectExists as error:

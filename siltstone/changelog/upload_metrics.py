@@ -27,6 +27,7 @@ _LOG_GAMMA = math.log(1.01 / 0.99)
 _LEAST = 1e-9
 _SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _SEGMENTS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_ATTEMPTS_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100)
 _BYTES_BOUNDS = tuple(float(1 << bits) for bits in range(12, 31, 2))
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
@@ -93,6 +94,7 @@ class UploadStatistics:
             large base, from its first byte.
         object_bytes: sizes of the stored objects.
         batch_segments: segments per batch.
+        upload_attempts: calls of the store per stored object.
     """
 
     requests: int = 0
@@ -110,6 +112,7 @@ class UploadStatistics:
     latency_s: Histogram = field(default_factory=Histogram)
     object_bytes: Histogram = field(default_factory=Histogram)
     batch_segments: Histogram = field(default_factory=Histogram)
+    upload_attempts: Histogram = field(default_factory=Histogram)
 
     def merge(self, other: "UploadStatistics") -> "UploadStatistics":
         """Merge two statistics: add counts, and take the higher of high-water marks."""
@@ -169,7 +172,7 @@ class UploadStatistics:
 
 
 _NAMES = tuple(f.name for f in fields(UploadStatistics))
-_HISTOGRAMS = {"latency_s", "object_bytes", "batch_segments"}
+_HISTOGRAMS = {"latency_s", "object_bytes", "batch_segments", "upload_attempts"}
 
 
 class UploadMetrics:
@@ -191,13 +194,14 @@ class UploadMetrics:
         with self._lock:
             self._counts[name] += amount
 
-    def count_stored(self, size_bytes: int, seconds: float) -> None:
-        """Count a request that succeeded."""
+    def count_stored(self, size_bytes: int, seconds: float, attempts: int) -> None:
+        """Count a request that succeeded after this number of calls of the store, hedges included."""
         with self._lock:
             self._counts["objects"] += 1
             self._counts["bytes"] += size_bytes
             self._observe("latency_s", seconds)
             self._observe("object_bytes", size_bytes)
+            self._observe("upload_attempts", attempts)
 
     def count_batch(self, segments: int) -> None:
         """Count a batch of this number of segments."""
@@ -250,6 +254,7 @@ _DISTRIBUTIONS = {
     "latency_s": ("siltstone_upload_latency_seconds", "Time to store an object.", "seconds", _SECONDS_BOUNDS),
     "object_bytes": ("siltstone_upload_object_bytes", "Sizes of objects.", "bytes", _BYTES_BOUNDS),
     "batch_segments": ("siltstone_upload_batch_segments", "Segments in a batch.", "segments", _SEGMENTS_BOUNDS),
+    "upload_attempts": ("siltstone_upload_object_attempts", "Calls of the store per object.", "", _ATTEMPTS_BOUNDS),
 }
 
 

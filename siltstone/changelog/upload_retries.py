@@ -31,9 +31,8 @@ class UploadRetries:
 
     def __init__(self, store: Store, timeout_s: float, metrics: UploadMetrics) -> None:
         retrying = store if isinstance(store, Retrying) else Retrying(store, RetryPolicy())
-        policy = replace(retrying.policy, watcher=self)
-        self._patient = retrying.with_policy(policy.with_timeout(timeout_s, OPTION))
-        self._ordinary = retrying.with_policy(policy)
+        policy = retrying.policy
+        self._patient, self._ordinary = retrying.with_policy(policy.with_timeout(timeout_s, OPTION)), retrying
         self._label, self._timeout_s, self._metrics = store.label, timeout_s, metrics
         self._now_s = policy.now_s
         self._lock = threading.Lock()
@@ -43,15 +42,18 @@ class UploadRetries:
         self._logged_s = 0.0
         self._last: Unreachable | None = None
 
-    def begin(self) -> tuple[Retrying, float]:
-        """Begin an upload: return the store with the policy for it, and the seconds after which it is given up."""
+    def begin(self) -> "Upload":
+        """Begin an upload."""
         if self._given_up:
-            return self._ordinary, min(self._timeout_s, self._ordinary.policy.total_s)
-        return self._patient, self._timeout_s
+            return Upload(self, self._ordinary, min(self._timeout_s, self._ordinary.policy.total_s))
+        return Upload(self, self._patient, self._timeout_s)
 
-    def note_retry(self, error: Unreachable, attempts: int, seconds: float) -> None:
-        """Count a retry, and log a warning now and then (`RetryWatcher`)."""
+    def count_attempt(self) -> None:
+        """Count a call of the store."""
         self._metrics.count("attempts")
+
+    def note_retry(self, error: Unreachable, seconds: float) -> None:
+        """Count a retry, the first attempt of which was `seconds` ago, and log a warning now and then."""
         self._metrics.count("retries")
         now_s = self._now_s()
         with self._lock:
@@ -67,7 +69,7 @@ class UploadRetries:
         _LOG.warning("uploads fail, trying again", error=str(error), for_s=for_s, up_to_s=self._timeout_s)
 
     def note_given_up(self) -> None:
-        """Note that an upload was tried in vain until its time was over (`RetryWatcher`)."""
+        """Note that an upload was tried in vain until its time was over."""
         self._given_up = True
 
     def note_success(self) -> None:
@@ -90,3 +92,33 @@ class UploadRetries:
             f"cannot write object {name} in {self._label}: it does not answer for {limit_s:g} s{failed}; "
             f"check it{longer}"
         )
+
+
+class Upload:
+    """One upload: counts its calls of the store, as the watcher of its retries (`RetryWatcher`).
+
+    Attributes:
+        store: the store with the policy for it.
+        limit_s: seconds after which it is given up.
+        attempts: how many calls it has made, its hedge's included.
+    """
+
+    def __init__(self, retries: UploadRetries, store: Retrying, limit_s: float) -> None:
+        self.store = store.with_policy(replace(store.policy, watcher=self))
+        self.limit_s, self.attempts, self._retries = limit_s, 0, retries
+        self._lock = threading.Lock()
+
+    def note_attempt(self) -> None:
+        """Count a call."""
+        with self._lock:
+            self.attempts += 1
+        self._retries.count_attempt()
+
+    def note_retry(self, error: Unreachable, attempts: int, seconds: float) -> None:
+        """Count a retry."""
+        self.note_attempt()
+        self._retries.note_retry(error, seconds)
+
+    def note_given_up(self) -> None:
+        """Note that it was tried in vain until its time was over."""
+        self._retries.note_given_up()

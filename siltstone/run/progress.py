@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from siltstone.catalog.records.checkpoints import CheckpointRecord
+from siltstone.chains.background import MaterializationEvent
+from siltstone.chains.costs import recorded_cost, recorded_states
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form
 from siltstone.run.pending import Completed
@@ -21,6 +23,7 @@ from siltstone.run.pending import Completed
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+_MATERIALIZED, _LOG = "materialized", "log"
 QUERY_POLL_S = 1.0
 """least seconds between two readings of Spark's query progress"""
 _RUN_COUNTERS = {
@@ -73,6 +76,10 @@ class RunProgress:
         self._counts = Counter[str]()
         self._waited_s = 0.0
         self._by_operator: dict[str, dict[str, float]] = {name: {} for name in (*_OPERATOR_COUNTERS, *_OPERATOR_GAUGES)}
+        self._materializations = Counter[tuple[str, str]]()
+        """(operator, `MaterializationEvent`) -> how often"""
+        self._materialized_s = dict[str, float]()
+        """operator -> seconds of its newest materialization"""
         self._waiting_steps = 0
         self._epochs = 0
         self._newest: _Newest | None = None
@@ -138,6 +145,13 @@ class RunProgress:
             for operator, rows in completed.operator_rows.items():
                 self._add("waiting_rows", operator, -rows)
 
+    def add_materialization(self, operator: str, event: MaterializationEvent, seconds: float) -> None:
+        """Count what a materialization of the run's own did, `seconds` after its beginning."""
+        with self._lock:
+            self._materializations[operator, event] += 1
+            if event is MaterializationEvent.COMPLETED:
+                self._materialized_s[operator] = seconds
+
     def add_reset(self) -> None:
         """Count a reset: the steps since the newest checkpoint will be repeated."""
         with self._lock:
@@ -174,7 +188,14 @@ class RunProgress:
             family = CounterMetricFamily(name, text, labels=["stream", "operator"], unit=unit)
             yield self._fill(family, {(operator,): n for operator, n in self._by_operator[key].items()})
 
+        text = "Materializations by this run that were started, completed, failed or given up."
+        family = CounterMetricFamily("siltstone_materializations", text, labels=["stream", "operator", "event"])
+        yield self._fill(family, self._materializations)
+
     def _gauges(self) -> "Iterator[Metric]":
+        text = "Time that the newest materialization by this run took."
+        took = {(operator,): seconds for operator, seconds in self._materialized_s.items()}
+        yield self._gauge("siltstone_materialization_seconds", text, took, "operator", unit="seconds")
         for key, (name, text) in _OPERATOR_GAUGES.items():
             samples = {(operator,): n for operator, n in self._by_operator[key].items()}
             yield self._gauge(name, text, samples, "operator")
@@ -212,6 +233,7 @@ class RunProgress:
         for name, text, unit, value in plain:
             if value is not None:
                 yield self._gauge(name, text, {(): value}, unit=unit)
+        yield from self._parts(newest.checkpoint)
         text = "How many deltas the policy allows the operator before the next base (D)."
         yield self._gauge(
             "siltstone_checkpoint_d", text, {(name,): d for name, d in newest.checkpoint.d.items()}, "operator"
@@ -222,6 +244,23 @@ class RunProgress:
         }
         text = "1 for the form that the newest checkpoint has of the operator, 0 for the others."
         yield self._gauge("siltstone_checkpoint_form", text, forms, "operator", "form")
+
+    def _parts(self, checkpoint: CheckpointRecord | Completed) -> "Iterator[Metric]":
+        """The sizes of FLIP-158's two parts of a checkpoint: what is materialized (bases), and the log (deltas)."""
+        record = checkpoint.commit if isinstance(checkpoint, Completed) else checkpoint
+        whole, new = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for operator, of in record.statistics.get("operators", {}).items():
+            for state in recorded_states(record, operator):
+                whole[operator, _MATERIALIZED] += round(state.base_bytes)
+                whole[operator, _LOG] += round(state.deltas_bytes + state.index_bytes)
+            for table in of.get("tables", {}):
+                cost = recorded_cost(record, operator, table)
+                new[operator, _LOG if cost.form is Form.DELTA else _MATERIALIZED] += cost.bytes
+                new[operator, _LOG] += cost.index_bytes
+        text = "Bytes that a restore of the newest checkpoint reads of an operator: of bases, and of deltas."
+        yield self._gauge("siltstone_chain_bytes", text, whole, "operator", "part", unit="bytes")
+        text = "Bytes that the newest checkpoint has stored of an operator: as bases, and as deltas."
+        yield self._gauge("siltstone_checkpoint_part_bytes", text, new, "operator", "part", unit="bytes")
 
     def _source(self) -> "Iterator[Metric]":
         rates = {"inputRowsPerSecond": "input", "processedRowsPerSecond": "processed"}

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains import inspect
-from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.background import Background, BackgroundOptions, MaterializationEvent
 from siltstone.chains.chain_rules import add_chains
 from siltstone.chains.due import OperatorHealth, chain_facts, materialization_health
 from siltstone.chains.materialization_rules import Health, MaterializationOptions
@@ -126,7 +127,13 @@ def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
     def uploaded(uploads: UploadStatistics) -> None:
         metrics.add_uploads(place.catalog, uploads)
 
-    worker = Background(place, NAME, epoch_of(place), options, in_order, uploaded=uploaded)
+    events = Counter[MaterializationEvent]()
+
+    def counted_event(operator: str, event: MaterializationEvent, seconds: float) -> None:
+        assert operator in {op.name for op in SMALL.operators} and seconds >= 0
+        events[event] += 1
+
+    worker = Background(place, NAME, epoch_of(place), options, in_order, uploaded=uploaded, counted=counted_event)
     clock.move(seconds=100)
     with monkeypatch.context() as patch:
         patch.setattr(type(place.catalog.materializations), "complete", lambda *_, **__: 1 / 0)
@@ -136,6 +143,17 @@ def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
     there = [(name, size) for name, size in stream_objects(place.warehouse.store) if ".materialized." in name]
     assert len(there) == 2 * len(
         {name for name, _ in there if name in {o.name for o in place.catalog.objects.list(NAME)}}
+    )
+    failed, done = events[MaterializationEvent.FAILED], events[MaterializationEvent.COMPLETED]
+    assert (
+        failed
+        and done
+        and events
+        == {
+            MaterializationEvent.STARTED: failed + done,
+            MaterializationEvent.FAILED: failed,
+            MaterializationEvent.COMPLETED: done,
+        }
     )
     counted = metrics.uploads
     assert (counted.requests, counted.objects, counted.bytes) == (

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.background import MaterializationEvent
 from siltstone.chains.policies import policy_by_name
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import UsageError
@@ -103,6 +104,33 @@ def test_the_newest_checkpoint_is_described(watched: Watched) -> None:
     for form in ("base", "delta"):
         is_it = float(record.forms["tiny"] == form)
         assert watched.get("siltstone_checkpoint_form", operator="tiny", form=form) == is_it
+
+
+def test_log_and_materialization_are_told_apart(watched: Watched) -> None:
+    """FLIP-158's two parts: their sizes in the chain (Flink's `lastFullSizeOf...`), and in the checkpoint alone."""
+
+    def parts(name: str) -> tuple[float | None, ...]:
+        return tuple(watched.get(name, operator="tiny", part=part) for part in ("materialized", "log"))
+
+    for _ in range(2):
+        watched.step()
+    base, index = parts("siltstone_checkpoint_part_bytes")
+    assert base and index and index < base and parts("siltstone_chain_bytes") == (base, index)
+    for _ in range(2):
+        watched.step()
+    form = watched.place.catalog.checkpoints.get_latest(NAME).forms["tiny"]
+    whole, new = parts("siltstone_chain_bytes"), parts("siltstone_checkpoint_part_bytes")
+    assert form == "delta" and whole[0] == base and new[1] and whole[1] == index + new[1]
+    assert new[0] < base, "the opaque variable alone, which changes in each step"
+
+
+def test_materializations_of_the_run_are_counted(watched: Watched) -> None:
+    name, events = "siltstone_materializations_total", MaterializationEvent
+    for event, seconds in ((events.STARTED, 0.0), (events.COMPLETED, 2.5), (events.STARTED, 0.0), (events.FAILED, 9.0)):
+        watched.progress.add_materialization("tiny", event, seconds)
+    counted = [watched.get(name, operator="tiny", event=event) for event in events]
+    assert counted == [2, 1, 1, None]
+    assert watched.get("siltstone_materialization_seconds", operator="tiny") == 2.5
 
 
 def test_counts_go_on_after_a_reset(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,7 @@ def test_a_passing_failure_is_tried_again(tmp_path: Path) -> None:
         check_reads(store, opaque(1), uploader.submit(PATH, opaque(1)).result(10))
         taken = uploader.metrics.take()
     assert (taken.requests, taken.attempts, taken.retries, taken.failures) == (1, 3, 2, 0)
+    assert taken.upload_attempts.count == 1 and round(taken.upload_attempts.quantile(1.0)) == 3
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -301,7 +302,7 @@ def measured(seed: int) -> UploadStatistics:
     rng, metrics = random.Random(seed), UploadMetrics()
     for _ in range(rng.randint(0, 50)):
         metrics.count("requests")
-        metrics.count_stored(rng.randint(1, 1 << 24), rng.expovariate(20))
+        metrics.count_stored(rng.randint(1, 1 << 24), rng.expovariate(20), 1)
         metrics.count_batch(rng.randint(1, 300))
     metrics.note_level(rng.randint(0, 9), rng.randint(0, 1000))
     metrics.count_wait(rng.random())
@@ -324,7 +325,7 @@ def test_statistics_merge_and_travel(one: int, other: int) -> None:
 
 def test_what_is_taken_is_taken_once_and_summarised() -> None:
     metrics = UploadMetrics()
-    metrics.count_stored(1000, 0.25)
+    metrics.count_stored(1000, 0.25, 1)
     metrics.count_batch(7)
     summary = metrics.take().summary()
     assert summary["latency_p999_s"] == summary["latency_p50_s"] == pytest.approx(0.25, rel=0.01)

@@ -131,6 +131,7 @@ class RunListener(EpochListener):
             uploaded=partial(self.metrics.add_uploads, self.warehouse.catalog),
             postponed=region.chains.find_postponed,
             made=region.manifests.add,
+            counted=self.metrics.progress.add_materialization,
         )
         try:
             self.metrics.begin_epoch(self.warehouse.catalog, region.completed)
