@@ -185,6 +185,11 @@ class Settings(BaseSettings):
         ge=0,
         description="checkpoints on their way to the store while the stream goes on; 0: the stream waits for each",
     )
+    log_steps: bool = Field(
+        default=True,
+        description="whether what a micro-batch changes is logged before its checkpoint; if not, a stream that loses "
+        "working state goes back to its newest checkpoint",
+    )
     policy: str = Field(default=DEFAULT_POLICY, description="when to take a base: marginal-cost, adjust-d or files")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="options of the policy")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")

@@ -177,9 +177,11 @@ class RegionRun(RegionSteps):
         tenure: Tenure | None = None,
         drop: Sequence[str] = (),
         keep_outputs: timedelta = timedelta(0),
+        log_steps: bool = True,
     ) -> None:
         options = RegionOptions(
             keep_outputs=keep_outputs,
+            log_steps=log_steps,
             parallelism=parallelism,
             backend=backend,
             max_pending=max_pending,

@@ -73,10 +73,9 @@ def opaque_to_write(task: StepTask, subtask: int, state: SubtaskState, before: C
 
 def list_unlogged(task: StepTask, state: SubtaskState) -> frozenset[str]:
     """Return the tables and opaque variables that the open step changed and does not log."""
-    own = slice(state.groups.start, state.groups.end)
-    tables = (name for name in state.tables if name not in task.tracked)
-    changed = {name for name in tables if not _is_unchanged(state.tables[name], own)}
-    return frozenset(changed | state.changed_opaque.keys() - task.tracked)
+    own, logged = slice(state.groups.start, state.groups.end), set(task.tracked if task.logs else ())
+    changed = {name for name in state.tables.keys() - logged if not _is_unchanged(state.tables[name], own)}
+    return frozenset(changed | state.changed_opaque.keys() - logged)
 
 
 def unchanged_tables(task: StepTask, state: SubtaskState, tables: Collection[str], before: Collection[str]) -> set[str]:

@@ -157,6 +157,7 @@ class CheckpointInterval:
         outputs: what its tasks staged.
         steps: its steps, the running one included.
         gathered: its subtasks' acknowledgements.
+        tracked: operator -> the variables that all of its steps track, where steps are not logged.
     """
 
     checkpoint: int
@@ -165,6 +166,7 @@ class CheckpointInterval:
     outputs: CheckpointOutputs
     steps: list[Step] = field(default_factory=list)
     gathered: StepReports = field(default_factory=StepReports)
+    tracked: dict[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass

@@ -54,7 +54,7 @@ def write_part(task: StepTask, subtask: int, attempt: str, state: SubtaskState, 
         return nothing
     if order is None:
         nothing = replace(nothing, unlogged=tuple(sorted(list_unlogged(task, state))))
-        if not task.tracked:
+        if not (task.tracked and task.logs):
             return nothing
     before = frozenset[str]() if order is None else frozenset(list_changed(task, subtask))
     uploader = uploader_of(task.warehouse.store_url, task.upload)

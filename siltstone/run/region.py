@@ -338,13 +338,17 @@ class ConsistentRegion:
         decisions: Mapping[str, Decision],
         letters: DeadLetterOrder | None,
     ) -> StepTask:
-        order, unlogged = None, self._open.log.list_unlogged(operator.name)
+        order, lacking = None, self._open.log.list_unlogged(operator.name)
         # State that is left behind is rolled forward each time.
         whole, states = not self.completed or not self.options.placed, self.chains.policies[operator.name]
         tracked = choose_tracked(decisions, states, ends=self.checkpoint_due, whole=whole)
+        if not self.options.log_steps:
+            # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
+            tracked = self._open.tracked.setdefault(operator.name, tracked)
+            lacking -= tracked - set(operator.opaque_variables())
         if self.checkpoint_due:
             # What was not tracked all the time, since the decision has changed meanwhile, has no delta.
-            forms = {v: Form.BASE if v in unlogged and d.form is Form.DELTA else d.form for v, d in decisions.items()}
+            forms = {v: Form.BASE if v in lacking and d.form is Form.DELTA else d.form for v, d in decisions.items()}
             limits = {v: d.delta_limit_bytes for v, d in decisions.items() if forms[v] is Form.DELTA}
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
             order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
@@ -362,7 +366,8 @@ class ConsistentRegion:
             max_parallelism=self.stream.max_parallelism,
             warehouse=self.warehouse,
             backend=self.options.backend,
-            tracked=tracked - unlogged,
+            tracked=tracked - lacking,
+            logs=self.options.log_steps,
             restore=self.chains.restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,

@@ -24,6 +24,8 @@ class RegionOptions:
         max_pending: most checkpoints on their way to the store while the stream goes on; 0: it waits for each.
         postpones_bases: whether bases that end chains are left to materializations (`chains.postpone_rules`).
         options: the source options, recorded by the first run and fixed from then on.
+        log_steps: whether what a step changes is logged, before the checkpoint that includes it. If not, the working
+            state alone knows it, and a stream that loses some goes back to its newest checkpoint.
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
         keep_outputs: how long what sinks were given is kept after they have it.
@@ -40,6 +42,7 @@ class RegionOptions:
     checkpoint_idle_s: float = Interval().idle_s
     max_pending: int = 0
     postpones_bases: bool = False
+    log_steps: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)

@@ -93,6 +93,7 @@ class StepTask:
         versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`), pending
             ones included.
         tracked: tables and opaque variables of which the step logs what it changes; a base needs no tracking.
+        logs: whether it does; if not, the tables of `tracked` keep what it changes, for the checkpoint.
         log: the steps since the newest complete checkpoint, with the changes that were logged.
         checkpoint: set if the step ends in the checkpoint.
         drains: whether the operator drains at its end, and prepares the checkpoint.
@@ -137,6 +138,7 @@ class StepTask:
     stores: bool = True
     dead_letters: DeadLetterOrder | None = None
     drains: bool = False
+    logs: bool = True
 
     @property
     def sorts_out(self) -> bool:

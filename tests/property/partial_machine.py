@@ -117,6 +117,7 @@ class History:
                 checkpoint_steps=self.chance.choice([1, 2, 3]),
                 max_pending=self.chance.choice([0, 2]),
                 postpones_bases=self.chance.random() < 0.5,
+                log_steps=self.chance.random() < 0.6,
                 drop=DROPPED if grown and not grows else (),
             )
             if run.region.logged_steps():

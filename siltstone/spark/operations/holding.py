@@ -11,7 +11,7 @@ from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Fenced, InputChanged, Unreachable
+from siltstone.errors import Fenced, InputChanged, Unreachable, UsageError
 from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
 from siltstone.retention.retention_rules import retention_in_force
@@ -246,6 +246,11 @@ def open_region(
     is of `RegionOptions`.
     """
     state_backend(settings.backend)  # its package may be missing
+    if not (settings.log_steps or placed):
+        raise UsageError(
+            "log_steps is false, and nothing keeps a subtask on the executor that has its state",
+            advice="set placement to true, or leave log_steps out",
+        )
     if stream.is_timed:
         check_time_of_day(stream.name, time_us(), warehouse.catalog.now())
     sinks = resolve_sinks(stream, warehouse)
@@ -260,6 +265,7 @@ def open_region(
         checkpoint_idle_s=settings.checkpoint_idle_s,
         max_pending=settings.max_pending,
         postpones_bases=settings.max_pending > 0 and settings.materialization.enabled,
+        log_steps=settings.log_steps,
         options=options,
         upload=settings.upload,
         drop=drop,
