@@ -23,11 +23,11 @@ import pyarrow as pa
 from siltstone.aggregates.functions import Average, Count, First, Function, Last, Max, Min, Overflow, Sum
 from siltstone.aggregates.panes import PaneTotals
 from siltstone.aggregates.sessions import SessionTotals
-from siltstone.aggregates.totals import PARTIAL, Totals
+from siltstone.aggregates.totals import PARTIAL, Totals, TotalsState
 from siltstone.aggregates.windowed import TIME, Windowed, WindowTotals
 from siltstone.aggregates.windows import AlignedWindow, Cumulative, Session, Sliding, Tumbling, Window
 from siltstone.errors import UsageError
-from siltstone.operator import COMBINED_ROWS, SOURCE, Operator, Rows, State, ValueState
+from siltstone.operator import COMBINED_ROWS, SOURCE, Operator, Rows, State
 from siltstone.state.access import conform
 from siltstone.state.columns import fixed_values, null_mask, read_times
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
@@ -99,7 +99,7 @@ class Aggregate(Operator):
         UsageError: a function or another argument is missing or wrong.
     """
 
-    totals: ValueState | WindowTotals
+    totals: TotalsState | WindowTotals
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Aggregate(Operator):
         self._totals = totals = Totals(f"operator {name}", self.aggregates)
         keys = schema_of(key, f"the key of operator {name}")
         self._windowed = _windowed(window, keys, totals)
-        self.totals = ValueState(totals.schema) if self._windowed is None else self._windowed.variable
+        self.totals = TotalsState(totals.schema, totals=totals) if self._windowed is None else self._windowed.variable
         closes = emit == EMIT[0]
         shown = pa.schema([*keys, *totals.result_schema])
         super().__init__(

@@ -69,6 +69,7 @@ class PaneTotals(Windowed):
                 f"no window with the {PANE} {first[PANE]} ends at its {DUE} {first[DUE]}, and so in {count} rows",
                 advice="leave both as they are in the state",
             )
+        self._totals.check(puts)
 
     def find_pieces(self, key: np.ndarray, times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         null = null_mask(times)

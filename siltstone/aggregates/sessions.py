@@ -56,6 +56,7 @@ class SessionTotals(Windowed):
     output_time = WINDOW_END
     layout = "sessions"
     optional: ClassVar = (OPEN,)
+    edits_keys: ClassVar = True
 
     def __init__(self, window: Session, key: pa.Schema, totals: Totals) -> None:
         super().__init__(window, key, totals)
@@ -69,6 +70,7 @@ class SessionTotals(Windowed):
         wrong = read_times(puts.column(START)) >= read_times(puts.column(DUE))
         if wrong.any():
             raise UsageError(f"{START} is not before {DUE} in {int(wrong.sum())} rows", advice="correct them")
+        self._totals.check(puts)
 
     def edit(self, access: TotalsAccess, changes: pa.Table, key_groups: np.ndarray) -> Edited:
         """Put and delete sessions by their slots, and number those of each key anew.

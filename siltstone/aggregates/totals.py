@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,11 @@ from siltstone.errors import BadRow, UsageError
 from siltstone.rows import Keys
 from siltstone.state.access import conform
 from siltstone.state.backend import Lookup
-from siltstone.state.columns import find_misfits, one_array
+from siltstone.state.columns import find_misfits, fixed_values, null_mask, one_array
 from siltstone.state.hashing import normalise_keys
-from siltstone.state.nested import nested_columns
+from siltstone.state.nested import encode_nested, nested_columns
 from siltstone.state.types import is_nested
+from siltstone.state.variables import ValueState
 
 PARTIAL = "__partial_"
 """prefix of the columns of state in rows that were aggregated before the shuffle"""
@@ -149,6 +151,25 @@ class Totals:
         """Compute the aggregates' values."""
         return [function.result(part) for function, part in self.parts(columns)]
 
+    def check(self, values: pa.Table) -> None:
+        """Check that given columns of state are such as reducing makes, so that further rows can be added to them.
+
+        Raises:
+            UsageError: they are not.
+        """
+        columns, rows = self.of_state(values), len(values)
+        for function, part in self.parts(columns):
+            what, names = f"{self._what}: {function.name}", ", ".join(function.columns())
+            try:
+                made = function.reduce(part, np.arange(rows), rows)
+                function.result(made)
+            except Exception as error:  # that of a user may raise any
+                raise UsageError(f"{what} cannot go on with its state in {names}: {error}; correct it") from error
+            if not all(map(_same, part, made)):
+                raise UsageError(
+                    f"{what} does not keep its state as it is given in {names}", advice="give what the state would hold"
+                )
+
     def overflow_error(self, overflow: Overflow, keys: Keys, key_index: np.ndarray, group: np.ndarray) -> BadRow:
         """Make the error of an overflow, with the column and the first of the keys.
 
@@ -180,3 +201,27 @@ class Totals:
         way = "on_overflow='null' or " if isinstance(function, Sum) else ""
         what = f"{self._what}: {function.name} of column {function.of} leaves {kept}"
         return f"{what} for {keys.describe(named)}", f"use {way}a type with more room", what
+
+
+def _same(one: pa.Array, other: pa.Array) -> bool:
+    if is_nested(one.type):
+        return encode_nested(one).equals(encode_nested(other))
+    if pa.types.is_floating(one.type):
+        absent = null_mask(one)
+        return np.array_equal(absent, null_mask(other)) and np.array_equal(
+            fixed_values(one)[~absent], fixed_values(other)[~absent], equal_nan=True
+        )
+    return one.equals(other)
+
+
+@dataclass(frozen=True)
+class TotalsState(ValueState):
+    """The columns of state of an aggregate without windows."""
+
+    totals: Totals = field(kw_only=True, compare=False, repr=False)
+
+    def layout(self) -> str:
+        return ValueState.__name__
+
+    def check_edit(self, puts: pa.Table) -> None:
+        self.totals.check(puts)

@@ -74,7 +74,10 @@ class WindowTotals(MapState):
 
     totals: "Windowed" = field(kw_only=True, compare=False, repr=False)
     due_plus_us: int = 0
-    edits_keys = True
+
+    @property
+    def edits_keys(self) -> bool:
+        return self.totals.edits_keys
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -110,6 +113,8 @@ class Windowed(ABC):
     """what the state depends on besides its schema"""
     optional: ClassVar[tuple[str, ...]] = ()
     """the columns of state that rows of an edit may lack"""
+    edits_keys: ClassVar[bool] = False
+    """whether an edit depends on all rows that it has of a key"""
 
     def __init__(self, window: Window, key: pa.Schema, totals: Totals) -> None:
         self.on: str = window.on

@@ -177,7 +177,7 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
         return sorted(names) == sorted(field.name for field in wanted) and all(
             _fits(given.field(field.name).type, field.type) for field in wanted
         )
-    if is_nested(wanted) and pa.types.is_list(given):
+    if is_nested(wanted) and (pa.types.is_list(given) or pa.types.is_large_list(given)):
         return pa.types.is_list(wanted) and _fits(given.value_type, wanted.value_type)
     return pa.types.is_null(given) or _sort(given) == _sort(wanted)
 
@@ -210,7 +210,8 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
         raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}; correct it") from None
     if is_nested(field.type) and not _same_values(column, cast):
         raise UsageError(f"{what}: column {field.name} does not fit {field.type}: a value would change; round it")
-    if pa.types.is_floating(field.type) and not _same_numbers(column, cast):
+    rounds = pa.types.is_floating(field.type) or (pa.types.is_decimal(field.type) and pa.types.is_floating(column.type))
+    if rounds and not _same_numbers(column, cast):
         raise UsageError(
             f"{what}: column {field.name} does not fit {field.type}: digits of {column.type} would be lost; round it"
         )
@@ -219,8 +220,20 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
 
 def _same_values(column: pa.Array, cast: pa.Array) -> bool:
     """Whether a cast to a nested type kept every value; of floats, Arrow rounds silently."""
-    back = cast.cast(column.type)
-    return encode_nested(back).equals(encode_nested(column))
+    plain = _without_large(column.type)
+    try:
+        return encode_nested(cast.cast(plain)).equals(encode_nested(column.cast(plain)))
+    except pa.ArrowInvalid:
+        return False
+
+
+def _without_large(kind: pa.DataType) -> pa.DataType:
+    """Return a type with offsets of 32 bits for those of 64, as some writers of Parquet files use them."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_large(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_large(kind.value_type)))
+    return pa.string() if pa.types.is_large_string(kind) else pa.binary() if pa.types.is_large_binary(kind) else kind
 
 
 def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
@@ -300,5 +313,9 @@ class EditOperator(Operator):
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
             if field.name in schema.primary_key.names:
                 changes = changes.set_column(changes.column_names.index(field.name), field, column)
-        done = edited.variable.edit(edited.name, state.whole, changes, rows.key_groups)
+        try:
+            done = edited.variable.edit(edited.name, state.whole, changes, rows.key_groups)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            why = str(error).splitlines()[0]
+            raise UsageError(f"{what} does not fit into memory at once: {why}", advice="edit fewer rows") from error
         return pa.table([[count] for count in astuple(done)], schema=COUNTS)

@@ -110,9 +110,12 @@ def _rows_to_edit(
     if function is not None:
         try:
             module, _, name = function.rpartition(":")
-            return getattr(load_module(module), name)
+            found: Change = getattr(load_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise UsageError(f"function {function} cannot be imported: {error}", advice="give MODULE:NAME") from None
+        if not callable(found):
+            raise UsageError(f"{function} is no function: give MODULE:NAME of one")
+        return found
     from siltstone.spark.operations.edit_rows import Expressions
 
     if deletes and where is None:

@@ -103,8 +103,11 @@ class Variable(ABC):
     """
 
     kind: Kind = Kind.INCREMENTAL
-    edits_keys: bool = False
-    """whether an edit depends on all rows that it has of a key"""
+
+    @property
+    def edits_keys(self) -> bool:
+        """Whether an edit depends on all rows that it has of a key."""
+        return False
 
     def edit_schema(self, name: str, key: pa.Schema) -> TableSchema:
         """Return the columns of its edits: those of the table in which it keeps its rows, which has its name.
@@ -251,7 +254,10 @@ class ListState(ExpiringVariable):
     """
 
     value: ColumnTypes
-    edits_keys = True
+
+    @property
+    def edits_keys(self) -> bool:
+        return True
 
     @property
     def drops_bounds(self) -> bool:

@@ -246,6 +246,7 @@ def test_an_edit_by_expressions_and_by_a_function_sees_the_state_as_it_is() -> N
         (["--set", "sum='x'"], "column sum is string, not int64"),
         (["--delete", "--where", "key = 4711"], "has no rows: no row is as it says"),
         (["--function", "tests.spark.test_changing:absent"], "cannot be imported"),
+        (["--function", "tests.spark.test_changing:INTS"], "is no function"),
         (
             ["--function", "tests.spark.test_changing:nothing"],
             "returned NoneType: let it return",

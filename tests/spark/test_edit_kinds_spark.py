@@ -1,5 +1,6 @@
 """Edits of every kind of variable as Spark applies them: each row to the subtasks that it concerns."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import siltstone as st
 from siltstone.errors import UsageError
 from siltstone.settings import Settings
 from siltstone.spark.operations import EditResult, RunRequest, edit, run, verify
-from siltstone.spark.operations.edit_rows import Change
+from siltstone.spark.operations.edit_rows import Change, Expressions
 from siltstone.stream import Stream
 from tests.spark_streams import read_files, write_files
 
@@ -123,3 +124,39 @@ def test_a_list_is_edited_from_what_a_run_has_made_of_it_meanwhile(spark: SparkS
     place.step()
     assert len(place.rows("items")) == 120
     place.check()
+
+
+class Early(st.Operator):
+    """Before a deploy that widens a column, and adds a variable."""
+
+    name = "deployed"
+    key = {"key": pa.int64()}  # noqa: RUF012
+    totals = st.MapState({"count": pa.int64()}, {"n": pa.int32()})
+
+    def process(self, rows: st.Rows, state: st.State) -> None:
+        state.totals.put(rows.keys.with_columns({"count": [2**40] * len(rows.keys), "n": [2**30] * len(rows.keys)}))
+
+
+class Late(Early):
+    totals = st.MapState({"count": pa.int64()}, {"n": pa.int64()})
+    items = st.ListState({"amount": pa.int64()})
+
+
+def test_an_expression_sees_columns_and_variables_as_they_are_declared_now(spark: SparkSession, tmp_path: Path) -> None:
+    write_files(tmp_path / "rows", [ROWS])
+    settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
+
+    def of(operator: st.Operator) -> Place:
+        source = lambda spark, _: read_files(spark, tmp_path / "rows", ROWS.schema)  # noqa: E731
+        return Place(settings, Stream("kinds", source, [operator], max_parallelism=16))
+
+    run(settings, of(Early()).stream, RunRequest())
+    late = of(Late())
+    done = edit(settings, late.stream, "deployed", "totals", Expressions({"n": "n * 4"}, "key < 2"))
+    assert (done.upserts, done.proven) == (2, True)
+    table = st.open(settings.warehouse).stream("kinds").table("deployed", "totals").to_table()
+    assert Counter(table["n"].to_pylist()) == {2**32: 2, 2**30: 38}
+    with pytest.raises(UsageError, match="has no rows: no row is as it says"):
+        edit(settings, of(Late()).stream, "deployed", "items", lambda rows: rows.where("amount > 0"))
+    with pytest.raises(UsageError, match="rows are str: give a Path, a DataFrame"):
+        edit(settings, late.stream, "deployed", "totals", "rows.parquet")  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from siltstone.aggregates.distinct import ApproxDistinct
 from siltstone.aggregates.functions import Count, Sum
+from siltstone.aggregates.lists import TopN
 from siltstone.aggregates.operator import Aggregate
 from siltstone.aggregates.windows import Cumulative, Panes, Session, Sliding, Tumbling, merge_sessions
 from siltstone.change.edit import Editable, cast_changes
@@ -425,6 +427,34 @@ def test_an_edit_cannot_leave_a_timer_without_a_time() -> None:
     rows = pa.table({"user": [1, 2], "due": pa.array([None, BEGIN], ROWS.field("at").type)})
     with pytest.raises(UsageError, match="rows: due is null in 1 rows, so they would never fire"):
         cast_changes(rows, edited.schema, "rows", variable=edited.variable)
+
+
+SKETCHED = Aggregate("a", key=KEY, aggregates=[ApproxDistinct("d", of="v"), TopN("t", 2, by="v")])
+
+
+@pytest.mark.parametrize("window", [None, TEN, Session("10 minutes", on="at")])
+def test_an_edit_leaves_aggregates_such_as_they_keep_them(window: Any) -> None:
+    """A sketch that is none would stop the stream; a list out of order would give wrong rows."""
+    operator = Aggregate("a", key=KEY, aggregates=SKETCHED.aggregates, window=window)
+    stream = windowed(window or TEN, DELAY * MINUTE, operators=[operator])
+    edited = Editable.find(stream, "a", "totals")
+    with StreamTester(stream) as tester:
+        tester.step(table_of([(0, BEGIN, 1), (0, BEGIN, 9), (0, BEGIN, 4)]))
+        rows = tester.state("a", "totals")
+
+    def cast(**columns: pa.Array) -> pa.Table:
+        bent = rows
+        for name, column in columns.items():
+            bent = bent.set_column(bent.column_names.index(name), name, column)
+        return cast_changes(bent, edited.schema, "rows", edited.optional, edited.variable)
+
+    assert cast().num_rows == 1
+    [sketch, top] = [name for name in rows.column_names if name.startswith(("d_", "t"))]
+    with pytest.raises(UsageError, match="d cannot go on with its state in"):
+        cast(**{sketch: pa.array([b"\x00\xff"], rows.schema.field(sketch).type)})
+    kept = rows.column(top).to_pylist()[0]
+    with pytest.raises(UsageError, match="t does not keep its state as it is given in"):
+        cast(**{top: pa.array([kept[::-1]], rows.schema.field(top).type)})
 
 
 def test_sums_of_floats_sort_by_time_too() -> None:

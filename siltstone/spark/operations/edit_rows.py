@@ -3,7 +3,7 @@
 They become one checked frame of changes (`TableSchema.shown_changes`), with at most one row for each primary key.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,14 @@ from siltstone.spark.session import cores
 from siltstone.spark.types import quote, spark_type
 from siltstone.spark.versions import arrow_schema
 from siltstone.state.schema import DELETED, KEY_GROUP
+from siltstone.state.types import is_nested
 from siltstone.store.checksums import Checksum
 
 Change: TypeAlias = Callable[[DataFrame], DataFrame]
 """makes changes of a variable's rows as they are"""
 REFUSED = "__refused"
 """column with the reason why the rows cannot be taken, in one row of its own"""
+_TIMES = "__times"
 _BATCH_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 20
 
@@ -60,6 +62,8 @@ class EditRows:
             return cls(str(rows), None, rows)
         if callable(rows):
             return cls(f"function {_name_of(rows)}", None, rows)
+        if not isinstance(getattr(rows, "schema", None), StructType):
+            raise UsageError(f"rows are {type(rows).__name__}: give a Path, a DataFrame, or a function that makes one")
         check_columns(arrow_schema(rows.schema), edited.schema, "the DataFrame", edited.optional)
         return cls("a DataFrame", None, rows)
 
@@ -161,10 +165,9 @@ def _call(change: Change, source: str, edited: Editable, state: DataFrame) -> Da
     Raises:
         UsageError: what it returns does not fit.
     """
-    columns = edited.schema.shown_rows
-    fresh = {f.name: F.lit(None).cast(spark_type(f.type)) for f in columns if f.name not in state.columns}
+    columns = [_as_declared(field, state.columns) for field in edited.schema.shown_rows]
     try:
-        made = change(state.withColumns(fresh).select(*map(quote, columns.names)))
+        made = change(state.select(*columns))
     except (SiltstoneError, PySparkException):
         raise
     except Exception as error:  # the user's code may raise any
@@ -173,6 +176,14 @@ def _call(change: Change, source: str, edited: Editable, state: DataFrame) -> Da
         raise UsageError(f"{source} returned {type(made).__name__}: let it return a DataFrame of changes")
     check_columns(arrow_schema(made.schema), edited.schema, source, edited.optional)
     return made
+
+
+def _as_declared(field: pa.Field, there: Sequence[str]) -> Column:
+    """Return a column of state with the type that it has now, or null if it is new."""
+    if field.name not in there:
+        return F.lit(None).cast(spark_type(field.type)).alias(field.name)
+    column = F.col(quote(field.name))
+    return column if is_nested(field.type) else column.cast(spark_type(field.type)).alias(field.name)
 
 
 def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -222,8 +233,9 @@ def _check_rows(frame: DataFrame, edited: Editable, given: EditRows, max_paralle
     if highest >= max_parallelism:
         raise UsageError(f"{what} has key group {highest}: the stream has those from 0 to {max_parallelism - 1}")
     keys = [F.col(quote(name)) for name in names]
-    repeated = frame.groupBy(*keys).count().where("count > 1")
-    summary = repeated.agg(F.count("*"), F.min(F.struct(*keys))).first()
+    repeated = frame.groupBy(*keys).agg(F.count("*").alias(_TIMES)).where(f"{_TIMES} > 1")
+    shown = [key.cast("string").alias(name) for key, name in zip(keys, names, strict=True)]  # Python has not all times
+    summary = repeated.agg(F.count("*"), F.min(F.struct(*shown))).first()
     assert summary is not None
     if summary[0]:
         such = ", ".join(f"{name} {value}" for name, value in summary[1].asDict().items())

@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from siltstone.catalog.records.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -28,6 +29,7 @@ from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.state_scan import read_state
 from siltstone.spark.step import StepRun, acknowledgements, frame_of_keyed, output_rows, run_step, step_frame
+from siltstone.spark.types import spark_type
 from siltstone.state.schema import KEY_GROUP
 from siltstone.stream import Stream
 
@@ -83,8 +85,12 @@ def edit(
             def plan(checkpoint: int) -> tuple[DataFrame, int, int]:
                 """Make the changes, with the state of a checkpoint."""
                 of = settings, stream.name, operator, variable, str(checkpoint)
+                state = partial(read_state, spark, *of, as_of=None, columns=None)
+                known = warehouse.catalog.definitions.get(stream.name, checkpoint)["operators"].get(operator)
+                if known is None or variable not in known["variables"]:  # it is new since the checkpoint
+                    columns = [StructField(f.name, spark_type(f.type)) for f in edited.schema.shown_rows]
+                    state = partial(spark.createDataFrame, [], StructType(columns))
                 with _lease(warehouse, given, stream.name, checkpoint), _explain(given.source):
-                    state = partial(read_state, spark, *of, as_of=None, columns=None)
                     made = changes_frame(spark, given, edited, stream.max_parallelism, state)
                 stack.callback(made[0].unpersist)
                 return made
@@ -98,7 +104,7 @@ def edit(
                 chosen = settings.model_copy(
                     update={"parallelism": settings.parallelism or last.statistics["parallelism"]}
                 )
-                with _explain(given.source), hold_epoch_for_change(chosen, stream, warehouse, spark, options) as runner:
+                with hold_epoch_for_change(chosen, stream, warehouse, spark, options) as runner:
                     if given.of_state and runner.region.completed != last.id:  # a run has gone on meanwhile
                         frame, puts, deletes = plan(runner.region.completed)
                         found = replace(found, upserts=puts, deletes=deletes)
