@@ -68,7 +68,12 @@ def _report_error(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -
     try:
         yield from run
     except SiltstoneError as error:
-        yield _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), step_schema(task.operator))
+        yield report_failure(task, subtask, error)
+
+
+def report_failure(task: StepTask, subtask: int, error: SiltstoneError) -> pa.RecordBatch:
+    """Make the last batch of a subtask that has failed."""
+    return _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), step_schema(task.operator))
 
 
 def _run(

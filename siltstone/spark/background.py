@@ -13,13 +13,14 @@ from pyspark.sql import SparkSession
 
 from siltstone.chains.materialize import MaterializedPart, MaterializeTask
 from siltstone.spark.executor import spark_map
+from siltstone.store.open import Warehouse
 
 
 class SparkUnits:
     """Maps a function over units on Spark, few at a time. `cancel` ends it, from any thread."""
 
-    def __init__(self, spark: SparkSession, stream: str) -> None:
-        self._spark = spark
+    def __init__(self, spark: SparkSession, stream: str, warehouse: Warehouse) -> None:
+        self._spark, self._warehouse = spark, warehouse
         self._stream = stream
         self._group = f"siltstone-materialize-{uuid.uuid4().hex}"
         self._cancelled = False
@@ -40,7 +41,7 @@ class SparkUnits:
         for start in range(0, len(tasks), at_once):
             if self._cancelled:
                 raise RuntimeError("cancelled")
-            done += spark_map(self._spark, function, tasks[start : start + at_once])
+            done += spark_map(self._spark, function, tasks[start : start + at_once], on=self._warehouse)
         return done
 
     def cancel(self) -> None:

@@ -11,6 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from siltstone.errors import SiltstoneError
+from siltstone.spark.masters import is_local
+from siltstone.store.identity import check_on_this_machine
+from siltstone.store.open import Warehouse
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -63,22 +66,29 @@ def frame_of_pieces(
     return spark.range(0, count, 1, count).mapInArrow(run, schema)
 
 
-def spark_map(spark: SparkSession, function: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
+def spark_map(
+    spark: SparkSession, function: Callable[[Piece], Result], pieces: Sequence[Piece], *, on: Warehouse | None = None
+) -> list[Result]:
     """Call `function` for every piece in Spark's tasks, and return the results in order.
 
     All pieces are sent together, so that objects they share are sent once.
 
     Args:
         spark: a classic or Spark Connect session.
+        on: a warehouse that each machine must have.
 
     Raises:
         SiltstoneError: the first error of a piece. It is not retried, because it would fail again.
     """
     if not pieces:
         return []
+    if isinstance(spark, SparkSession) and is_local(spark.sparkContext.master):
+        on = None
 
     def call(piece: Piece) -> Result | SiltstoneError:
         try:
+            if on is not None:
+                check_on_this_machine(on)
             return function(piece)
         except SiltstoneError as error:
             return error

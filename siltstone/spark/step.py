@@ -14,13 +14,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import StateError
+from siltstone.errors import SiltstoneError, StateError
 from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
 from siltstone.run.inputs import HASH, TO
 from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, step_schema
 from siltstone.run.roll_forward import is_logged
-from siltstone.run.subtask import run_subtask, run_subtask_again
+from siltstone.run.subtask import report_failure, run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports, map_in_arrow
 from siltstone.spark.inputs import columns_read, hash_of, keyed_inputs, keyed_rows, rows_of_source, schemas_of
@@ -385,7 +385,11 @@ def _in_partition(
         assert context is not None
         # A job has the partitions of one or more operators, one operator after the other.
         subtask = context.partitionId() % task.parallelism
-        placed = task if here else on_this_worker(task, subtask)
+        try:
+            placed = task if here else on_this_worker(task, subtask)
+        except SiltstoneError as error:
+            yield report_failure(task, subtask, error)
+            return
         if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
             yield from run_subtask(placed, subtask, str(context.taskAttemptId()), check_rows(task, subtask, batches))
         else:  # a later job computes a lost partition again

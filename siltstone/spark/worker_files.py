@@ -16,6 +16,7 @@ import xxhash
 from siltstone.errors import StateError
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
+from siltstone.store.identity import check_on_this_machine
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
@@ -28,8 +29,10 @@ def on_this_worker(task: StepTask, subtask: int) -> StepTask:
     """Return the task with the local directory of the machine that this runs on, rid of what earlier epochs left.
 
     Raises:
+        UsageError: the machine does not have the warehouse.
         StateError: there is only a temporary directory, in which another user has taken the name.
     """
+    check_on_this_machine(task.warehouse)
     task = replace(task, warehouse=worker_warehouse(task.warehouse, subtask))
     remove_older_epochs(task.warehouse.local, task.stream, task.oldest_epoch or task.epoch)
     return task

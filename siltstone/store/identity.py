@@ -7,12 +7,14 @@ records one:
 """
 
 import re
+import socket
 from contextlib import suppress
 
 import xxhash
 
-from siltstone.errors import CorruptObject, NewerFormat, ObjectExists, Unreachable
+from siltstone.errors import CorruptObject, NewerFormat, ObjectExists, Unreachable, UsageError
 from siltstone.store.base import Store
+from siltstone.store.open import Warehouse
 from siltstone.store.paths import ALL_EPOCHS, IDENTITY, stream_of_mark
 
 _HEAD = b"SILTSTONE WAREHOUSE "
@@ -85,3 +87,26 @@ def _damaged_error(store: Store) -> CorruptObject:
         f"object {IDENTITY} in {store.label} is damaged",
         advice="check that it is the right store, and run `siltstone reidentify`",
     )
+
+
+def check_on_this_machine(warehouse: Warehouse) -> None:
+    """Check that a warehouse which is a directory is the same one here, where a worker of a cluster may have no such
+    directory, or another: what it stored there, nobody else would find.
+
+    Raises:
+        UsageError: it is not.
+        Unreachable: it cannot be read.
+    """
+    if warehouse.remote or not warehouse.identity:
+        return
+    try:
+        found = read_identity(warehouse.store)
+    except CorruptObject:
+        found = "damaged"
+    if found != warehouse.identity:
+        raise UsageError(
+            f"{socket.gethostname()} does not have the warehouse {warehouse.label}, which is a directory of another "
+            "machine",
+            advice="use a warehouse that all machines reach: s3://, redis://, cassandra://, or a directory that they "
+            "share; or run on a local master (--master 'local[*]')",
+        )

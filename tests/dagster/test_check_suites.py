@@ -278,7 +278,7 @@ def test_a_snapshot_that_differs_is_told_by_key_group_column_and_key(
     from siltstone.spark.operations import proving
 
     # In this process, where the alteration is.
-    monkeypatch.setattr(proving, "spark_map", lambda _, function, tasks: in_order(function, tasks))
+    monkeypatch.setattr(proving, "spark_map", lambda _, function, tasks, **__: in_order(function, tasks))
     outcome = checked.outcome(suites.RESTORE_EQUALS_SNAPSHOT)
     assert not outcome.holds
     (row,) = outcome.rows

@@ -41,7 +41,7 @@ def restore(
 ) -> series.SeriesResult:
     """Restore all, two checkpoints at once, tasks one after the other in this process."""
 
-    def run(_: Any, function: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
+    def run(_: Any, function: Callable[[Any], Any], pieces: Sequence[Any], **__: Any) -> list[Any]:
         results = []
         for piece in pieces:
             results.append(function(piece))

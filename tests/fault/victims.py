@@ -124,7 +124,7 @@ def _without_spark() -> None:
             without = {
                 "spark_session": lambda *_, **__: None,
                 "cores": lambda _: 2,
-                "spark_map": lambda _, *work: in_order(*work),
+                "spark_map": lambda _, *work, **__: in_order(*work),
             }
             for attribute, value in without.items():
                 if hasattr(module, attribute):

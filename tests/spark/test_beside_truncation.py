@@ -55,12 +55,12 @@ def test_what_is_deleted_once_the_lease_is_lost_is_no_damage(
     maps = proving.spark_map
     assert siltstone("materialize", "little").code == 0  # so that the newest checkpoint needs none of the others
 
-    def after_a_long_sleep(*arguments: Any) -> list[Any]:
+    def after_a_long_sleep(*arguments: Any, **options: Any) -> list[Any]:
         with OpenWarehouse.open_existing("w") as place:
             for lease in place.catalog.leases.list_live("little"):
                 place.catalog.leases.release(lease.id)
         assert siltstone("truncate", "little", "--keep-last", 1).code == 0
-        return maps(*arguments)
+        return maps(*arguments, **options)
 
     monkeypatch.setattr(proving, "spark_map", after_a_long_sleep)
     ended = siltstone(*command.split())

@@ -113,7 +113,7 @@ class RunListener(EpochListener):
     def work_beside(self, runner: StreamRunner) -> Iterator[None]:
         """Have the thread work; it does a last round if all steps have succeeded."""
         settings, region = self.settings, runner.region
-        units = SparkUnits(self.spark, region.stream.name)
+        units = SparkUnits(self.spark, region.stream.name, self.warehouse.warehouse)
         options = BackgroundOptions(
             settings.materialization,
             settings.policy_options,

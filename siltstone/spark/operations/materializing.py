@@ -83,7 +83,7 @@ def materialize(
                 spark = spark_session(settings.master, settings.spark)
                 parallelism = settings.parallelism or cores(spark)
                 materialize_one = partial(materialize_operator, warehouse, stream, name, checkpoint)
-                run, id = partial(spark_map, spark), uuid.uuid4().hex
+                run, id = partial(spark_map, spark, on=warehouse.warehouse), uuid.uuid4().hex
                 try:
                     done.append(materialize_one(id=id, parallelism=parallelism, run=run, upload=settings.upload))
                 except HeldWhole:

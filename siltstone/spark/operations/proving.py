@@ -80,7 +80,9 @@ def verify(
                 )
             spark = spark_session(settings.master, settings.spark)
             start = time.perf_counter()
-            proof = prove_checkpoints(warehouse, stream, list(written_by), partial(spark_map, spark))
+            proof = prove_checkpoints(
+                warehouse, stream, list(written_by), partial(spark_map, spark, on=warehouse.warehouse)
+            )
             failures = _check_copies(warehouse.warehouse.store, stream, copies)
             if deep:
                 failures += _compare_deeply(settings, spark, warehouse, copies)
@@ -207,6 +209,9 @@ def _compare_copy(
     parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
     compared = spark_map(
-        spark, lambda task: compare(store, task, local.scratch()), compare_tasks(tasks, snapshot.objects)
+        spark,
+        lambda task: compare(store, task, local.scratch()),
+        compare_tasks(tasks, snapshot.objects),
+        on=warehouse.warehouse,
     )
     return [table for tables in compared for table in tables]

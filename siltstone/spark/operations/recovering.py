@@ -32,7 +32,7 @@ def recover(
     with OpenWarehouse.open_existing(settings.warehouse, settings.catalog) as warehouse:
         recovery.check_recoverable(warehouse.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
-        proofs = partial(spark_map, spark)
+        proofs = partial(spark_map, spark, on=warehouse.warehouse)
         return recovery.recover(warehouse, stream, run=proofs, dry_run=dry_run, accept_loss=accept_loss, tell=on_step)
 
 
@@ -59,7 +59,8 @@ class SelfRecovery:
         if self.done is not None or not self._allowed:
             raise error
         _LOG.warning("stream is damaged: recovering it", stream=self._stream, error=str(error))
-        self.done = recovery.recover(self._warehouse, self._stream, run=partial(spark_map, self._spark))
+        proofs = partial(spark_map, self._spark, on=self._warehouse.warehouse)
+        self.done = recovery.recover(self._warehouse, self._stream, run=proofs)
         done = self.done
         _LOG.warning(
             "stream has recovered",

@@ -74,7 +74,9 @@ def restore(
             manifest = manifests[checkpoint]
             wanted = select_tables(manifest, only) if only else None
             tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
-            results = spark_map(spark, lambda task: restore_unit(store, task, local.scratch()), tasks)
+            results = spark_map(
+                spark, lambda task: restore_unit(store, task, local.scratch()), tasks, on=warehouse.warehouse
+            )
             digest = whole_digest(results, manifest.max_parallelism)
             recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
             if digest != recorded:

@@ -95,8 +95,9 @@ def _restore(
     catalog, store, local = warehouse.catalog, warehouse.warehouse.store, warehouse.warehouse.local
     spark = spark_session(settings.master, settings.spark)
     plan = plan_checkpoints(warehouse, stream, ids)
-    parts = spark_map(spark, lambda task: restore_chain(store, task, staged, local.scratch()), plan.tasks)
-    checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
+    on = warehouse.warehouse
+    parts = spark_map(spark, lambda task: restore_chain(store, task, staged, local.scratch()), plan.tasks, on=on)
+    checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes, on=on)
     failures = [*plan.failures, *(f for part in parts for f in part.failures), *(f for found in checked for f in found)]
     first = {failure.checkpoint: failure for failure in reversed(failures)}
     done: dict[int, int] = {}
