@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[1]
-NO_GUIDE = ("third-party-licenses.md", "threat-model.md", "protocol.md", "performance.md")
+NO_GUIDE = ("third-party-licenses.md", "threat-model.md", "protocol.md", "performance.md", "sources.md")
 """pages of docs/ that tell a user nothing to do"""
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 

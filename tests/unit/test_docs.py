@@ -11,6 +11,7 @@ import siltstone
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
+SOURCES = ROOT / "docs" / "sources.md"
 README_LINES = 200
 ARCHITECTURE_WORDS = 1100
 
@@ -31,6 +32,19 @@ def test_the_first_decision_lists_the_others_by_title() -> None:
     titles = [(page.read_text().splitlines()[0].removeprefix("# "), page.name) for page in others]
     listed = re.findall(r"^(\d+\.) \[(.+)\]\((.+)\)$", first.read_text(), re.MULTILINE)
     assert [(f"{number} {title}", name) for number, title, name in listed] == titles
+
+
+def test_what_comes_from_a_source_is_where_the_page_says() -> None:
+    """Each row names code or a decision, and tests that are there; links are checked above."""
+    rows = re.findall(r"^\| (?!source \||-)(.+?) \| (.+?) \| (.+?) \|$", SOURCES.read_text(), re.MULTILINE)
+    assert len(rows) > 40
+    lost = []
+    for source, here, shown in rows:
+        tests = "".join((SOURCES.parent / link).read_text() for link in LINK.findall(shown))
+        named = re.findall(r"`(test_\w+)`", shown)
+        if not LINK.findall(here) or not named or any(f"def {name}(" not in tests for name in named):
+            lost.append(source)
+    assert lost == []
 
 
 def test_the_architecture_stays_one_page() -> None:
