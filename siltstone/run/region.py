@@ -345,14 +345,17 @@ class ConsistentRegion:
         if not self.options.log_steps:
             # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
             tracked = self._open.tracked.setdefault(operator.name, tracked)
-            lacking -= tracked - set(operator.opaque_variables())
+            opaque = set(operator.opaque_variables())
+            lacking = (lacking | operator.tables().keys() | opaque) - tracked | (lacking & opaque)
         if self.checkpoint_due:
             # What was not tracked all the time, since the decision has changed meanwhile, has no delta.
             forms = {v: Form.BASE if v in lacking and d.form is Form.DELTA else d.form for v, d in decisions.items()}
             limits = {v: d.delta_limit_bytes for v, d in decisions.items() if forms[v] is Form.DELTA}
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
             order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
-        logs = [*(pending.interval.log for pending in self._pending.values()), self._open.log]
+        pending = (step for each in self._pending.values() for step in each.interval.log.list_steps(operator.name))
+        if not self.options.log_steps:  # the last step of each has stored what all of them changed
+            pending = (replace(step, unlogged=()) for step in pending)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -374,7 +377,7 @@ class ConsistentRegion:
             interval=self.checkpoint,
             begins_after=self._open.begins_after,
             versions=self.chains.versions.get(operator.name, {}),
-            log=tuple(step for log in logs for step in log.list_steps(operator.name)),
+            log=(*pending, *self._open.log.list_steps(operator.name)),
             oldest_epoch=self.oldest_epoch,
             sources=self.stream.read_sources,
             times=self.stream.row_times(operator),

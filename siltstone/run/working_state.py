@@ -47,7 +47,8 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with lock_directory(directory, LOCK_WAIT_S):
-        if not directory.exists():
+        # Within an interval whose steps are not logged, that of another epoch has changes since a mark of its own.
+        if not directory.exists() and (task.logs or task.base_step == task.begins_after):
             _take_over(task, subtask, directory)
         state = _at_base(task, subtask, directory, clock) or _restore(task, subtask, directory, clock)
         try:

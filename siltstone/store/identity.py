@@ -95,18 +95,14 @@ def check_on_this_machine(warehouse: Warehouse) -> None:
 
     Raises:
         UsageError: it is not.
-        Unreachable: it cannot be read.
+        CorruptObject, NewerFormat, Unreachable: see `read_identity`.
     """
     if warehouse.remote or not warehouse.identity:
         return
-    try:
-        found = read_identity(warehouse.store)
-    except CorruptObject:
-        found = "damaged"
-    if found != warehouse.identity:
+    if read_identity(warehouse.store) != warehouse.identity:
         raise UsageError(
             f"{socket.gethostname()} does not have the warehouse {warehouse.label}, which is a directory of another "
-            "machine",
+            f"machine, or has lost its object {IDENTITY}",
             advice="use a warehouse that all machines reach: s3://, redis://, cassandra://, or a directory that they "
             "share; or run on a local master (--master 'local[*]')",
         )
