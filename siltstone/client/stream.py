@@ -277,8 +277,7 @@ class StreamClient(StreamView):
 
         The rows have the columns of `table(operator, variable)`. They are put in place of those with the same key. A
         row whose __deleted (boolean) is true deletes its key. Everything is checked before anything changes. A run in
-        progress is fenced. `docs/forks-and-edits.md` tells what is particular to lists, sessions, opaque objects and
-        broadcast tables.
+        progress is fenced. `docs/forks-and-edits.md` tells what is particular to each kind of variable.
 
         Args:
             operator: operator whose state to edit.
