@@ -12,7 +12,6 @@ from siltstone.cli.output import print_result, progress, size
 from siltstone.client import Client, StreamClient
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
-from siltstone.stream import load_module
 
 if TYPE_CHECKING:
     from siltstone.spark.operations.edit_rows import Change
@@ -74,7 +73,7 @@ def edit(
     ] = None,
     function: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A function from the variable's rows, a DataFrame, to the changes."),
+        typer.Option(metavar="MODULE:NAME", help="A function from the variable's rows to those to put or delete."),
     ] = None,
     dry_run: DryRun = False,
     warehouse: WarehouseUrl = None,
@@ -108,6 +107,8 @@ def _rows_to_edit(
     if rows is not None:
         return rows
     if function is not None:
+        from siltstone.stream import load_module
+
         try:
             module, _, name = function.rpartition(":")
             found: Change = getattr(load_module(module), name)

@@ -273,7 +273,7 @@ class StreamClient(StreamView):
     def edit(
         self, operator: str, variable: str, rows: "Path | DataFrame | Change", *, dry_run: bool = False
     ) -> "EditResult":
-        """Insert, replace or delete rows of a variable of any kind, in a new proven checkpoint.
+        """Insert, replace or delete rows of any variable, in a new proven checkpoint.
 
         The rows have the columns of `table(operator, variable)`. They are put in place of those with the same key. A
         row whose __deleted (boolean) is true deletes its key. Everything is checked before anything changes. A run in

@@ -85,7 +85,7 @@ WAITING = ("waiting", "waiting.bounds", "coming", "coming.bounds")
 def working_in_pieces(size: int) -> Iterator[None]:
     """Let calls, and what joins work on at once, have at most `size` rows; 0 for as they are."""
 
-    def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def pieces(batches: Iterator[pa.RecordBatch], **_: bool) -> Iterator[pa.Table]:
         for table in calls(batches):
             yield from (table.slice(start, size) for start in range(0, len(table), size))
 

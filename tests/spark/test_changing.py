@@ -244,7 +244,7 @@ def test_an_edit_by_expressions_and_by_a_function_sees_the_state_as_it_is() -> N
         (["--set", "sum=missing + 1"], "missing"),
         (["--set", "sum=sum / 3"], "column sum does not fit int64"),
         (["--set", "sum='x'"], "column sum is string, not int64"),
-        (["--delete", "--where", "key = 4711"], "has no rows: no row is as it says"),
+        (["--delete", "--where", "key = 4711"], "has no rows; change what chooses them"),
         (["--function", "tests.spark.test_changing:absent"], "cannot be imported"),
         (["--function", "tests.spark.test_changing:INTS"], "is no function"),
         (

@@ -83,7 +83,7 @@ def test_an_opaque_variable_goes_by_its_key_groups(spark: SparkSession, place: P
     assert (done.upserts, done.inserts, done.proven) == (15, 15 - len(before.keys() - {15}), True)
     after = {row["key_group"]: int.from_bytes(row["value"], "big") for row in place.rows("seen")}
     assert after == {group: 100 + group for group in range(15)} | ({15: 0} if 15 in before else {})
-    with pytest.raises(UsageError, match="has key group 16: the stream has those from 0 to 15"):
+    with pytest.raises(UsageError, match="has key group 16: use those of the stream, 0 to 15"):
         place.edit("seen", spark.createDataFrame([(16, bytearray(8))], "key_group int, value binary"))
 
     def more(rows: DataFrame) -> DataFrame:
@@ -156,7 +156,7 @@ def test_an_expression_sees_columns_and_variables_as_they_are_declared_now(spark
     assert (done.upserts, done.proven) == (2, True)
     table = st.open(settings.warehouse).stream("kinds").table("deployed", "totals").to_table()
     assert Counter(table["n"].to_pylist()) == {2**32: 2, 2**30: 38}
-    with pytest.raises(UsageError, match="has no rows: no row is as it says"):
+    with pytest.raises(UsageError, match="has no rows; change what chooses them"):
         edit(settings, of(Late()).stream, "deployed", "items", lambda rows: rows.where("amount > 0"))
     with pytest.raises(UsageError, match="rows are str: give a Path, a DataFrame"):
         edit(settings, late.stream, "deployed", "totals", "rows.parquet")  # pyright: ignore[reportArgumentType]

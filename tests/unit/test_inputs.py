@@ -435,7 +435,7 @@ def test_a_changed_input_is_seen_whatever_becomes_of_bad_rows() -> None:
     assert digest(1).differs(digest(2, **original))
 
 
-def one_by_one(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def one_by_one(batches: Iterator[pa.RecordBatch], **_: bool) -> Iterator[pa.Table]:
     """A call for each row, instead of for a quarter of a million."""
     for batch in batches:
         yield from (pa.Table.from_batches([batch.slice(n, 1)]) for n in range(batch.num_rows))

@@ -228,10 +228,10 @@ def _check_rows(frame: DataFrame, edited: Editable, given: EditRows, max_paralle
     if refused is not None:
         raise UsageError(refused)
     if not count:
-        advice = "add the rows to put or delete" if not given.of_state else "no row is as it says"
-        raise UsageError(f"{what} has no rows: {advice}")
+        advice = "change what chooses them" if given.of_state else "add the rows to put or delete"
+        raise UsageError(f"{what} has no rows", advice=advice)
     if highest >= max_parallelism:
-        raise UsageError(f"{what} has key group {highest}: the stream has those from 0 to {max_parallelism - 1}")
+        raise UsageError(f"{what} has key group {highest}: use those of the stream, 0 to {max_parallelism - 1}")
     keys = [F.col(quote(name)) for name in names]
     repeated = frame.groupBy(*keys).agg(F.count("*").alias(_TIMES)).where(f"{_TIMES} > 1")
     shown = [key.cast("string").alias(name) for key, name in zip(keys, names, strict=True)]  # Python has not all times
