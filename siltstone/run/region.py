@@ -36,7 +36,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import choose_tracked
 from siltstone.chains.policies import Decision, Policy, check_backend
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.log import LoggedInterval
+from siltstone.changelog.log import LoggedInterval, LoggedStep
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable, UsageError, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.model import Form
@@ -353,9 +353,6 @@ class ConsistentRegion:
             limits = {v: d.delta_limit_bytes for v, d in decisions.items() if forms[v] is Form.DELTA}
             left = self._open.log.limits_bytes(operator.name, limits, self.options.parallelism)
             order = CheckpointOrder(forms, left, *self.chains.find_reusable(operator.name, self._next_chains))
-        pending = (step for each in self._pending.values() for step in each.interval.log.list_steps(operator.name))
-        if not self.options.log_steps:  # the last step of each has stored what all of them changed
-            pending = (replace(step, unlogged=()) for step in pending)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -377,7 +374,7 @@ class ConsistentRegion:
             interval=self.checkpoint,
             begins_after=self._open.begins_after,
             versions=self.chains.versions.get(operator.name, {}),
-            log=(*pending, *self._open.log.list_steps(operator.name)),
+            log=self._list_steps(operator.name),
             oldest_epoch=self.oldest_epoch,
             sources=self.stream.read_sources,
             times=self.stream.row_times(operator),
@@ -393,6 +390,13 @@ class ConsistentRegion:
             dead_letters=letters,
             drains=order is not None and self._open.steps[-1].kind is not StepKind.CHANGE,
         )
+
+    def _list_steps(self, operator: str) -> tuple[LoggedStep, ...]:
+        """List the steps since the newest complete checkpoint, with what was logged of an operator's changes."""
+        pending = (step for each in self._pending.values() for step in each.interval.log.list_steps(operator))
+        if not self.options.log_steps:  # the last step of each checkpoint has stored what all of them changed
+            pending = (replace(step, unlogged=()) for step in pending)
+        return (*pending, *self._open.log.list_steps(operator))
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Add the acknowledgements of one operator's subtasks for the step.
