@@ -29,7 +29,8 @@ from siltstone.errors import UsageError
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
 from siltstone.state.columns import fixed_values, one_array, read_times
-from siltstone.state.edits import Edited, split_changes
+from siltstone.state.edits import Edited
+from siltstone.state.protocol import split_changes
 from siltstone.state.variables import check_not_null
 
 SLOT, START, OPEN = "slot", "start", "open"

@@ -35,7 +35,7 @@ class TotalsAccess(MapAccess):
 
     def edit(self, changes: pa.Table, key_groups: np.ndarray) -> Edited:
         """Delete entries, and put others."""
-        return edit_table(self._table, changes, key_groups, self._state.max_parallelism)
+        return edit_table(self._state, self._name, changes, key_groups)
 
     def address(self, keys: Keys, at: np.ndarray, subkey: np.ndarray) -> Keys:
         """Return the primary keys (operator key `at[i]`, `subkey[i]`), which must be distinct."""

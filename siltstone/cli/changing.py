@@ -10,7 +10,7 @@ from siltstone.cli.help import command
 from siltstone.cli.options import AsJson, At, CatalogUrl, DryRun, StreamName, WarehouseUrl, client_of, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.client import Client, StreamClient
-from siltstone.errors import UsageError
+from siltstone.errors import SiltstoneError, UsageError
 from siltstone.model import LATEST
 
 if TYPE_CHECKING:
@@ -112,10 +112,12 @@ def _rows_to_edit(
         try:
             module, _, name = function.rpartition(":")
             found: Change = getattr(load_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"function {function} cannot be imported: {error}", advice="give MODULE:NAME") from None
+        except SiltstoneError:
+            raise
+        except Exception as error:  # the user's module may raise any
+            raise UsageError(f"function {function} cannot be imported: {error!r}", advice="give MODULE:NAME") from error
         if not callable(found):
-            raise UsageError(f"{function} is no function: give MODULE:NAME of one")
+            raise UsageError(f"{function} is not a function: give MODULE:NAME of one")
         return found
     from siltstone.spark.operations.edit_rows import Expressions
 

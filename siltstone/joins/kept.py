@@ -100,4 +100,4 @@ class KeptRows(ListState):
         return f"{type(self).__name__} ({self.join})"
 
     def bind(self, name: str, state: KeyedState) -> KeptAccess:
-        return KeptAccess(name, state.tables, drops_bounds=True)
+        return KeptAccess(name, state.tables, drops_bounds=self.drops_bounds)

@@ -345,8 +345,7 @@ class ConsistentRegion:
         if not self.options.log_steps:
             # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
             tracked = self._open.tracked.setdefault(operator.name, tracked)
-            opaque = set(operator.opaque_variables())
-            lacking = (lacking | operator.tables().keys() | opaque) - tracked | (lacking & opaque)
+            lacking = (decisions.keys() - tracked) | (lacking & set(operator.opaque_variables()))
         if self.checkpoint_due:
             # What was not tracked all the time, since the decision has changed meanwhile, has no delta.
             forms = {v: Form.BASE if v in lacking and d.form is Form.DELTA else d.form for v, d in decisions.items()}

@@ -12,8 +12,8 @@ import pyarrow as pa
 from siltstone.state.access import ListAccess, address, find_owners, positions, positions_of
 from siltstone.state.backend import KeyedState, StateTable
 from siltstone.state.columns import fixed_values, one_array
-from siltstone.state.protocol import key_batch
-from siltstone.state.schema import DELETED, KEY_GROUP, OPAQUE_VALUE
+from siltstone.state.protocol import apply_delta, key_batch, split_changes
+from siltstone.state.schema import KEY_GROUP, OPAQUE_VALUE
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,17 @@ class Edited:
     absent: int = 0
 
 
-def split_changes(changes: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ordinals of the rows to delete, and of those to put."""
-    deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
-    return np.flatnonzero(deleted), np.flatnonzero(~deleted)
+def edit_table(state: KeyedState, name: str, changes: pa.Table, key_groups: np.ndarray) -> Edited:
+    """Delete rows of a table, and put others.
 
-
-def edit_table(table: StateTable, changes: pa.Table, key_groups: np.ndarray, max_parallelism: int) -> Edited:
-    """Delete rows of a table, and put others."""
-    gone, put = split_changes(changes)
-    entries = key_batch(table.schema, changes, max_parallelism, key_groups)
+    Raises:
+        StateError: see `apply_delta`.
+    """
+    table, (gone, put) = state.tables[name], split_changes(changes)
     before = table.rows
-    table.delete(entries.take(gone))
+    apply_delta(state, name, changes.take(pa.array(gone)), key_groups[gone])
     left = table.rows
-    table.put(entries.take(put), changes.select(table.schema.value.names).take(pa.array(put)))
+    apply_delta(state, name, changes.take(pa.array(put)), key_groups[put])
     return Edited(len(put), table.rows - left, before - left, len(gone) - (before - left))
 
 

@@ -48,11 +48,16 @@ def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np
         StateError: the table does not exist, or a row belongs to another subtask.
     """
     target = _table(state, table)
-    deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
-    for rows, apply in ((np.flatnonzero(deleted), _delete), (np.flatnonzero(~deleted), _put)):
+    for rows, apply in zip(split_changes(changes), (_delete, _put), strict=True):
         if len(rows):
-            part = changes if len(rows) == len(deleted) else changes.take(pa.array(rows))
+            part = changes if len(rows) == len(changes) else changes.take(pa.array(rows))
             apply(target, _batch(state, target, part, None if key_groups is None else key_groups[rows]), part)
+
+
+def split_changes(changes: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ordinals of the rows to delete, and of those to put."""
+    deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
+    return np.flatnonzero(deleted), np.flatnonzero(~deleted)
 
 
 def key_batch(schema: TableSchema, rows: pa.Table, max_parallelism: int, key_groups: np.ndarray | None = None) -> Keys:

@@ -146,7 +146,7 @@ class Variable(ABC):
         Raises:
             UsageError: the operator could not go on with the outcome.
         """
-        return edit_table(state.tables[name], changes, key_groups, state.max_parallelism)
+        return edit_table(state, name, changes, key_groups)
 
     @abstractmethod
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:

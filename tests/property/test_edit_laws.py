@@ -75,7 +75,7 @@ class Life:
         return {key: [rows[place] for place in sorted(rows)] for key, rows in self.read().items()}
 
     def read(self) -> Lists:
-        """The rows; checks that they are within their bounds, which are no wider than the operator's own."""
+        """Return the rows, once it is checked that the bounds of each list hold them and little more."""
         every = KeyGroupRange(0, GROUPS)
         found: Lists = {}
         for rows, _ in self.state.tables["items"].scan(every):

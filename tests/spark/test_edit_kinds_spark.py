@@ -23,8 +23,8 @@ class Kinds(st.Operator):
     """A list, an object per key group and a broadcast table."""
 
     name = "kinds"
-    key = {"key": pa.int64()}  # noqa: RUF012
-    reads = {"rows": {"key": "key"}}  # noqa: RUF012
+    key = pa.schema([("key", pa.int64())])
+    reads = {"rows": {"key": "key"}}  # noqa: RUF012  (a declaration, which nobody changes)
     items = st.ListState({"amount": pa.int64()})
     seen = st.OpaqueState(int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=lambda b: int.from_bytes(b, "big"))
     rates = st.BroadcastState("rates", {"of": pa.int64()}, {"rate": pa.int64(), "by": pa.int64()}, by="by")
@@ -130,7 +130,7 @@ class Early(st.Operator):
     """Before a deploy that widens a column, and adds a variable."""
 
     name = "deployed"
-    key = {"key": pa.int64()}  # noqa: RUF012
+    key = pa.schema([("key", pa.int64())])
     totals = st.MapState({"count": pa.int64()}, {"n": pa.int32()})
 
     def process(self, rows: st.Rows, state: st.State) -> None:
@@ -147,7 +147,9 @@ def test_an_expression_sees_columns_and_variables_as_they_are_declared_now(spark
     settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2)
 
     def of(operator: st.Operator) -> Place:
-        source = lambda spark, _: read_files(spark, tmp_path / "rows", ROWS.schema)  # noqa: E731
+        def source(spark: SparkSession, _: object) -> DataFrame:
+            return read_files(spark, tmp_path / "rows", ROWS.schema)
+
         return Place(settings, Stream("kinds", source, [operator], max_parallelism=16))
 
     run(settings, of(Early()).stream, RunRequest())

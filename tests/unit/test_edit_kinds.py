@@ -35,7 +35,7 @@ class Kinds(st.Operator):
     """A variable of each kind, by key; a timer and a TTL beside them."""
 
     name = "kinds"
-    key = {"k": pa.int64()}  # noqa: RUF012
+    key = pa.schema([("k", pa.int64())])
     items = st.ListState({"n": pa.int64()})
     brief = st.ListState({"n": pa.int64()}, ttl=st.TTL("365 days", clock="processing"))
     recent = st.WindowState({"n": pa.int64()}, order="n")
@@ -296,8 +296,8 @@ class Ruled(st.Operator):
     """Keeps the limit of each key's country."""
 
     name = "ruled"
-    key = {"k": pa.int64()}  # noqa: RUF012
-    reads = {"source": {"k": "k"}}  # noqa: RUF012
+    key = pa.schema([("k", pa.int64())])
+    reads = {"source": {"k": "k"}}  # noqa: RUF012  (a declaration, which nobody changes)
     last = st.ValueState({"limit": pa.int64()})
     rules = st.BroadcastState(
         reads="rules", key={"of": pa.string()}, value={"limit": pa.int64(), "by": pa.int64()}, by="by"

@@ -83,11 +83,9 @@ class Expressions:
     def __call__(self, rows: DataFrame) -> DataFrame:
         """Return the changes. Each expression sees the columns as they are in the state."""
         chosen = rows if self.where is None else rows.where(self.where)
-        return chosen.withColumns({name: F.expr(sql) for name, sql in self.sets.items()} | self._marks)
-
-    @property
-    def _marks(self) -> dict[str, Column]:
-        return {DELETED: F.lit(True)} if self.deletes else {}
+        if self.deletes:
+            return chosen.withColumn(DELETED, F.lit(True))
+        return chosen.withColumns({name: F.expr(sql) for name, sql in self.sets.items()})
 
     def check(self, edited: Editable) -> None:
         """Check that it sets columns of the value alone.
@@ -98,8 +96,9 @@ class Expressions:
         schema = edited.schema
         for name in self.sets:
             if name not in schema.value.names:
-                what = "a key column, which stays" if name in schema.primary_key.names else "no column"
-                raise UsageError(f"{name} is {what}: set those of the value, {', '.join(schema.value.names)}")
+                is_key = name in schema.primary_key.names
+                wrong = f"{name} is a key column, which an edit keeps" if is_key else f"there is no column {name}"
+                raise UsageError(f"{wrong}: set value columns, {', '.join(schema.value.names)}")
 
 
 def changes_frame(

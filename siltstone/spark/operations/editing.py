@@ -84,12 +84,7 @@ def edit(
 
             def plan(checkpoint: int) -> tuple[DataFrame, int, int]:
                 """Make the changes, with the state of a checkpoint."""
-                of = settings, stream.name, operator, variable, str(checkpoint)
-                state = partial(read_state, spark, *of, as_of=None, columns=None)
-                known = warehouse.catalog.definitions.get(stream.name, checkpoint)["operators"].get(operator)
-                if known is None or variable not in known["variables"]:  # it is new since the checkpoint
-                    columns = [StructField(f.name, spark_type(f.type)) for f in edited.schema.shown_rows]
-                    state = partial(spark.createDataFrame, [], StructType(columns))
+                state = partial(_read, settings, warehouse, spark, stream.name, edited, checkpoint)
                 with _lease(warehouse, given, stream.name, checkpoint), _explain(given.source):
                     made = changes_frame(spark, given, edited, stream.max_parallelism, state)
                 stack.callback(made[0].unpersist)
@@ -116,6 +111,18 @@ def edit(
         failure = proof.failed[0].reason if proof.failed else None
         found = replace(found, proven=failure is None, failure=failure)
     return replace(found, seconds=round(time.perf_counter() - start, 3))
+
+
+def _read(
+    settings: Settings, warehouse: OpenWarehouse, spark: SparkSession, stream: str, edited: Editable, checkpoint: int
+) -> DataFrame:
+    """Read a variable at a checkpoint as a table; one that is new since then is empty."""
+    operators = warehouse.catalog.definitions.get(stream, checkpoint)["operators"]
+    if edited.name in operators.get(edited.operator.name, {}).get("variables", {}):
+        of = stream, edited.operator.name, edited.name, str(checkpoint)
+        return read_state(spark, settings, *of, as_of=None, columns=None)
+    columns = [StructField(f.name, spark_type(f.type)) for f in edited.schema.shown_rows]
+    return spark.createDataFrame([], StructType(columns))
 
 
 @contextmanager
