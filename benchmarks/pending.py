@@ -1,4 +1,5 @@
-"""Measure how long a micro-batch waits for a checkpoint on a slow store: blocking, and with two checkpoints pending.
+"""Measure how long a micro-batch waits for a checkpoint on a slow store: blocking, and with two checkpoints pending;
+and how many checkpoints complete per second if several are pending.
 
 Each micro-batch ends in a checkpoint and comes `pace_s` seconds after the one before, so both ways complete the same
 number of checkpoints. The store is a real S3 server behind a proxy that delays each request by `DELAY_S`, once the load
@@ -8,10 +9,14 @@ large bases and deltas are. By that, `restore_weight` is set so high that the po
 checkpoints. With pending checkpoints, materializations make most bases beside the stream. A step also uploads its
 changes before it returns, with or without a checkpoint: that is only in the time of the whole step. The ways take turns
 on the same input, in rounds (A B, B A).
+
+For the rate, small steps of a stream with a sink follow one another without Spark, each with a checkpoint: what takes
+time is the store alone.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -34,6 +39,8 @@ from siltstone.spark.operations.holding import RunListener, RunRequest, writer_e
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.session import spark_session
 from siltstone.spark.step import StepRun
+from tests.behind_run import Run
+from tests.outbox_run import STREAM
 from tests.proxy import Fault, Proxy
 from tests.servers import versitygw
 from tests.store_cases_s3 import fresh_bucket
@@ -44,6 +51,9 @@ CHAIN = 5
 AT_MOST, GROWTH_AT_MOST = 0.1, 1.25
 BLOCKING, PENDING = "blocking", "2 pending"
 WAYS = {BLOCKING: 0, PENDING: 2}
+RATES = (1, 2, 4)
+"""checkpoints pending at most"""
+RATE_AT_LEAST = 1.5
 FULL = [(300_000, 10_000), (3_000_000, 10_000), (10_000_000, 10_000)]
 QUICK = [(30_000, 1_000)]
 
@@ -83,25 +93,61 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
                     of_size[way].append(measure(spark, work, inputs, local, WAYS[way], pace_s))
     finally:
         spark.stop()
-    return report_of(found, pace_s)
+    report, rates = report_of(found, pace_s), {pending: list[float]() for pending in RATES}
+    for number in range(rounds):
+        for pending in in_turn(RATES, number):
+            rates[pending].append(measure_rate(scratch / f"rate-{pending}-{number}", pending, 12 if quick else 48))
+    report.tables.append(
+        table := table_of(f"checkpoints per second, {DELAY_S * 1000:.0f} ms a request", "pending", "rounds")
+    )
+    for pending, of in rates.items():
+        table.add_row(str(pending), spread_of(of))
+    ratios = _ratios(rates[RATES[-1]], rates[RATES[0]])
+    report.goals.append(Goal.of_rounds("pending: checkpoints per second, 4 / 1", ratios, at_least=RATE_AT_LEAST))
+    return report
+
+
+def measure_rate(local: Path, max_pending: int, steps: int) -> float:
+    """Return how many checkpoints of small steps complete per second on a store that is slow."""
+    with slow_place(local) as (place, slow_down):
+        run = Run(place, max_pending, STREAM)
+        run.step()
+        run.drain()
+        slow_down()
+        began = time.perf_counter()
+        for _ in range(steps):
+            run.step()
+        run.drain()
+        seconds = time.perf_counter() - began
+        run.behind.close()
+        assert not run.errors
+    return steps / seconds
+
+
+@contextmanager
+def slow_place(local: Path) -> Iterator[tuple[OpenWarehouse, Callable[[], None]]]:
+    """A warehouse on an S3 server, and what delays each of its requests from then on."""
+    _, bucket = fresh_bucket(versitygw())
+    with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
+        url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
+        settings = Settings(warehouse=url)
+        with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as place:
+            yield place, lambda: proxy.next(Fault(delay_s=DELAY_S), None)
 
 
 def measure(spark: SparkSession, work: Workload, inputs: Path, local: Path, max_pending: int, pace_s: float) -> Steps:
     """Load the state and warm up without delays, then run the steps with them."""
-    _, bucket = fresh_bucket(versitygw())
-    with Proxy(int(versitygw().endpoint.rsplit(":", 1)[1])) as proxy:
-        url = f"s3://{bucket}/state?endpoint=http://127.0.0.1:{proxy.port}&region=us-east-1&local={local}"
-        settings = Settings(warehouse=url, parallelism=CORES, max_pending=max_pending)
+    with slow_place(local) as (warehouse, slow_down):
+        settings = Settings(warehouse=warehouse.warehouse.url, parallelism=CORES, max_pending=max_pending)
         loads = settings.model_copy(update={"checkpoint_steps": work.load_steps})
-        with OpenWarehouse.open_writable(settings.warehouse, settings.catalog) as warehouse:
-            # One checkpoint: policies would expect that later deltas are as large as those of a load.
-            _run(spark, loads, warehouse, inputs, work.load_steps, None)
-            _run(spark, settings, warehouse, inputs, work.warm_up, None)
-            chosen = settings.model_copy(update={"policy_options": policy_for_chains(warehouse.catalog)})
-            proxy.next(Fault(delay_s=DELAY_S), None)
-            steps = _run(spark, chosen, warehouse, inputs, work.measured, pace_s)
-            newest = warehouse.catalog.checkpoints.list("bench", work.measured)
-            made = warehouse.catalog.materializations.list("bench")
+        # One checkpoint: policies would expect that later deltas are as large as those of a load.
+        _run(spark, loads, warehouse, inputs, work.load_steps, None)
+        _run(spark, settings, warehouse, inputs, work.warm_up, None)
+        chosen = settings.model_copy(update={"policy_options": policy_for_chains(warehouse.catalog)})
+        slow_down()
+        steps = _run(spark, chosen, warehouse, inputs, work.measured, pace_s)
+        newest = warehouse.catalog.checkpoints.list("bench", work.measured)
+        made = warehouse.catalog.materializations.list("bench")
     parts = [each.statistics["operators"][OPERATOR]["seconds"] for each in newest]
     usual_s = median([of.get("persist", 0.0) for of in parts if "base" not in of] or [0.0])
     longer = [of["base"] + of.get("persist", 0.0) - usual_s if "base" in of else 0.0 for of in parts]

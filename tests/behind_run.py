@@ -9,6 +9,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.pending import Completed, PendingCheckpoint
+from siltstone.stream import Stream
 from tests.region_run import RegionRun
 from tests.sums import POLICY, STREAM, rows
 
@@ -36,8 +37,8 @@ class Gate:
 class Run:
     """A run whose checkpoints are completed behind it."""
 
-    def __init__(self, place: OpenWarehouse, max_pending: int) -> None:
-        self.steps = RegionRun(place, STREAM, POLICY, max_pending=max_pending)
+    def __init__(self, place: OpenWarehouse, max_pending: int, stream: Stream = STREAM) -> None:
+        self.steps = RegionRun(place, stream, POLICY, max_pending=max_pending)
         self.region = self.steps.region
         self.turn = threading.Condition(threading.Lock())
         self.delivered: list[int] = []
@@ -82,6 +83,18 @@ def hold_stores(patch: pytest.MonkeyPatch) -> Gate:
 
     patch.setattr(PendingCheckpoint, "store", held)
     return gate
+
+
+def hold_uploads(patch: pytest.MonkeyPatch) -> dict[int, Gate]:
+    """Hold what checkpoints 1 to 4 store before their manifests, each at a gate, as long as the patch lasts."""
+    gates, upload = {id: Gate() for id in range(1, 5)}, PendingCheckpoint.upload
+
+    def held(self: PendingCheckpoint, *args: Any) -> None:
+        gates[self.id]()
+        upload(self, *args)
+
+    patch.setattr(PendingCheckpoint, "upload", held)
+    return gates
 
 
 def expected(place: OpenWarehouse, batches: int) -> list[str]:

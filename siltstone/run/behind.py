@@ -1,14 +1,18 @@
-"""Complete checkpoints behind the stream: one thread stores and commits them, another delivers their outputs.
+"""Complete checkpoints behind the stream: each is uploaded by a thread of its own, side by side with the others; one
+thread stores their manifests and commits them, another delivers their outputs.
 
-Both take them in order. A commit takes its turn between two steps, so a task never runs while the checkpoint changes
-that it would restore. The first error ends it all: the region goes back to its newest complete checkpoint.
+These two take them in order, and so do errors come: a checkpoint whose upload fails keeps none before it from being
+completed. A commit takes its turn between two steps, so a task never runs while the checkpoint changes that it would
+restore. The first error ends it all: the region goes back to its newest complete checkpoint.
 """
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
+from threading import Thread
 
 from siltstone.run.pending import Completed
 from siltstone.run.region import ConsistentRegion
@@ -42,7 +46,8 @@ class CheckpointsBehind:
         self._queues: list[SimpleQueue[Work | None]] = [SimpleQueue(), SimpleQueue()]
         # Not in `add`: a query's thread calls that, and what inherits its job group is cancelled with the query.
         self._work = [partial(self._attempt, as_thread(partial(self._follow, queue))) for queue in self._queues]
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
+        self._uploads: list[Thread] = []
 
     @property
     def has_room(self) -> bool:
@@ -64,12 +69,26 @@ class CheckpointsBehind:
             # Daemons: a driver that ends without waiting ends its run like a crash, which loses nothing.
             for what, work in zip(("store", "deliver"), self._work, strict=True):
                 name = f"siltstone-{what}-{self._region.stream.name}"
-                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+                self._threads.append(Thread(target=work, name=name, daemon=True))
                 self._threads[-1].start()
-        self._queues[0].put(partial(copy_context().run, self._complete))
+        [*_, newest] = self._region.protocol.pending
+        uploaded, name = Future[None](), f"siltstone-upload-{self._region.stream.name}-{newest.id}"
+        upload = partial(copy_context().run, self._upload, newest.id, uploaded)
+        self._uploads = [
+            *(each for each in self._uploads if each.is_alive()),
+            Thread(target=upload, name=name, daemon=True),
+        ]
+        self._uploads[-1].start()
+        self._queues[0].put(partial(copy_context().run, self._complete, uploaded))
 
-    def _complete(self) -> None:
-        self._region.store()
+    def _upload(self, checkpoint: int, uploaded: Future[None]) -> None:
+        try:
+            uploaded.set_result(self._region.upload(checkpoint))
+        except BaseException as error:
+            uploaded.set_exception(error)
+
+    def _complete(self, uploaded: Future[None]) -> None:
+        self._region.store(uploaded.result)
         with self._turn:
             if self.ended:
                 return
@@ -105,5 +124,5 @@ class CheckpointsBehind:
         self.ended = True
         for queue in self._queues:
             queue.put(None)
-        for thread in self._threads:
+        for thread in (*self._uploads, *self._threads):
             thread.join()

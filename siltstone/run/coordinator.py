@@ -97,8 +97,8 @@ P = ParamSpec("P")
 class Coordinator:
     """Takes the steps and checkpoints of one epoch in turn.
 
-    One thread takes steps. Meanwhile, one other thread may `store` and one may `deliver`; `commit` comes between two
-    steps.
+    One thread takes steps. Meanwhile, one other thread may `store` and one may `deliver`, and any number may begin to;
+    `commit` comes between two steps.
 
     Args:
         region: where the epoch begins (`protocol_rules.open_region`).
@@ -152,19 +152,26 @@ class Coordinator:
         """
         self._move(rules.acknowledge, operator)
 
-    def store(self, store: Callable[[Checkpoint], None]) -> Checkpoint:
-        """Have the oldest prepared checkpoint stored, while further steps may be taken.
-
-        Args:
-            store: stores everything that the manifest names, the outputs, and last the manifest.
+    def begin_storing(self, checkpoint: int) -> None:
+        """Begin to store a prepared checkpoint, all but its manifest; several may be stored side by side.
 
         Raises:
-            StateError: no checkpoint is prepared, or the region has failed meanwhile.
+            StateError: it is not prepared, or the region has failed meanwhile.
+        """
+        self._move(rules.begin_storing, checkpoint)
+
+    def store(self, store: Callable[[Checkpoint], None]) -> Checkpoint:
+        """Have the oldest checkpoint stored to the end, while further steps may be taken.
+
+        Args:
+            store: stores what is left of it, or waits until it is stored, and last the manifest.
+
+        Raises:
+            StateError: no checkpoint is prepared, the one before it is not complete, or the region has failed.
             Exception: what `store` raised; the region is `resetting`, and the checkpoint failed.
         """
-        self._move(rules.begin_storing)
-        checkpoint = next(c for c in reversed(self.region.pending) if c.state is rules.CheckpointState.PENDING)
         try:
+            checkpoint = rules.find_unstored(self.region)
             store(checkpoint)
             self._move(rules.note_durable, checkpoint.id)
         except BaseException as error:

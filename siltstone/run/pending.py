@@ -1,18 +1,20 @@
 """A pending checkpoint: its steps are logged, and the stream goes on while its bytes are on their way to the store.
 
 The region prepares it between two steps, from the interval that its tasks have filled (Teracloud Streams: a
-non-blocking checkpoint of a consistent region). Nothing in it changes after that, so another thread can `store` it: the
-outputs, the small segments, and last the manifest. The commit makes it complete, between two steps again. All that a
-run holds of a checkpoint until then is here, and goes with it.
+non-blocking checkpoint of a consistent region). Nothing in it changes after that, so a thread of its own can `upload`
+it, the outputs and the small segments; another can `store` it to the end, with the manifest, once the one before it is
+complete. The commit makes it complete, between two steps again. All that a run holds of a checkpoint until then is
+here, and goes with it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from siltstone.catalog.records.commit_details import CommitDetails, PreviousCheckpoint, encode_details
 from siltstone.catalog.records.commits import CheckpointCommit, Committed
+from siltstone.catalog.records.outbox import Output
 from siltstone.catalog.records.steps import Step
 from siltstone.changelog.log import LoggedInterval
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -190,6 +192,8 @@ class PendingCheckpoint:
     commit: CheckpointCommit | None = None
     committed: Committed | None = None
     uploads: UploadStatistics = field(default_factory=UploadStatistics)
+    _outputs: Sequence[Output] | None = None
+    """what is staged, once it is uploaded"""
     _began_s: float = field(default_factory=time.perf_counter)
 
     @property
@@ -201,6 +205,17 @@ class PendingCheckpoint:
         """Call `checkpoint` of the operators that are blocking, or of the others (see `callbacks.checkpoint`)."""
         callbacks.checkpoint(stream.operators, self.id, self.interval.gathered.last, upload, blocking=blocking)
 
+    def upload(self, outbox: Outbox) -> None:
+        """Store everything that the manifest refers to, while other checkpoints may be uploaded.
+
+        Raises:
+            Unreachable: the store failed.
+            CorruptObject: a segment was damaged on its way.
+        """
+        outputs = outbox.stage(self.interval.outputs)
+        self.uploads = self.interval.log.persist()
+        self._outputs = outputs
+
     def store(
         self,
         stream: Stream,
@@ -211,7 +226,7 @@ class PendingCheckpoint:
         previous: PreviousCheckpoint | None,
         times: CheckpointTimes,
     ) -> None:
-        """Store everything that its commit refers to, the manifest last.
+        """Have its operators do what they do, and store the manifest; it is uploaded.
 
         Args:
             previous: the checkpoint before it, which is complete.
@@ -220,14 +235,12 @@ class PendingCheckpoint:
         Raises:
             Exception: an operator's `checkpoint` failed.
             Unreachable: the store failed, or the catalog did where objects of earlier checkpoints were looked up.
-            CorruptObject: a segment was damaged on its way.
         """
-        self.call_operators(stream, upload, blocking=False)
-        outputs, repeats = outbox.stage(self.interval.outputs), outbox.repeats(self.id)
-        log, gathered = self.interval.log, self.interval.gathered
-        uploads = log.persist()
-        gathered.last = log.merge(gathered.last)
-        uploads = uploads.merge(gathered.uploads())
+        outputs, repeats, gathered = self._outputs, outbox.repeats(self.id), self.interval.gathered
+        assert outputs is not None, "it is uploaded"
+        self.call_operators(stream, upload, blocking=False)  # one checkpoint after the other
+        gathered.last = self.interval.log.merge(gathered.last)
+        uploads = self.uploads.merge(gathered.uploads())
         details = replace(
             self.details, outputs=outputs, repeats=repeats, previous=previous, outstanding=outbox.outstanding
         )

@@ -162,19 +162,26 @@ def acknowledge(region: Region, operator: str) -> Region:
     return replace(region, running=None, logged=(), pending=(*region.pending, prepared))
 
 
-def begin_storing(region: Region) -> Region:
-    """Begin to store the oldest prepared checkpoint: prepared -> pending."""
+def begin_storing(region: Region, checkpoint: int) -> Region:
+    """Begin to store a prepared checkpoint, whatever the others are: prepared -> pending."""
     _check_open(region)
-    waiting = [i for i, c in enumerate(region.pending) if c.state is CheckpointState.PREPARED]
-    _check(region, bool(waiting), "no checkpoint is prepared")
-    return _with_pending(region, waiting[0], state=CheckpointState.PENDING)
+    return _with_pending(region, _find(region, checkpoint, CheckpointState.PREPARED), state=CheckpointState.PENDING)
+
+
+def find_unstored(region: Region) -> Checkpoint:
+    """Return the checkpoint whose manifest is the next to be stored: that tells when the one before was committed."""
+    waiting = next((c for c in region.pending if not c.durable), None)
+    if waiting is None:
+        raise _not_allowed_error(region, "no checkpoint is prepared")
+    before = waiting.id - 1
+    _check(region, region.completed == before, f"checkpoint {before} is not complete, which {waiting.id} follows")
+    return waiting
 
 
 def note_durable(region: Region, checkpoint: int) -> Region:
     """Note that a pending checkpoint's objects are in the store, its manifest last."""
     _check_open(region)
-    at = _find_pending(region, checkpoint)
-    return _with_pending(region, at, durable=True)
+    return _with_pending(region, _find(region, checkpoint, CheckpointState.PENDING), durable=True)
 
 
 def may_commit(region: Region, checkpoint: int) -> bool:
@@ -261,11 +268,11 @@ def state_of(region: Region, checkpoint: int) -> CheckpointState | None:
     return next((c.state for c in region.pending if c.id == checkpoint), None)
 
 
-def _find_pending(region: Region, checkpoint: int) -> int:
+def _find(region: Region, checkpoint: int, state: CheckpointState) -> int:
     for at, each in enumerate(region.pending):
-        if each.id == checkpoint and each.state is CheckpointState.PENDING:
+        if each.id == checkpoint and each.state is state:
             return at
-    raise _not_allowed_error(region, f"checkpoint {checkpoint} is not pending")
+    raise _not_allowed_error(region, f"checkpoint {checkpoint} is not {state}")
 
 
 def _check_committing(region: Region, checkpoint: int) -> tuple[Checkpoint, ...]:

@@ -10,13 +10,14 @@ after it everything is.
       begin_step     -> a task per operator
       acknowledge    <- the acknowledgements of its subtasks
       prepare        a checkpoint: what it holds is settled
-      store          outputs, segments, manifest, while further steps may be taken
+      upload         outputs and segments, while further steps may be taken
+      store          the manifest, once the checkpoint before is complete
       commit         between two steps, without asking the store
       deliver        outputs to sinks, while further steps may be taken
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -75,7 +76,8 @@ _LOG = get_logger(__name__)
 class ConsistentRegion:
     """One run of one stream. Use `ConsistentRegion.open`.
 
-    One thread takes steps; others may `store` and `deliver` meanwhile, one each, and `commit` between two steps.
+    One thread takes steps; meanwhile others may `upload`, a checkpoint each, one may `store` and one `deliver`, and
+    `commit` between two steps.
     """
 
     def __init__(
@@ -477,22 +479,30 @@ class ConsistentRegion:
         self._definition, self._dropped = None, ()
         pending.call_operators(self.stream, self.options.upload, blocking=True)
 
-    def store(self) -> None:
-        """Store the oldest prepared checkpoint; another thread may do it while steps are taken.
+    def upload(self, checkpoint: int) -> None:
+        """Store all of a prepared checkpoint but its manifest; several threads may, a checkpoint each, during steps.
+
+        Raises:
+            StateError: it is not prepared.
+            Unreachable: the store failed; nothing became visible.
+        """
+        self._coordinator.begin_storing(checkpoint)
+        self._pending[checkpoint].upload(self.outbox)
+
+    def store(self, wait: Callable[[], object] | None = None) -> None:
+        """Store the oldest checkpoint that is not; another thread may do it while steps are taken.
+
+        Args:
+            wait: returns once it is uploaded, or raises what kept it from that; None uploads it.
 
         Raises:
             StateError: none is prepared, or the one before it is not complete.
             Unreachable: the store or the catalog failed; nothing became visible.
         """
-        self._coordinator.store(self._store_pending)
+        self._coordinator.store(partial(self._store_pending, wait))
 
-    def _store_pending(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.id != self.completed + 1:  # its manifest tells when the one before it was committed
-            raise StateError(
-                f"checkpoint {checkpoint.id} of {self.stream.name} is to be stored before checkpoint "
-                f"{checkpoint.id - 1} is complete",
-                advice="run the stream again",
-            )
+    def _store_pending(self, wait: Callable[[], object] | None, checkpoint: Checkpoint) -> None:
+        wait() if wait else self.upload(checkpoint.id)
         self._pending[checkpoint.id].store(
             self.stream,
             self.warehouse,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.run.coordinator import Coordinator
-from siltstone.run.protocol_rules import Checkpoint, CheckpointState, Interval, open_region
+from siltstone.run.protocol_rules import Checkpoint, Interval, open_region
 from tests.simulation.processes import Process
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Pending:
     id: int
     record: Committed
     logged: list[str]
+    uploaded: bool = False
     stored: bool = False
 
 
@@ -126,7 +127,7 @@ class Writer:
             self.state = last.state if last else 0
             self.batch = max((b for c in place.checkpoints.values() for b in c.batches), default=0)
         interval = Interval(self.chance.choice((1, 1, 2, 3)), self.chance.choice((None, None, 20.0)), idle_s=10.0)
-        self.max_pending = self.chance.choice((0, 1, 2))
+        self.max_pending = self.chance.choice((0, 1, 2, 3))
         region = open_region(epoch, OPERATORS, self.completed, step, max(1, self.max_pending))
         self.coordinator = Coordinator(region, interval, lambda: self.now_s)
         self.pending: list[Pending] = []
@@ -201,19 +202,34 @@ class Writer:
 
     def _go_on_behind(self) -> None:
         """What the threads behind the stream may do while a step is running."""
+        for pending in self.pending:
+            if not pending.uploaded and self.chance.random() < 0.4:
+                self._upload(pending)
+                self.world.counts["uploaded beside another"] += pending is not self.pending[0]
         if self.pending and not self.pending[0].stored and self.chance.random() < 0.4:
             self._store()
         if self.coordinator and self.coordinator.region.completed and self.chance.random() < 0.1:
             self._deliver()
+
+    def _upload(self, pending: Pending) -> None:
+        assert self.coordinator is not None
+        self.coordinator.begin_storing(pending.id)
+        self._add(pending, "output")
+        pending.uploaded = True
+
+    def _add(self, pending: Pending, what: str) -> None:
+        stored = self._put(what, pending.id)
+        pending.record = replace(pending.record, objects=pending.record.objects | {stored})
 
     def _store(self) -> None:
         assert self.coordinator is not None
         pending, region = self.pending[0], self.coordinator.region
 
         def store(checkpoint: Checkpoint) -> None:
-            stored = {self._put("output", pending.id), self._put("manifest", pending.id)}
-            pending.record = replace(pending.record, objects=pending.record.objects | stored)
-            assert checkpoint.id == pending.id and checkpoint.state is CheckpointState.PENDING
+            if not pending.uploaded:
+                self._upload(pending)
+            self._add(pending, "manifest")
+            assert checkpoint.id == pending.id
 
         assert region.pending[0].id == pending.id
         self.coordinator.store(store)

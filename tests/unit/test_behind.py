@@ -12,7 +12,7 @@ from siltstone.errors import StateError, Unreachable
 from siltstone.run.behind import CheckpointsBehind
 from siltstone.run.chains import RunChains
 from siltstone.run.protocol_rules import Phase
-from tests.behind_run import WAIT_S, Gate, Run, expected, hold_stores
+from tests.behind_run import WAIT_S, Gate, Run, expected, hold_stores, hold_uploads
 from tests.proofs import failures
 from tests.region_run import RegionRun
 from tests.sums import NAME, POLICY, STREAM, rows
@@ -109,6 +109,58 @@ def test_a_checkpoint_that_nothing_goes_on_from_stays_on_its_way(
             assert run.turn.wait_for(lambda: run.errors, WAIT_S)
         assert place.catalog.checkpoints.last_id(NAME) == 1 and run.delivered == []
         assert not run.behind.is_empty and not run.behind.has_room
+
+
+def test_checkpoints_are_uploaded_side_by_side_and_completed_in_order(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    uploads = hold_uploads(monkeypatch)
+    with running(place, 3) as run:
+        for id in (1, 2, 3):
+            run.step()
+            assert uploads[id].came.acquire(timeout=WAIT_S), "while the others are under way"
+        for id in (3, 2):
+            uploads[id].open()
+        time.sleep(0.1)
+        assert run.region.completed == 0 and run.delivered == []
+        for id in (1, 4):
+            uploads[id].open()
+        run.step()
+        run.drain()
+        assert run.delivered == [1, 2, 3, 4] and not run.errors
+    found = [record.digest for record in place.catalog.checkpoints.list(NAME)]
+    assert not failures(place, NAME)
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+        assert found == expected(still, 4)
+
+
+def test_a_checkpoint_that_cannot_be_uploaded_takes_none_before_it_with_it(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with monkeypatch.context() as patch, running(place, 3) as run:
+        uploads = hold_uploads(patch)
+        uploads[2].fails = True
+        for id in (1, 2, 3):
+            run.step()
+            assert uploads[id].came.acquire(timeout=WAIT_S)
+        for id in (3, 2):
+            uploads[id].open()
+        time.sleep(0.1)
+        assert run.region.protocol.phase is Phase.OPEN and not run.errors
+        uploads[1].open()
+        run.drain()
+        assert [str(error) for error in run.errors] == ["the test says so"] and run.region.completed == 1
+        run.behind.close()
+        run.region.close("reset")
+    again = RegionRun(place, STREAM, POLICY)
+    assert again.batches == 1
+    for n in range(2, 5):
+        again.step(rows(n))
+    again.region.close("done")
+    assert not failures(place, NAME)
+    found = [record.digest for record in place.catalog.checkpoints.list(NAME)]
+    with OpenWarehouse.open_writable(str(tmp_path_factory.mktemp("still") / "w")) as still:
+        assert found == expected(still, 4)
 
 
 @pytest.mark.parametrize("fails", ["store", "sink"])

@@ -36,7 +36,7 @@ def opened(clock: Clock, max_pending: int) -> Coordinator:
 def test_a_checkpoint_is_taken_every_so_many_seconds(clock: Clock) -> None:
     coordinator = opened(clock, 1)
     assert [take_step(coordinator, clock, 100 + s) for s in (3, 9, 10)] == [False, False, True]
-    coordinator.store(lambda _: None)
+    coordinator.store(lambda checkpoint: coordinator.begin_storing(checkpoint.id))
     clock.at_s = 114
     coordinator.commit(lambda _: None)
     assert [take_step(coordinator, clock, 100 + s) for s in (15, 19, 25)] == [False, False, True]

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_not_stored_before_the_one_before_it_is_complete(
     run.step(batch(1))
     run.step(batch(2))
     run.region.store()
-    with pytest.raises(StateError, match="checkpoint 2 of tallies is to be stored before checkpoint 1 is complete"):
+    with pytest.raises(StateError, match="checkpoint 1 is not complete, which 2 follows"):
         run.region.store()
     with pytest.raises(StateError, match="the region is resetting"):
         run.region.commit()

@@ -24,7 +24,7 @@ def with_step(region: Region, *, ends: bool) -> Region:
 
 
 def with_checkpoint(region: Region, checkpoint: int) -> Region:
-    return rules.note_durable(rules.begin_storing(with_step(region, ends=True)), checkpoint)
+    return rules.note_durable(rules.begin_storing(with_step(region, ends=True), checkpoint), checkpoint)
 
 
 def committed(region: Region, checkpoint: int) -> Region:
@@ -51,8 +51,9 @@ def test_a_step_is_logged_once_every_operator_has_acknowledged() -> None:
 
 def test_checkpoints_complete_in_order_however_their_bytes_arrive() -> None:
     region = with_step(with_step(opened(max_pending=2), ends=True), ends=True)
-    region = rules.begin_storing(rules.begin_storing(region))
-    region = rules.note_durable(region, 9)
+    region = rules.begin_storing(region, 9)
+    assert [each.state for each in region.pending] == [CheckpointState.PREPARED, CheckpointState.PENDING]
+    region = rules.note_durable(rules.begin_storing(region, 8), 9)
     assert not rules.may_commit(region, 9), "8 is not complete"
     region = rules.note_durable(region, 8)
     with pytest.raises(StateError, match="checkpoint 9 is not being committed"):
@@ -87,13 +88,29 @@ REFUSED: list[tuple[Callable[[], Region], str]] = [
         lambda: rules.acknowledge(rules.note_failed(rules.begin_step(opened(), ends=True)), "a"),
         "the region is resetting",
     ),
-    (lambda: rules.begin_storing(with_step(opened(), ends=False)), "no checkpoint is prepared"),
+    (lambda: rules.begin_storing(with_step(opened(), ends=False), 8), "checkpoint 8 is not prepared"),
+    (lambda: rules.begin_storing(rules.begin_storing(with_step(opened(), ends=True), 8), 8), "8 is not prepared"),
+    (lambda: rules.begin_storing(rules.note_failed(with_step(opened(), ends=True)), 8), "the region is resetting"),
     (lambda: rules.note_durable(with_step(opened(), ends=True), 8), "checkpoint 8 is not pending"),
-    (lambda: rules.begin_commit(rules.begin_storing(with_step(opened(), ends=True))), "no checkpoint is durable"),
+    (lambda: rules.begin_commit(rules.begin_storing(with_step(opened(), ends=True), 8)), "no checkpoint is durable"),
     (lambda: rules.begin_commit(rules.note_failed(with_checkpoint(opened(), 8))), "the region is resetting"),
     (lambda: rules.note_committed(with_checkpoint(opened(), 8), 8), "checkpoint 8 is not being committed"),
     (lambda: rules.note_refused(opened(), 8), "checkpoint 8 is not being committed"),
 ]
+
+
+def test_manifests_are_stored_in_order_each_after_the_commit_of_the_one_before() -> None:
+    region = with_step(with_step(opened(max_pending=2), ends=True), ends=True)
+    assert rules.find_unstored(region).id == 8
+    region = rules.note_durable(rules.begin_storing(rules.begin_storing(region, 9), 8), 8)
+    with pytest.raises(StateError, match="checkpoint 8 is not complete, which 9 follows"):
+        rules.find_unstored(region)
+    region = committed(region, 8)
+    assert rules.find_unstored(region).id == 9
+    with pytest.raises(StateError, match="the region is resetting"):
+        rules.find_unstored(rules.note_failed(region))
+    with pytest.raises(StateError, match="no checkpoint is prepared"):
+        rules.find_unstored(committed(rules.note_durable(region, 9), 9))
 
 
 @pytest.mark.parametrize(("event", "reason"), REFUSED)

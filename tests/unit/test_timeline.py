@@ -86,8 +86,9 @@ class Played:
                 if region.running.ends:
                     self.note(self.region.pending[-1].id, "prepared")
         elif choice == "store":
-            self.move(after_ms, rules.begin_storing(region))
-            self.note(next(c.id for c in region.pending if c.state is rules.CheckpointState.PREPARED), "storing")
+            id = next(c.id for c in region.pending if c.state is rules.CheckpointState.PREPARED)
+            self.move(after_ms, rules.begin_storing(region, id))
+            self.note(id, "storing")
         elif choice == "durable":
             id = next(c.id for c in region.pending if c.state is rules.CheckpointState.PENDING and not c.durable)
             self.taken[id] = self.times.take()  # for its manifest
