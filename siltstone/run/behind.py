@@ -79,7 +79,7 @@ class CheckpointsBehind:
             Thread(target=upload, name=name, daemon=True),
         ]
         self._uploads[-1].start()
-        self._queues[0].put(partial(copy_context().run, self._complete, uploaded))
+        self._queues[0].put(partial(copy_context().run, partial(self._complete, uploaded)))
 
     def _upload(self, checkpoint: int, uploaded: Future[None]) -> None:
         try:
