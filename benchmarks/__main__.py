@@ -24,6 +24,7 @@
     rocksdb     the RocksDB backend beside rocksdict's own batch calls (`benchmarks.rocksdb`)
     files       checkpoints as files of RocksDB, compared with bases and deltas (`benchmarks.files`)
     pending     waiting for checkpoints on a slow store, blocking and with two of them pending (`benchmarks.pending`)
+    uploads     shared objects, waiting for others, sizes of chunks, on slow stores (`benchmarks.uploads`)
     throughput  a checkpoint in every micro-batch, compared with one in a hundred (`benchmarks.throughput`)
     python      a Python operator, compared with Spark's `transformWithState` (`benchmarks.python_operators`)
     latency     from a row's arrival to a durable sink, compared with Spark's RocksDB state store (`benchmarks.latency`)
@@ -229,6 +230,13 @@ def pending(scratch: Path, options: argparse.Namespace) -> Report:
     return pending.run(scratch, quick=options.quick)
 
 
+def uploads(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.uploads`."""
+    from benchmarks import uploads
+
+    return uploads.run(scratch, quick=options.quick)
+
+
 def throughput(scratch: Path, options: argparse.Namespace) -> Report:
     """See `benchmarks.throughput`."""
     from benchmarks import throughput
@@ -273,6 +281,7 @@ PARTS: dict[str, Part] = {
     "rocksdb": rocksdb,
     "files": files,
     "pending": pending,
+    "uploads": uploads,
     "throughput": throughput,
     "python": python,
     "latency": latency,

@@ -32,7 +32,7 @@ from siltstone.store.keyvalue.protocol import (
 from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
-_FETCH_BYTES = 1 << 20  # copying and hashing within the processor's cache is faster than fewer round trips
+_FETCH_BYTES = 4 << 20  # fewer round trips to a store that is far cost a near one nothing; more would leave the cache
 _SEND_BYTES = 16 << 20
 _CLAIMED_BYTES = 64 << 20
 """a value that claims to be larger gets more memory only as its chunks arrive"""
