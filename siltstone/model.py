@@ -88,6 +88,14 @@ class KeyGroupRange:
         start = max(self.start, other.start)
         return KeyGroupRange(start, max(start, min(self.end, other.end)))
 
+    def without(self, other: "KeyGroupRange") -> list["KeyGroupRange"]:
+        """Return the groups that `other` does not have, as at most two ranges that are not empty."""
+        rest = (
+            KeyGroupRange(self.start, min(self.end, other.start)),
+            KeyGroupRange(max(self.start, other.end), self.end),
+        )
+        return [part for part in rest if part.start < part.end]
+
     def split(self, parts: int) -> list["KeyGroupRange"]:
         """Split into `parts` contiguous, even ranges, in order: part i starts at `start + ceil(i * n / parts)`.
 

@@ -5,8 +5,9 @@ map over them at any parallelism. Blocks are fetched ahead and verified by their
 (`store.blocks`, promise 6), and the digest of the rebuilt state must equal the recorded one (promise 1).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,14 +21,13 @@ from siltstone.format.manifests import objects_of, read_manifests, variables_of
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.files import FileSets, file_sets, is_all_of, stored_object, table_counts
-from siltstone.restore.live_rules import Variable
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
 from siltstone.state.backend import LOCAL_SETS, KeyedState, RowFilesState, StateSnapshot, SubtaskState
 from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
-from siltstone.state.protocol import apply_delta, set_state
+from siltstone.state.protocol import apply_delta, get_state, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
@@ -214,10 +214,12 @@ def load_state(
     scratch: Path | None = None,
     local: LocalFiles | None = None,
     trusted: Collection[str] = (),
+    former: Iterable[tuple[SubtaskState, KeyGroupRange]] = (),
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
-    Files that hold just these tables and key groups and that this run or this machine wrote become the state's own,
+    Key groups that other working state on this machine has, with the recorded digests, come from there instead. Files
+    that hold just these tables and key groups and that this run or this machine wrote become the state's own,
     without reading a row: by their checksums, they are the files that had the recorded digests. Other files are read
     row by row.
 
@@ -227,36 +229,34 @@ def load_state(
         scratch: see `Changes` and `BlockReader`.
         local: files that are on this machine already.
         trusted: see `FileSets`.
+        former: state of the same variables at the same version, and which of its key groups are wanted; each is asked
+            for once the one before it was used.
 
     Returns:
         The bytes of blocks read.
 
     Raises:
-        CorruptObject, ProofFailed: the chain is damaged.
+        CorruptObject, ProofFailed: the chain is damaged, or what `former` has is.
+        StateError: what `former` has cannot be read.
     """
     manifests = read_manifests(store, stored, stream)
     reader = BlockReader(store, objects_of(manifests), scratch)
-    reads = list[Read]()
     if manifests:
         target = manifests[max(manifests)]
-        # Variables that are being dropped are not rebuilt.
-        own = {*state.tables, *state.opaque}
-        handles = {
-            c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()
-        }
-        # The checkpoint has nothing of a variable that did not change in its interval.
-        variables = {name: kind for name, kind in variables_of(target, operator).items() if name[1] in own}
-        whole = KeyGroupRange(0, state.max_parallelism)
         shared = {name for name, table in state.tables.items() if table.schema.broadcast}
-        reads = _list_reads(manifests, handles, variables, state, state.groups, own - shared)
-        reads += _list_reads(manifests, handles, variables, state, whole, shared)
+        list_reads = partial(_list_reads, manifests, operator, state, shared)
+        reads = list_reads([state.groups])
         with FileSets(reader, local, trusted) as files:
-            if _adopt_files(state, reads, files, target.digests[operator]):
-                reads = [read for read in reads if read.handle.form is not Form.FILES]
+            adopted = _adopt_files(state, reads, files, target.digests[operator])
             state.begin(step, tracking=False)
+            if adopted:
+                reads = [read for read in reads if read.handle.form is not Form.FILES]
+            elif (left := _move_groups(state, former, target.digests[operator], shared)) != [state.groups]:
+                reads = list_reads(left)
             apply_reads(state, reads, reader, scratch, files)
-        check_digests(digests_of(state), operator, state.groups, target, own - shared)
-        check_digests(digests_of(state, held=True), operator, whole, target, shared)
+        check_digests(digests_of(state), operator, state.groups, target, {*state.tables, *state.opaque} - shared)
+        every = KeyGroupRange(0, state.max_parallelism)
+        check_digests(digests_of(state, held=True), operator, every, target, shared)
     else:
         state.begin(step, tracking=False)
     for table in state.tables.values():
@@ -266,18 +266,58 @@ def load_state(
     return reader.fetched_bytes
 
 
+def _move_groups(
+    state: SubtaskState,
+    former: Iterable[tuple[SubtaskState, KeyGroupRange]],
+    digests: Mapping[str, np.ndarray],
+    shared: Set[str],
+) -> list[KeyGroupRange]:
+    """Put into empty state what `former` has of its key groups, but for broadcast tables; return those still missing.
+
+    DBSP: operators on other workers `get_state` of a partition, and `set_state`.
+    """
+    left = [state.groups]
+    for other, groups in former:
+        found, nothing = digests_of(other), np.zeros(state.max_parallelism, np.uint64)
+        at = slice(groups.start - other.groups.start, groups.end - other.groups.start)
+        recorded = {name: digests.get(name, nothing)[groups.start : groups.end] for name in found.keys() - shared}
+        if any(not np.array_equal(found[name][at], of) for name, of in recorded.items()):
+            continue
+        for name in sorted(state.tables.keys() - shared):
+            if other.tables[name].rows:
+                state.tables[name].reserve(other.tables[name].rows * len(state.groups) // len(other.groups))
+            batches = get_state(other, name, groups)
+            if isinstance(state, RowFilesState):
+                state.load_rows(name, batches)
+                continue
+            for rows, key_groups in batches:
+                set_state(state, name, rows, key_groups)
+        for name, values in other.opaque.items():
+            state.set_opaque(name, {group: value for group, value in values.items() if group in groups})
+        left = [rest for part in left for rest in part.without(groups)]
+    return left
+
+
 def _list_reads(
     manifests: Mapping[int, Manifest],
-    handles: Mapping[int, Sequence[Handle]],
-    variables: Mapping[Variable, Kind],
+    operator: str,
     state: SubtaskState,
-    groups: KeyGroupRange,
-    only: Collection[str],
+    shared: Set[str],
+    parts: Sequence[KeyGroupRange],
 ) -> list[Read]:
-    """List what the restore of some variables of an operator reads in some key groups."""
-    wanted = {name: kind for name, kind in variables.items() if name[1] in only}
-    plan = plan_restore(handles, max(manifests), state.max_parallelism, 1, wanted, groups)
-    return unit_reads(plan.units[0], manifests) if plan.units else []
+    """List what the restore of an operator reads in some parts of its key groups; of broadcast tables in all.
+
+    Variables that are being dropped, which `state` does not have, are not rebuilt.
+    """
+    own = {*state.tables, *state.opaque}
+    handles = {c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()}
+    # The checkpoint has nothing of a variable that did not change in its interval.
+    known, reads = variables_of(manifests[max(manifests)], operator), list[Read]()
+    for groups, only in [*((part, own - shared) for part in parts), (KeyGroupRange(0, state.max_parallelism), shared)]:
+        wanted = {name: kind for name, kind in known.items() if name[1] in only}
+        plan = plan_restore(handles, max(manifests), state.max_parallelism, 1, wanted, groups)
+        reads += unit_reads(plan.units[0], manifests) if plan.units else []
+    return reads
 
 
 def _adopt_files(

@@ -27,6 +27,7 @@ from siltstone.run.persist_files import write_files
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import StateTable, SubtaskState
+from siltstone.state.protocol import get_delta
 from siltstone.store.ranged import create_ranged
 
 OPAQUE_BYTES = 64 << 10
@@ -171,7 +172,7 @@ class _Part:
     def _change(self, part: KeyGroupRange, name: str, previous: int, ordinal: int) -> Change:
         table = self.state.tables[name]
         with self.clock.phase("delta"):
-            block = encode_block(*table.changes(part), compression=self.task.upload.compression)
+            block = encode_block(*get_delta(self.state, name, part), compression=self.task.upload.compression)
         return Change(name, block, previous, ordinal, _sum(table, part))
 
     def _store_opaque(self, part: KeyGroupRange, change: OpaqueChange) -> Handle:

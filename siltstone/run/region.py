@@ -93,6 +93,8 @@ class ConsistentRegion:
         """the epoch that completed it"""
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
+        self._former_parallelism = 0
+        """of the newest completed checkpoint, 0 if there is none"""
         self._store, self._place = warehouse.store, OpenWarehouse(warehouse, catalog)
         self.manifests = RunManifests(stream.name, warehouse.store)
         reads, postpones = (catalog, warehouse.store, self.manifests), options.postpones_bases
@@ -250,6 +252,7 @@ class ConsistentRegion:
             self._references.resume(manifest, record.manifest.name)
             self.completed_epoch = record.epoch
             self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
+            self._former_parallelism = record.statistics["parallelism"]
             self._began_after = manifest.step
             self._open = self._open_interval(latest + 1, manifest.step)
             self._coordinator = self._coordinate(latest, manifest.step)
@@ -377,6 +380,7 @@ class ConsistentRegion:
             versions=self.chains.versions.get(operator.name, {}),
             log=self._list_steps(operator.name),
             oldest_epoch=self.oldest_epoch,
+            former_parallelism=self._former_parallelism,
             sources=self.stream.read_sources,
             times=self.stream.row_times(operator),
             clock=self.clock.of(operator),
@@ -588,3 +592,4 @@ class ConsistentRegion:
         self._replaced.extend(pending.interval.log.list_replaced(needed))
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch
+        self._former_parallelism = self.options.parallelism

@@ -88,6 +88,8 @@ class StepTask:
             attempt is not used. Empty if the state must be restored.
         oldest_epoch: reuse working state only from this epoch on, because older state may predate a rollback; 0 if
             there is none.
+        former_parallelism: that of the epoch which completed `restore`, 0 if there is none: if it is another one, its
+            working state may have some of the key groups.
         interval: id of the checkpoint that will include the step; the names of what the step stores begin with it.
         begins_after: the last step of the checkpoint before that; a step after `restore.step` if it is still pending.
         versions: table or opaque variable -> which checkpoint wrote it last, per key group (`format.versions`), pending
@@ -128,6 +130,7 @@ class StepTask:
     versions: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     log: Sequence[LoggedStep] = ()
     oldest_epoch: int = 0
+    former_parallelism: int = 0
     sources: Sequence[str] = (SOURCE,)
     times: Mapping[str, RowTimes] = field(default_factory=dict)
     clock: OperatorClock | None = None

@@ -1,5 +1,6 @@
 """Find a subtask's working state at the version that a step needs: as it is, taken over, rolled back or forward, or
-restored.
+restored. If the parallelism has changed, key groups are moved from the working state that other subtasks left on this
+machine (DBSP: partitions may move between workers), and only the others restored.
 
 A version is identified by its number and by the identity of the accepted attempt (`task.identity`). Working state may
 vanish or be damaged at any time; it is restored from the newest checkpoint and the steps logged since. Each subtask's
@@ -12,11 +13,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from siltstone.errors import CorruptObject, LostWorkingState, StateError
+from siltstone.errors import CorruptObject, LostWorkingState, ProofFailed, StateError
+from siltstone.model import KeyGroupRange
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.restore import digests_of, load_state
 from siltstone.run.phase_timer import PhaseTimer
@@ -48,7 +50,7 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with lock_directory(directory, LOCK_WAIT_S):
         # Within an interval whose steps are not logged, that of another epoch has changes since a mark of its own.
-        if not directory.exists() and (task.logs or task.base_step == task.begins_after):
+        if not (directory.exists() or _is_rescaled(task)) and (task.logs or task.base_step == task.begins_after):
             _take_over(task, subtask, directory)
         state = _at_base(task, subtask, directory, clock) or _restore(task, subtask, directory, clock)
         try:
@@ -84,7 +86,7 @@ def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     if not (directory.exists() and task.base):
         return None
     try:
-        state = _open(task, subtask, directory)
+        state = _open(task, directory, task.groups(subtask))
     except StateError:
         return None
     try:
@@ -135,13 +137,39 @@ def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     if not is_logged(task, task.restore.step):
         raise _lost_error(task, subtask, "were not logged")
     kept = _keep_files(directory)
+    try:
+        with closing(_former_states(task, subtask)) as former:
+            state = _load(task, subtask, directory, kept, clock, former)
+    except (StateError, ProofFailed):
+        if not _is_rescaled(task):
+            raise
+        state = _load(task, subtask, directory, kept, clock, ())  # what was on this machine is damaged
+    try:
+        if task.base_step != task.restore.step:
+            _roll_forward_or_raise(task, subtask, state, clock)
+    except BaseException:
+        state.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(kept, ignore_errors=True)
+    return state
+
+
+def _load(
+    task: StepTask,
+    subtask: int,
+    directory: Path,
+    kept: Path,
+    clock: PhaseTimer,
+    former: Iterable[tuple[SubtaskState, KeyGroupRange]],
+) -> SubtaskState:
+    """Make new working state of the newest checkpoint, in place of what is in the directory."""
     shutil.rmtree(directory, ignore_errors=True)
     make_private_directory(directory.parent)
-    state = _open(task, subtask, directory)
+    state, restore = _open(task, directory, task.groups(subtask)), task.restore
     try:
-        if task.restore.checkpoint:
+        if restore.checkpoint:
             with clock.phase("restore"):
-                restore = task.restore
                 clock.restored_bytes += load_state(
                     state,
                     task.warehouse.store,
@@ -152,15 +180,58 @@ def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
                     scratch=directory.parent,
                     local=LocalFiles(kept),
                     trusted=restore.files,
+                    former=former,
                 )
-        if task.base_step != task.restore.step:
-            _roll_forward_or_raise(task, subtask, state, clock)
     except BaseException:
         state.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    shutil.rmtree(kept, ignore_errors=True)
     return state
+
+
+def _is_rescaled(task: StepTask) -> bool:
+    """Whether the newest checkpoint's subtasks had other key groups."""
+    return task.former_parallelism not in (0, task.parallelism)
+
+
+def _former_states(task: StepTask, subtask: int) -> Generator[tuple[SubtaskState, KeyGroupRange]]:
+    """Yield what subtasks of the newest checkpoint's epoch left on this machine at its version: one state after the
+    other, each with those of its key groups that this subtask has now."""
+    if not (_is_rescaled(task) and task.oldest_epoch):
+        return
+    for number, groups in enumerate(KeyGroupRange(0, task.max_parallelism).split(task.former_parallelism)):
+        if not len(wanted := groups.intersect(task.groups(subtask))):
+            continue
+        for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
+            directory = task.warehouse.local.state(task.stream, epoch, task.operator.name, number)
+            if not directory.exists():
+                continue
+            # Other subtasks that have some of its key groups read it, too.
+            with suppress(TimeoutError), lock_directory(directory, LOCK_WAIT_S):
+                state = _open_former(task, directory, groups)
+                if state is None:
+                    continue
+                try:
+                    yield state, wanted
+                finally:
+                    state.close()
+                break
+
+
+def _open_former(task: StepTask, directory: Path, groups: KeyGroupRange) -> SubtaskState | None:
+    try:
+        state = _open(task, directory, groups)
+    except StateError:
+        return None
+    try:
+        while state.version > task.restore.step:
+            state.rollback()
+        if state.version == task.restore.step:
+            return state
+    except StateError:
+        pass
+    state.close()
+    return None
 
 
 def _keep_files(directory: Path) -> Path:
@@ -191,10 +262,10 @@ def _lost_error(task: StepTask, subtask: int, why: str) -> LostWorkingState:
     )
 
 
-def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
+def _open(task: StepTask, directory: Path, groups: KeyGroupRange) -> SubtaskState:
     operator = task.operator
     return backend(task.backend).open(
-        directory, operator.tables(), operator.opaque_variables(), task.groups(subtask), task.max_parallelism
+        directory, operator.tables(), operator.opaque_variables(), groups, task.max_parallelism
     )
 
 

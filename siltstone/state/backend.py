@@ -281,7 +281,8 @@ class RowFilesState(SubtaskState, Protocol):
         ...
 
     def load_rows(self, name: str, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
-        """Fill an empty table within the open step, by files that are made here: much faster than putting rows.
+        """Fill key groups of a table within the open step, before which it was empty, by files that are made here: much
+        faster than putting rows.
 
         Args:
             batches: rows (`TableSchema.rows`) and their key groups, in order of key group and primary key.

@@ -14,10 +14,9 @@ from siltstone.state.hashing import xxhash64
 from siltstone.state.schema import DELETED, TableSchema
 
 
-def get_state(state: KeyedState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
-    """Yield all live rows (`schema.rows`) of some key groups, in bounded batches ordered by key group."""
-    for rows, _ in _table(state, table).scan(groups):
-        yield rows
+def get_state(state: KeyedState, table: str, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """Yield all live rows of some key groups, in bounded batches, in any order: (`schema.rows`, uint16 key groups)."""
+    yield from _table(state, table).scan(groups, in_order=False)
 
 
 def set_state(state: KeyedState, table: str, rows: pa.Table, key_groups: np.ndarray | None = None) -> None:
@@ -32,13 +31,15 @@ def set_state(state: KeyedState, table: str, rows: pa.Table, key_groups: np.ndar
     target.put(_batch(state, target, rows, key_groups), rows.select(target.schema.value.names))
 
 
-def get_delta(state: KeyedState, table: str) -> tuple[pa.Table, np.ndarray]:
+def get_delta(state: KeyedState, table: str, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
     """Return what changed since the last mark, one row per primary key: (`schema.changes`, uint16 key groups).
+
+    Sorted by key group; with `groups` only theirs.
 
     Raises:
         StateError: the table does not exist, or tracking was off since the last mark.
     """
-    return _table(state, table).changes()
+    return _table(state, table).changes(groups)
 
 
 def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np.ndarray | None = None) -> None:

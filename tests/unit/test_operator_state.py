@@ -347,8 +347,8 @@ def test_full_state_and_deltas_carry_over(task):
 
         def copy(_):
             for table in ("log", "log.bounds"):
-                for rows in get_state(task.state, table, task.state.groups):
-                    set_state(other.state, table, rows)
+                for rows, owners in get_state(task.state, table, task.state.groups):
+                    set_state(other.state, table, rows, owners)
 
         other.run(copy)
         assert sorted(map(str, other.dump("log"))) == sorted(map(str, task.dump("log")))
@@ -364,7 +364,7 @@ def test_full_state_and_deltas_carry_over(task):
         for table in task.state.tables:
             assert other.state.tables[table].digests.tolist() == task.state.tables[table].digests.tolist()
         assert other.state.tables["log"].rows == 16
-    some = next(get_state(task.state, "log", KeyGroupRange(0, 8)))
+    some, _ = next(get_state(task.state, "log", KeyGroupRange(0, 8)))
     with pytest.raises(StateError, match="state table 'nothing' does not exist"):
         set_state(task.state, "nothing", some)
     with pytest.raises(StateError, match="do not belong to a subtask that has 0 to 7"):

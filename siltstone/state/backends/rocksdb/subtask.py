@@ -290,7 +290,7 @@ class RocksDBState:
         return {name: (table.counts.live, table.counts.interval + 1) for name, table in self._tables.items()}
 
     def load_rows(self, name: str, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
-        """Fill an empty table in order of key (`RowFilesState`)."""
+        """Fill key groups of an empty table in order of key (`RowFilesState`)."""
         if self._step is None:
             raise StateError("state can only change within a step", advice="call begin first")
         self._tables[name].load(batches)

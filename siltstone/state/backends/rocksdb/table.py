@@ -234,12 +234,12 @@ class RocksDBTable:
         self._change(changes, image, new, groups, old, digest, image.values.null_count)
 
     def load(self, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> None:
-        """Fill the empty table with rows in order of key; undoing the step clears it.
+        """Fill key groups without rows with rows in order of key; undoing the step clears the table.
 
         Raises:
-            StateError: it is not empty, or the rows are not in order, or of other key groups.
+            StateError: it was not empty before the step, or the rows are not in order, or of other key groups.
         """
-        if self.rows or self.tracking:
+        if self.imaged or self.tracking:
             raise StateError("rows are loaded only into an empty table that tracks no changes")
         with self._database.load_sorted() as put:
             for rows, groups in batches:

@@ -1,0 +1,166 @@
+"""When the parallelism changes, key groups move between the subtasks of a machine, and only the others are restored."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.model import KeyGroupRange
+from siltstone.run.task import StepTask
+from siltstone.state.backends.named import BACKENDS
+from tests.fault.small_stream import SMALL, purchases
+from tests.proofs import failures
+from tests.region_run import RegionRun
+
+POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+NAME = SMALL.name
+OPERATORS = [operator.name for operator in SMALL.operators]
+FILES = purchases()
+
+
+class Counting(RegionRun):
+    """Counts what its subtasks read of the store to restore their state."""
+
+    restored_bytes = 0
+
+    def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+        done = super().attempt(task, rows)
+        self.restored_bytes += sum(a.restored_bytes for a in done[1])
+        return done
+
+
+def run_on(place: OpenWarehouse, parallelism: int, files: int, *, backend: str = "heap") -> Counting:
+    """A run that goes on with so many files, a checkpoint in each, and ends."""
+    run = Counting(place, SMALL, POLICY, parallelism=parallelism, backend=backend)
+    for _ in range(files):
+        run.step(FILES[run.batches])
+    run.region.close("done")
+    return run
+
+
+def places(place: OpenWarehouse, epoch: int, operator: str = "accounts") -> list[Path]:
+    """The working state of an epoch's subtasks on this machine."""
+    one = place.warehouse.local.state(NAME, epoch, operator, 0)
+    return sorted(path for path in one.parent.glob("*") if path.is_dir() and path.name.isdigit())
+
+
+def digest_of(tmp_path: Path, files: int) -> str | None:
+    with OpenWarehouse.open_writable(str(tmp_path / "undisturbed")) as place:
+        return run_on(place, 2, files).region.digest
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 4), (4, 1)])
+def test_no_key_group_of_this_machine_is_read_from_the_store(
+    tmp_path: Path, before: int, after: int, backend: str
+) -> None:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run_on(place, before, 5, backend=backend)
+        run = run_on(place, after, 2, backend=backend)
+        assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 7)
+        assert not failures(place, NAME)
+        again = run_on(place, after, 1, backend=backend)
+        assert again.restored_bytes == 0
+
+
+def test_key_groups_that_are_not_on_this_machine_are_the_only_ones_that_are_read(tmp_path: Path) -> None:
+    found, undisturbed = dict[int, int](), digest_of(tmp_path, 7)
+    for lost in (0, 1, 2):
+        with OpenWarehouse.open_writable(str(tmp_path / f"{lost}")) as place:
+            epoch = run_on(place, 2, 5).region.epoch
+            for operator in OPERATORS:
+                for directory in places(place, epoch, operator)[:lost]:
+                    shutil.rmtree(directory)
+            run = run_on(place, 3, 2)
+            found[lost] = run.restored_bytes
+            assert run.region.digest == undisturbed and not failures(place, NAME)
+    assert 0 == found[0] < found[1] < 0.8 * found[2]
+
+
+def test_state_that_is_ahead_is_rolled_back_first(tmp_path: Path) -> None:
+    """The run before died after a step that is in no checkpoint; it comes again, with other subtasks."""
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run_on(place, 2, 4)
+        dies = RegionRun(place, SMALL, POLICY, parallelism=2, checkpoint_steps=5)
+        dies.step(FILES[dies.batches])
+        run = run_on(place, 3, 3)
+        assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 7)
+        assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_damaged_state_of_this_machine_is_not_used(tmp_path: Path, backend: str) -> None:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        epoch = run_on(place, 2, 5, backend=backend).region.epoch
+        flipped = 0
+        for operator in OPERATORS:
+            for directory in places(place, epoch, operator):
+                for path in directory.rglob("*"):
+                    if path.name in ("rows", "bytes") or path.suffix == ".sst":
+                        data = bytearray(path.read_bytes())
+                        half = len(data) // 2
+                        data[:half] = bytes(255 - byte for byte in data[:half])
+                        path.write_bytes(bytes(data))
+                        flipped += 1
+        assert flipped
+        run = run_on(place, 3, 2, backend=backend)
+        assert run.restored_bytes and run.region.digest == digest_of(tmp_path, 7)
+        assert not failures(place, NAME)
+
+
+def test_a_rescale_that_died_is_begun_anew(tmp_path: Path) -> None:
+    """What it had moved is of no checkpoint; the state that it moved from is still there."""
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run_on(place, 2, 4)
+        dies = RegionRun(place, SMALL, POLICY, parallelism=3, checkpoint_steps=5)
+        dies.step(FILES[dies.batches])
+        run = run_on(place, 3, 2)
+        back = run_on(place, 2, 1)
+        assert run.restored_bytes == back.restored_bytes == 0 and back.region.digest == digest_of(tmp_path, 7)
+        assert not failures(place, NAME)
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(0, 3), st.booleans(), st.sets(st.integers(0, 5))),
+        min_size=2,
+        max_size=5,
+    )
+)
+def test_however_often_it_is_rescaled_the_state_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int, bool, set[int]]]
+) -> None:
+    root = tmp_path_factory.mktemp("moved")
+    with OpenWarehouse.open_writable(str(root / "w")) as place:
+        taken = 0
+        for parallelism, files, dies, lost in runs:
+            run = run_on(place, parallelism, files)
+            taken += files
+            if dies:
+                ahead = RegionRun(place, SMALL, POLICY, parallelism=parallelism, checkpoint_steps=5)
+                ahead.step(FILES[ahead.batches])
+            for operator in OPERATORS:
+                for number, directory in enumerate(places(place, run.region.epoch, operator)):
+                    if number in lost:
+                        shutil.rmtree(directory)
+        last = run_on(place, 2, 1)
+        assert last.region.digest == digest_of(root, taken + 1) and not failures(place, NAME)
+
+
+def test_what_is_left_of_a_range() -> None:
+    whole = KeyGroupRange(4, 8)
+    assert whole.without(KeyGroupRange(5, 6)) == [KeyGroupRange(4, 5), KeyGroupRange(6, 8)]
+    assert whole.without(KeyGroupRange(0, 6)) == [KeyGroupRange(6, 8)]
+    assert whole.without(KeyGroupRange(6, 9)) == [KeyGroupRange(4, 6)]
+    assert whole.without(whole) == [] and whole.without(KeyGroupRange(8, 9)) == [whole] == whole.without(
+        KeyGroupRange(0, 4)
+    )
