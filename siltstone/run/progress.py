@@ -18,6 +18,7 @@ from siltstone.chains.background import MaterializationEvent
 from siltstone.chains.costs import recorded_cost, recorded_states
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form
+from siltstone.run.lag import LagWatch
 from siltstone.run.pending import Completed
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class RunProgress:
         self._newest: _Newest | None = None
         self._query: Mapping[tuple[str, str], float] = {}
         self._query_read_s = 0.0
+        self.lag = LagWatch(stream)
+        """how far the run is behind its sources"""
 
     def begin_epoch(self, newest: CheckpointRecord | None) -> None:
         """Note that a writer epoch begins, after the stream's newest completed checkpoint.
@@ -268,6 +271,13 @@ class RunProgress:
             if ("", key) in self._query:
                 text = f"Spark's {key} of its newest micro-batch."
                 yield self._gauge(f"siltstone_query_{kind}_rows_per_second", text, {(): self._query["", key]})
+        lag = self.lag.lag
+        if lag is not None:
+            text = "Rows that wait in sources which tell it, after the newest micro-batch."
+            yield self._gauge("siltstone_lag_rows", text, {(): lag.rows})
+            if lag.left_s is not None:
+                text = "Time until no row waits, at the rate since the run began to be behind."
+                yield self._gauge("siltstone_catch_up_seconds", text, {(): lag.left_s}, unit="seconds")
         reported = {key: value for key, value in self._query.items() if key[0]}
         text = "Numbers that a source reports to Spark, such as Kafka's maxOffsetsBehindLatest."
         yield self._gauge("siltstone_source_reported", text, reported, "source", "name")

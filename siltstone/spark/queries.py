@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
+from siltstone.run.lag import Backlog
 from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
 from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
@@ -89,6 +90,30 @@ def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> 
         with suppress(TypeError, ValueError):  # a source may report text, too
             found[source, name] = float(value)
     return found
+
+
+def read_backlog(query: StreamingQuery) -> Backlog | None:
+    """Read how many rows wait in the sources that tell it, which are those of partitions with offsets, as Kafka's are;
+    None if there are none, or no micro-batch has ended."""
+    try:
+        newest = query.lastProgress
+    except (Py4JError, KeyError):  # as in `read_progress`
+        return None
+    told = [_count_between(of.get("endOffset"), of.get("latestOffset")) for of in (newest["sources"] if newest else ())]
+    rows = [each for each in told if each is not None]
+    return Backlog(newest["batchId"], sum(rows), newest["numInputRows"]) if newest and rows else None
+
+
+def _count_between(end: Any, latest: Any) -> int | None:
+    """Count the offsets between two of a source: topic -> partition -> offset, as JSON text or decoded."""
+    try:
+        first, last = (json.loads(each) if isinstance(each, str) else each for each in (end, latest))
+        pairs = [
+            (first.get(topic, {}).get(part, 0), offset) for topic, of in last.items() for part, offset in of.items()
+        ]
+        return sum(max(0, after - before) for before, after in pairs)
+    except (AttributeError, TypeError, ValueError):  # other sources' offsets are of any form
+        return None
 
 
 def _check_plan(plan: Any) -> None:

@@ -43,6 +43,7 @@ from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import (
     check_query,
     check_source,
+    read_backlog,
     read_files,
     read_progress,
     source_log,
@@ -233,6 +234,7 @@ class StreamRunner:
                 self._complete_overdue()
                 self._fire_due(query)
                 self._progress.refresh_query(partial(read_progress, query, self._names))
+                self._progress.lag.refresh(partial(read_backlog, query))
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
         except StreamingQueryException:

@@ -1,6 +1,7 @@
 """Kafka as a source: each record counts once, whatever is killed, and what cannot be read again is refused by name."""
 
 import json
+import logging
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from siltstone.chains.inspect import show_checkpoint
 from siltstone.errors import InputChanged, StateError, UsageError
 from siltstone.format.manifests import read_manifests
 from siltstone.restore.table import read_table
+from siltstone.run import lag
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.sinks.delta import DeltaSink
@@ -140,8 +142,15 @@ def test_from_the_latest_nothing_is_lost_between_runs(
 
 
 def test_a_run_tells_how_far_it_is_behind(
-    kafka: KafkaServer, topic: str, settings: Settings, spark: SparkSession
+    kafka: KafkaServer,
+    topic: str,
+    settings: Settings,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(lag, "TELL_S", 0.0)
+    caplog.set_level(logging.INFO, "siltstone")
     kafka.create_topic(topic)
     kafka.produce(topic, rows_of(0, 100))
     stream = tallied(subscribe=topic, maxOffsetsPerTrigger="25")
@@ -155,6 +164,10 @@ def test_a_run_tells_how_far_it_is_behind(
     finally:
         begun.stop()
     assert seen <= {75.0, 50.0, 25.0, 0.0}
+    told = [each for each in caplog.messages if each.startswith(("catching up", "caught up"))]
+    behind = [int(each.split("rows_behind=")[1].split()[0]) for each in told[:-1]]
+    assert behind and set(behind) <= {75, 50} and behind == sorted(behind, reverse=True)
+    assert told[-1].startswith(f"caught up stream={stream.name} ")
     check_exact(settings, stream, rows_of(0, 100))
 
 
