@@ -73,7 +73,7 @@ class Log:
 class Query:
     """A streaming query, and the DataFrame that it is of: hands one micro-batch after the other to the runner."""
 
-    sparkSession = None
+    sparkSession = lastProgress = None
 
     def __init__(self, first: int) -> None:
         self.first, self.error, self.stopped = first, None, threading.Event()
