@@ -214,7 +214,7 @@ def load_state(
     scratch: Path | None = None,
     local: LocalFiles | None = None,
     trusted: Collection[str] = (),
-    former: Iterable[tuple[SubtaskState, KeyGroupRange]] = (),
+    former: Iterable[tuple[SubtaskState, KeyGroupRange]] | None = None,
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
@@ -230,7 +230,7 @@ def load_state(
         local: files that are on this machine already.
         trusted: see `FileSets`.
         former: state of the same variables at the same version, and which of its key groups are wanted; each is asked
-            for once the one before it was used.
+            for once the one before it was used. None if there is none; only then are files looked at first.
 
     Returns:
         The bytes of blocks read.
@@ -245,14 +245,15 @@ def load_state(
         target = manifests[max(manifests)]
         shared = {name for name, table in state.tables.items() if table.schema.broadcast}
         list_reads = partial(_list_reads, manifests, operator, state, shared)
-        reads = list_reads([state.groups])
         with FileSets(reader, local, trusted) as files:
-            adopted = _adopt_files(state, reads, files, target.digests[operator])
-            state.begin(step, tracking=False)
-            if adopted:
-                reads = [read for read in reads if read.handle.form is not Form.FILES]
-            elif (left := _move_groups(state, former, target.digests[operator], shared)) != [state.groups]:
-                reads = list_reads(left)
+            if former is None:
+                reads = list_reads([state.groups])
+                if _adopt_files(state, reads, files, target.digests[operator]):
+                    reads = [read for read in reads if read.handle.form is not Form.FILES]
+                state.begin(step, tracking=False)
+            else:
+                state.begin(step, tracking=False)
+                reads = list_reads(_move_groups(state, former, target.digests[operator], shared))
             apply_reads(state, reads, reader, scratch, files)
         check_digests(digests_of(state), operator, state.groups, target, {*state.tables, *state.opaque} - shared)
         every = KeyGroupRange(0, state.max_parallelism)

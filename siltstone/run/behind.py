@@ -69,16 +69,15 @@ class CheckpointsBehind:
             # Daemons: a driver that ends without waiting ends its run like a crash, which loses nothing.
             for what, work in zip(("store", "deliver"), self._work, strict=True):
                 name = f"siltstone-{what}-{self._region.stream.name}"
-                self._threads.append(Thread(target=work, name=name, daemon=True))
-                self._threads[-1].start()
+                thread = Thread(target=work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         [*_, newest] = self._region.protocol.pending
         uploaded, name = Future[None](), f"siltstone-upload-{self._region.stream.name}-{newest.id}"
         upload = partial(copy_context().run, self._upload, newest.id, uploaded)
-        self._uploads = [
-            *(each for each in self._uploads if each.is_alive()),
-            Thread(target=upload, name=name, daemon=True),
-        ]
-        self._uploads[-1].start()
+        thread = Thread(target=upload, name=name, daemon=True)
+        thread.start()
+        self._uploads = [*(each for each in self._uploads if each.is_alive()), thread]
         self._queues[0].put(partial(copy_context().run, partial(self._complete, uploaded)))
 
     def _upload(self, checkpoint: int, uploaded: Future[None]) -> None:

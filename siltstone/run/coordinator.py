@@ -170,8 +170,8 @@ class Coordinator:
             StateError: no checkpoint is prepared, the one before it is not complete, or the region has failed.
             Exception: what `store` raised; the region is `resetting`, and the checkpoint failed.
         """
+        checkpoint = rules.find_unstored(self.region)
         try:
-            checkpoint = rules.find_unstored(self.region)
             store(checkpoint)
             self._move(rules.note_durable, checkpoint.id)
         except BaseException as error:

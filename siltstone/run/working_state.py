@@ -17,7 +17,8 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from siltstone.errors import CorruptObject, LostWorkingState, ProofFailed, StateError
+from siltstone.errors import CorruptObject, LostWorkingState, StateError, Unreachable, summarize
+from siltstone.log import get_logger
 from siltstone.model import KeyGroupRange
 from siltstone.restore.local_files import LocalFiles
 from siltstone.restore.restore import digests_of, load_state
@@ -31,7 +32,10 @@ from siltstone.store.private import make_private_directory, open_private
 from siltstone.store.scratch import SCRATCH, remove_abandoned
 
 LOCK_WAIT_S = 60.0
+FORMER_WAIT_S = 30.0
+"""for the states of all former subtasks together"""
 LOCK_POLL_S = 0.02
+_LOG = get_logger(__name__)
 
 
 @contextmanager
@@ -49,10 +53,11 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with lock_directory(directory, LOCK_WAIT_S):
+        is_new, state = not directory.exists(), _at_base(task, subtask, directory, clock)
         # Within an interval whose steps are not logged, that of another epoch has changes since a mark of its own.
-        if not (directory.exists() or _is_rescaled(task)) and (task.logs or task.base_step == task.begins_after):
-            _take_over(task, subtask, directory)
-        state = _at_base(task, subtask, directory, clock) or _restore(task, subtask, directory, clock)
+        if is_new and not _is_rescaled(task) and (task.logs or task.base_step == task.begins_after):
+            state = _take_over(task, subtask, directory, clock)
+        state = state or _restore(task, subtask, directory, clock)
         try:
             state.release(task.restore.step)
             yield state
@@ -137,13 +142,8 @@ def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     if not is_logged(task, task.restore.step):
         raise _lost_error(task, subtask, "were not logged")
     kept = _keep_files(directory)
-    try:
-        with closing(_former_states(task, subtask)) as former:
-            state = _load(task, subtask, directory, kept, clock, former)
-    except (StateError, ProofFailed):
-        if not _is_rescaled(task):
-            raise
-        state = _load(task, subtask, directory, kept, clock, ())  # what was on this machine is damaged
+    state = _move(task, subtask, directory, kept, clock) if _is_rescaled(task) else None
+    state = state or _load(task, subtask, directory, kept, clock)
     try:
         if task.base_step != task.restore.step:
             _roll_forward_or_raise(task, subtask, state, clock)
@@ -155,13 +155,31 @@ def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     return state
 
 
+def _move(task: StepTask, subtask: int, directory: Path, kept: Path, clock: PhaseTimer) -> SubtaskState | None:
+    """Make new working state of the newest checkpoint from what is on this machine, and the store; None if what is here
+    is damaged."""
+    with closing(_former_states(task, subtask)) as former:
+        try:
+            return _load(task, subtask, directory, kept, clock, former)
+        except Unreachable:
+            raise
+        except Exception as error:  # damaged files may fail in any way
+            _LOG.warning(
+                "state of another parallelism cannot be used",
+                stream=task.stream,
+                operator=task.operator.name,
+                error=summarize(error),
+            )
+            return None
+
+
 def _load(
     task: StepTask,
     subtask: int,
     directory: Path,
     kept: Path,
     clock: PhaseTimer,
-    former: Iterable[tuple[SubtaskState, KeyGroupRange]],
+    former: Iterable[tuple[SubtaskState, KeyGroupRange]] | None = None,
 ) -> SubtaskState:
     """Make new working state of the newest checkpoint, in place of what is in the directory."""
     shutil.rmtree(directory, ignore_errors=True)
@@ -197,8 +215,7 @@ def _is_rescaled(task: StepTask) -> bool:
 def _former_states(task: StepTask, subtask: int) -> Generator[tuple[SubtaskState, KeyGroupRange]]:
     """Yield what subtasks of the newest checkpoint's epoch left on this machine at its version: one state after the
     other, each with those of its key groups that this subtask has now."""
-    if not (_is_rescaled(task) and task.oldest_epoch):
-        return
+    until_s = time.monotonic() + FORMER_WAIT_S
     for number, groups in enumerate(KeyGroupRange(0, task.max_parallelism).split(task.former_parallelism)):
         if not len(wanted := groups.intersect(task.groups(subtask))):
             continue
@@ -206,8 +223,8 @@ def _former_states(task: StepTask, subtask: int) -> Generator[tuple[SubtaskState
             directory = task.warehouse.local.state(task.stream, epoch, task.operator.name, number)
             if not directory.exists():
                 continue
-            # Other subtasks that have some of its key groups read it, too.
-            with suppress(TimeoutError), lock_directory(directory, LOCK_WAIT_S):
+            # Other subtasks that have some of its key groups read it, too; a process that hangs may have it for ever.
+            with suppress(TimeoutError), lock_directory(directory, max(0.0, until_s - time.monotonic())):
                 state = _open_former(task, directory, groups)
                 if state is None:
                     continue
@@ -219,18 +236,18 @@ def _former_states(task: StepTask, subtask: int) -> Generator[tuple[SubtaskState
 
 
 def _open_former(task: StepTask, directory: Path, groups: KeyGroupRange) -> SubtaskState | None:
-    try:
+    """Open state at the newest checkpoint's version; None if it is of another shape or version, or damaged."""
+    with suppress(Exception):  # damaged files may fail in any way
         state = _open(task, directory, groups)
-    except StateError:
-        return None
-    try:
-        while state.version > task.restore.step:
-            state.rollback()
-        if state.version == task.restore.step:
-            return state
-    except StateError:
-        pass
-    state.close()
+        try:
+            while state.version > task.restore.step:
+                state.rollback()
+            if state.version == task.restore.step:
+                return state
+        except BaseException:
+            state.close()
+            raise
+        state.close()
     return None
 
 
@@ -269,18 +286,28 @@ def _open(task: StepTask, directory: Path, groups: KeyGroupRange) -> SubtaskStat
     )
 
 
-def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
-    """Move an earlier epoch's directory here, unless its writer is still at work on it."""
+def _take_over(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState | None:
+    """Move an earlier epoch's directory here, the newest that can be brought to the base version; None if none can.
+
+    One whose writer is still at work on it is left alone, and so are those before it.
+    """
     if not task.oldest_epoch:
-        return
+        return None
     for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
         old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
-        if old.exists():
-            with suppress(TimeoutError), lock_directory(old, wait_s=0):
+        if not old.exists():
+            continue
+        try:
+            with lock_directory(old, wait_s=0):
                 make_private_directory(directory.parent)
+                shutil.rmtree(directory, ignore_errors=True)
                 with suppress(FileNotFoundError):
                     os.rename(old, directory)
-            return
+        except TimeoutError:
+            return None
+        if (state := _at_base(task, subtask, directory, clock)) is not None:
+            return state
+    return None
 
 
 def remove_older_epochs(local: LocalLayout, stream: str, oldest: int) -> None:

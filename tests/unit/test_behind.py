@@ -190,6 +190,25 @@ def test_what_fails_behind_the_stream_is_why_its_step_in_progress_is_refused(
         assert len(run.errors) == 2 and {str(error) for error in run.errors} == {"the test says so"}
 
 
+@pytest.mark.parametrize("which", ["siltstone-store", "siltstone-deliver", "siltstone-upload"])
+def test_where_no_thread_can_be_started_closing_waits_for_those_that_were(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith(which):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    run = Run(place, 1)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run.step()
+    run.behind.close()
+    assert not [each.name for each in threading.enumerate() if each.name.endswith(f"-{NAME}")]
+
+
 def test_a_thread_that_cannot_begin_fails_the_run(place: OpenWarehouse) -> None:
     """Else the stream would wait for ever for room."""
 

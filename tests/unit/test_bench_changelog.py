@@ -140,6 +140,7 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
         "rocksdb",
         "files",
         "pending",
+        "uploads",
         "throughput",
         "python",
         "latency",

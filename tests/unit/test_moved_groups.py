@@ -1,7 +1,9 @@
 """When the parallelism changes, key groups move between the subtasks of a machine, and only the others are restored."""
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.chains.policies import Policy, PolicyOptions, policy_by_name
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import KeyGroupRange
+from siltstone.run import working_state
 from siltstone.run.task import StepTask
+from siltstone.run.working_state import lock_directory
 from siltstone.state.backends.named import BACKENDS
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures
@@ -36,9 +40,11 @@ class Counting(RegionRun):
         return done
 
 
-def run_on(place: OpenWarehouse, parallelism: int, files: int, *, backend: str = "heap") -> Counting:
+def run_on(
+    place: OpenWarehouse, parallelism: int, files: int, *, backend: str = "heap", policy: Policy = POLICY
+) -> Counting:
     """A run that goes on with so many files, a checkpoint in each, and ends."""
-    run = Counting(place, SMALL, POLICY, parallelism=parallelism, backend=backend)
+    run = Counting(place, SMALL, policy, parallelism=parallelism, backend=backend)
     for _ in range(files):
         run.step(FILES[run.batches])
     run.region.close("done")
@@ -113,6 +119,68 @@ def test_damaged_state_of_this_machine_is_not_used(tmp_path: Path, backend: str)
         run = run_on(place, 3, 2, backend=backend)
         assert run.restored_bytes and run.region.digest == digest_of(tmp_path, 7)
         assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("damage", ["offsets", "undo"])
+def test_damage_that_no_check_of_the_backend_finds_is_not_fatal(tmp_path: Path, damage: str) -> None:
+    """Offsets that lead anywhere, which Arrow refuses; a directory whose removal was killed half way."""
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        epoch = run_on(place, 2, 4).region.epoch
+        if damage == "undo":
+            for directory in places(place, epoch):
+                shutil.rmtree(directory / "undo")
+        else:
+            for path in places(place, epoch)[0].rglob("offsets"):
+                path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+        run = run_on(place, 3, 2)
+        assert run.restored_bytes and run.region.digest == digest_of(tmp_path, 6) and not failures(place, NAME)
+
+
+def test_a_directory_whose_removal_was_killed_is_restored_at_the_same_parallelism(tmp_path: Path) -> None:
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        for directory in places(place, run_on(place, 2, 4).region.epoch):
+            shutil.rmtree(directory / "undo")
+        run = run_on(place, 2, 1)
+        assert run.restored_bytes and run.region.digest == digest_of(tmp_path, 5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("between", [3, 4])
+def test_back_to_the_parallelism_before_a_run_that_died_nothing_is_read(
+    tmp_path: Path, between: int, backend: str
+) -> None:
+    """Its working state has other key groups; the state before it fits."""
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run_on(place, 2, 4, backend=backend)
+        dies = RegionRun(place, SMALL, POLICY, parallelism=between, checkpoint_steps=5, backend=backend)
+        dies.step(FILES[dies.batches])
+        run = run_on(place, 2, 2, backend=backend)
+        assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 6)
+        assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 4), (4, 2)])
+def test_files_of_rocksdb_are_not_fetched_either(tmp_path: Path, before: int, after: int) -> None:
+    """Also where a subtask has the key groups that one had before."""
+    files = policy_by_name("files", PolicyOptions())
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run_on(place, before, 4, backend="rocksdb", policy=files)
+        run = run_on(place, after, 2, backend="rocksdb", policy=files)
+        assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 6)
+        assert not failures(place, NAME)
+
+
+def test_a_process_that_hangs_on_to_state_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working_state, "FORMER_WAIT_S", 0.5)
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place, ExitStack() as hung:
+        epoch = run_on(place, 4, 4).region.epoch
+        for operator in OPERATORS:
+            for directory in places(place, epoch, operator):
+                hung.enter_context(lock_directory(directory, 0))
+        began_s = time.monotonic()
+        run = run_on(place, 1, 1)
+        assert time.monotonic() - began_s < 0.5 * (len(OPERATORS) + 3), "not one for each former subtask"
+        assert run.restored_bytes and run.region.digest == digest_of(tmp_path, 5)
 
 
 def test_a_rescale_that_died_is_begun_anew(tmp_path: Path) -> None:

@@ -266,7 +266,10 @@ class HeapState:
         return self.directory / "undo" / f"{step:012d}"
 
     def _undo_steps(self) -> list[int]:
-        return [int(path.name) for path in (self.directory / "undo").iterdir() if path.name.isdigit()]
+        try:
+            return [int(path.name) for path in (self.directory / "undo").iterdir() if path.name.isdigit()]
+        except FileNotFoundError:  # what removed the directory was killed half way
+            raise StateError(f"{self.directory} has no before-images", advice=DISTRUST) from None
 
     def _header_before(self, step: int) -> dict[str, Any] | None:
         """Return the header before a step; None if the step was interrupted before anything was written."""
