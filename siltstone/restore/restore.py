@@ -218,10 +218,10 @@ def load_state(
 ) -> int:
     """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
-    Key groups that other working state on this machine has, with the recorded digests, come from there instead. Files
-    that hold just these tables and key groups and that this run or this machine wrote become the state's own,
-    without reading a row: by their checksums, they are the files that had the recorded digests. Other files are read
-    row by row.
+    Key groups that other working state on this machine has, with the recorded digests, come from there instead. If there
+    is none, files that hold just these tables and key groups and that this run or this machine wrote become the state's
+    own, without reading a row: by their checksums, they are the files that had the recorded digests. Other files are
+    read row by row.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.
@@ -230,14 +230,13 @@ def load_state(
         local: files that are on this machine already.
         trusted: see `FileSets`.
         former: state of the same variables at the same version, and which of its key groups are wanted; each is asked
-            for once the one before it was used. None if there is none; only then are files looked at first.
+            for once the one before it was used.
 
     Returns:
         The bytes of blocks read.
 
     Raises:
-        CorruptObject, ProofFailed: the chain is damaged, or what `former` has is.
-        StateError: what `former` has cannot be read.
+        CorruptObject, ProofFailed, StateError: the chain is damaged, or what `former` has is.
     """
     manifests = read_manifests(store, stored, stream)
     reader = BlockReader(store, objects_of(manifests), scratch)
