@@ -63,7 +63,7 @@ def digest_of(tmp_path: Path, files: int) -> str | None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 4), (4, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1)])
 def test_no_key_group_of_this_machine_is_read_from_the_store(
     tmp_path: Path, before: int, after: int, backend: str
 ) -> None:
@@ -145,27 +145,23 @@ def test_a_directory_whose_removal_was_killed_is_restored_at_the_same_parallelis
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("between", [3, 4])
-def test_back_to_the_parallelism_before_a_run_that_died_nothing_is_read(
-    tmp_path: Path, between: int, backend: str
-) -> None:
+def test_back_to_the_parallelism_before_a_run_that_died_nothing_is_read(tmp_path: Path, backend: str) -> None:
     """Its working state has other key groups; the state before it fits."""
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run_on(place, 2, 4, backend=backend)
-        dies = RegionRun(place, SMALL, POLICY, parallelism=between, checkpoint_steps=5, backend=backend)
+        dies = RegionRun(place, SMALL, POLICY, parallelism=3, checkpoint_steps=5, backend=backend)
         dies.step(FILES[dies.batches])
         run = run_on(place, 2, 2, backend=backend)
         assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 6)
         assert not failures(place, NAME)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 4), (4, 2)])
-def test_files_of_rocksdb_are_not_fetched_either(tmp_path: Path, before: int, after: int) -> None:
-    """Also where a subtask has the key groups that one had before."""
+def test_files_of_rocksdb_are_not_fetched_either(tmp_path: Path) -> None:
+    """Also where a subtask has the key groups that one had before: of 16, the first has 4 at 4 subtasks and at 5."""
     files = policy_by_name("files", PolicyOptions())
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
-        run_on(place, before, 4, backend="rocksdb", policy=files)
-        run = run_on(place, after, 2, backend="rocksdb", policy=files)
+        run_on(place, 4, 4, backend="rocksdb", policy=files)
+        run = run_on(place, 5, 2, backend="rocksdb", policy=files)
         assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 6)
         assert not failures(place, NAME)
 
@@ -196,7 +192,7 @@ def test_a_rescale_that_died_is_begun_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 5), st.integers(0, 3), st.booleans(), st.sets(st.integers(0, 5))),
