@@ -284,10 +284,9 @@ def _move_groups(
         if any(not np.array_equal(found[name][at], of) for name, of in recorded.items()):
             continue
         for name in sorted(state.tables.keys() - shared):
-            if other.tables[name].rows:
-                state.tables[name].reserve(other.tables[name].rows * len(state.groups) // len(other.groups))
+            state.tables[name].reserve(other.tables[name].rows * len(state.groups) // len(other.groups))
             batches = get_state(other, name, groups)
-            if isinstance(state, RowFilesState):
+            if isinstance(state, RowFilesState):  # so is the other one, which has no other order than that of keys
                 state.load_rows(name, batches)
                 continue
             for rows, key_groups in batches:

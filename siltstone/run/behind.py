@@ -66,19 +66,19 @@ class CheckpointsBehind:
     def add(self) -> None:
         """Take the checkpoint that the region has just prepared; `turn` is held."""
         if not self._threads:
-            # Daemons: a driver that ends without waiting ends its run like a crash, which loses nothing.
             for what, work in zip(("store", "deliver"), self._work, strict=True):
-                name = f"siltstone-{what}-{self._region.stream.name}"
-                thread = Thread(target=work, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                self._threads.append(self._start(what, work))
         [*_, newest] = self._region.protocol.pending
-        uploaded, name = Future[None](), f"siltstone-upload-{self._region.stream.name}-{newest.id}"
-        upload = partial(copy_context().run, self._upload, newest.id, uploaded)
-        thread = Thread(target=upload, name=name, daemon=True)
-        thread.start()
+        uploaded = Future[None]()
+        thread = self._start("upload", partial(copy_context().run, partial(self._upload, newest.id, uploaded)))
         self._uploads = [*(each for each in self._uploads if each.is_alive()), thread]
         self._queues[0].put(partial(copy_context().run, partial(self._complete, uploaded)))
+
+    def _start(self, what: str, work: Callable[[], object]) -> Thread:
+        # A daemon: a driver that ends without waiting ends its run like a crash, which loses nothing.
+        thread = Thread(target=work, name=f"siltstone-{what}-{self._region.stream.name}", daemon=True)
+        thread.start()
+        return thread
 
     def _upload(self, checkpoint: int, uploaded: Future[None]) -> None:
         try:

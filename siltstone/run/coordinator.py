@@ -97,8 +97,8 @@ P = ParamSpec("P")
 class Coordinator:
     """Takes the steps and checkpoints of one epoch in turn.
 
-    One thread takes steps. Meanwhile, one other thread may `store` and one may `deliver`, and any number may begin to;
-    `commit` comes between two steps.
+    One thread takes steps. Meanwhile, other threads may each store a checkpoint but for its manifest (`begin_storing`),
+    one may `store` it to the end, and one may `deliver`; `commit` comes between two steps.
 
     Args:
         region: where the epoch begins (`protocol_rules.open_region`).

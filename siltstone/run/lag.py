@@ -5,7 +5,6 @@ buffers). A run tells how many while there are more than one further micro-batch
 micro-batch, such as Kafka's `maxOffsetsPerTrigger`, keeps steps small meanwhile (docs/adr/0081).
 """
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class Lag:
 
 
 class LagWatch:
-    """Notes how far a run is behind, and tells it in log events; thread-safe.
+    """Notes how far a run is behind, and tells it in log events. One thread refreshes it; any may read `lag`.
 
     Args:
         now_s: a clock in seconds that never goes back.
@@ -56,7 +55,6 @@ class LagWatch:
 
     def __init__(self, stream: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._now_s = stream, now_s
-        self._lock = threading.Lock()
         self._began: tuple[float, int] | None = None
         """when the run began to be behind, and by how many rows"""
         self._asked_s: float | None = None
@@ -82,17 +80,16 @@ class LagWatch:
         if found is None or found == self._newest:
             return
         self._newest = found
-        with self._lock:
-            if found.rows <= found.batch_rows:
-                if self._began is not None:
-                    _LOG.info("caught up", stream=self._stream, seconds=round(now_s - self._began[0], 1))
-                self._began, self._lag = None, Lag(found.rows)
-                return
-            self._began = self._began or (now_s, found.rows)
-            since_s, before = now_s - self._began[0], self._began[1]
-            rate = (before - found.rows) / since_s if since_s else None
-            left_s = found.rows / rate if rate is not None and rate > 0 else None
-            self._lag = Lag(found.rows, rate, left_s)
+        if found.rows <= found.batch_rows:
+            if self._began is not None:
+                _LOG.info("caught up", stream=self._stream, seconds=round(now_s - self._began[0], 1))
+            self._began, self._lag = None, Lag(found.rows)
+            return
+        self._began = self._began or (now_s, found.rows)
+        since_s, before = now_s - self._began[0], self._began[1]
+        rate = (before - found.rows) / since_s if since_s else None
+        left_s = found.rows / rate if rate is not None and rate > 0 else None
+        self._lag = Lag(found.rows, rate, left_s)
         _LOG.info(
             "catching up",
             stream=self._stream,

@@ -144,13 +144,9 @@ def _restore(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     kept = _keep_files(directory)
     state = _move(task, subtask, directory, kept, clock) if _is_rescaled(task) else None
     state = state or _load(task, subtask, directory, kept, clock)
-    try:
+    with _removing_on_error(state, directory):
         if task.base_step != task.restore.step:
             _roll_forward_or_raise(task, subtask, state, clock)
-    except BaseException:
-        state.close()
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
     shutil.rmtree(kept, ignore_errors=True)
     return state
 
@@ -185,7 +181,7 @@ def _load(
     shutil.rmtree(directory, ignore_errors=True)
     make_private_directory(directory.parent)
     state, restore = _open(task, directory, task.groups(subtask)), task.restore
-    try:
+    with _removing_on_error(state, directory):
         if restore.checkpoint:
             with clock.phase("restore"):
                 clock.restored_bytes += load_state(
@@ -200,11 +196,18 @@ def _load(
                     trusted=restore.files,
                     former=former,
                 )
+    return state
+
+
+@contextmanager
+def _removing_on_error(state: SubtaskState, directory: Path) -> Iterator[None]:
+    """Close state and remove its directory if the block fails."""
+    try:
+        yield
     except BaseException:
         state.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    return state
 
 
 def _is_rescaled(task: StepTask) -> bool:

@@ -73,10 +73,7 @@ def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> 
     Args:
         names: of the sources; None for their numbers.
     """
-    try:
-        newest = query.lastProgress
-    except (Py4JError, KeyError):  # Spark is gone, which others notice; it leaves out a rate that is not finite
-        return {}
+    newest = _read_newest(query)
     if newest is None:
         return {}
     rates = ("inputRowsPerSecond", "processedRowsPerSecond")
@@ -95,13 +92,20 @@ def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> 
 def read_backlog(query: StreamingQuery) -> Backlog | None:
     """Read how many rows wait in the sources that tell it, which are those of partitions with offsets, as Kafka's are;
     None if there are none, or no micro-batch has ended."""
-    try:
-        newest = query.lastProgress
-    except (Py4JError, KeyError):  # as in `read_progress`
+    newest = _read_newest(query)
+    if newest is None:
         return None
-    told = [_count_between(of.get("endOffset"), of.get("latestOffset")) for of in (newest["sources"] if newest else ())]
+    told = (_count_between(of.get("endOffset"), of.get("latestOffset")) for of in newest["sources"])
     rows = [each for each in told if each is not None]
-    return Backlog(newest["batchId"], sum(rows), newest["numInputRows"]) if newest and rows else None
+    return Backlog(newest["batchId"], sum(rows), newest["numInputRows"]) if rows else None
+
+
+def _read_newest(query: StreamingQuery) -> Any:
+    """Return a query's newest progress; None if there is none."""
+    try:
+        return query.lastProgress
+    except (Py4JError, KeyError):  # Spark is gone, which others notice; it leaves out a rate that is not finite
+        return None
 
 
 def _count_between(end: Any, latest: Any) -> int | None:

@@ -20,7 +20,7 @@ class Watched:
         self.watch = LagWatch("orders", lambda: self.now_s)
 
     def tell(self, after_s: float, rows: int | None, batch_rows: int = 100, batch: int | None = None) -> list[str]:
-        """What is told, some seconds later, of so many rows that wait."""
+        """The log events of a refresh after some seconds, with `rows` rows that wait in the sources."""
 
         def read() -> Backlog | None:
             self.asked += 1
@@ -68,7 +68,7 @@ def test_a_long_micro_batch_does_not_count_as_a_slow_one(caplog: pytest.LogCaptu
     [
         ([('{"t": {"0": 10, "1": 5}}', '{"t": {"0": 30, "1": 5}}')], 20),
         ([({"t": {"0": 10}}, {"t": {"0": 10, "1": 7}, "new": {"0": 3}})], 10),
-        ([('{"t": {"0": 30}}', '{"t": {"0": 10}}')], 0),  # a topic that was made anew
+        ([('{"t": {"0": 30}}', '{"t": {"0": 10}}')], 0),  # the topic was deleted, and created again
         ([('{"t": {"0": 1}}', '{"t": {"0": 2}}'), ('{"logOffset": 4}', None)], 1),
         ([('{"logOffset": 4}', None)], None),
         ([("6", "7")], None),

@@ -43,12 +43,18 @@ class Counting(RegionRun):
 def run_on(
     place: OpenWarehouse, parallelism: int, files: int, *, backend: str = "heap", policy: Policy = POLICY
 ) -> Counting:
-    """A run that goes on with so many files, a checkpoint in each, and ends."""
+    """Go on with the next `files` files, a checkpoint for each, and end the run."""
     run = Counting(place, SMALL, policy, parallelism=parallelism, backend=backend)
     for _ in range(files):
         run.step(FILES[run.batches])
     run.region.close("done")
     return run
+
+
+def die_ahead(place: OpenWarehouse, parallelism: int, backend: str = "heap") -> None:
+    """A run that dies after a step which is in no checkpoint."""
+    run = RegionRun(place, SMALL, POLICY, parallelism=parallelism, checkpoint_steps=5, backend=backend)
+    run.step(FILES[run.batches])
 
 
 def places(place: OpenWarehouse, epoch: int, operator: str = "accounts") -> list[Path]:
@@ -94,8 +100,7 @@ def test_state_that_is_ahead_is_rolled_back_first(tmp_path: Path) -> None:
     """The run before died after a step that is in no checkpoint; it comes again, with other subtasks."""
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run_on(place, 2, 4)
-        dies = RegionRun(place, SMALL, POLICY, parallelism=2, checkpoint_steps=5)
-        dies.step(FILES[dies.batches])
+        die_ahead(place, 2)
         run = run_on(place, 3, 3)
         assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 7)
         assert not failures(place, NAME)
@@ -149,8 +154,7 @@ def test_back_to_the_parallelism_before_a_run_that_died_nothing_is_read(tmp_path
     """Its working state has other key groups; the state before it fits."""
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run_on(place, 2, 4, backend=backend)
-        dies = RegionRun(place, SMALL, POLICY, parallelism=3, checkpoint_steps=5, backend=backend)
-        dies.step(FILES[dies.batches])
+        die_ahead(place, 3, backend)
         run = run_on(place, 2, 2, backend=backend)
         assert run.restored_bytes == 0 and run.region.digest == digest_of(tmp_path, 6)
         assert not failures(place, NAME)
@@ -183,8 +187,7 @@ def test_a_rescale_that_died_is_begun_anew(tmp_path: Path) -> None:
     """What it had moved is of no checkpoint; the state that it moved from is still there."""
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
         run_on(place, 2, 4)
-        dies = RegionRun(place, SMALL, POLICY, parallelism=3, checkpoint_steps=5)
-        dies.step(FILES[dies.batches])
+        die_ahead(place, 3)
         run = run_on(place, 3, 2)
         back = run_on(place, 2, 1)
         assert run.restored_bytes == back.restored_bytes == 0 and back.region.digest == digest_of(tmp_path, 7)
@@ -210,8 +213,7 @@ def test_however_often_it_is_rescaled_the_state_is_the_same(
             run = run_on(place, parallelism, files)
             taken += files
             if dies:
-                ahead = RegionRun(place, SMALL, POLICY, parallelism=parallelism, checkpoint_steps=5)
-                ahead.step(FILES[ahead.batches])
+                die_ahead(place, parallelism)
             for operator in OPERATORS:
                 for number, directory in enumerate(places(place, run.region.epoch, operator)):
                     if number in lost:
