@@ -22,6 +22,9 @@ _WEIGHT = 0.3
 """of the newest delta in the averages"""
 _LOGGED_SHARE = 0.5
 """of an operator's bytes, the least that are of tables whose deltas pay where all of them are logged"""
+_SPENT_SHARE = 0.8
+"""of the seconds that the budget leaves after the newest checkpoint, those that the log may take. The interval's last
+step adds to it, and writes a delta only while the chain keeps the budget."""
 _LEAST_POWER = 1e-12
 """seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
@@ -366,6 +369,28 @@ def delta_limit_bytes(state: PolicyState, options: PolicyOptions) -> int:
 def restore_s(state: PolicyState) -> float:
     """Predict the seconds that restoring the newest checkpoint takes."""
     return state.base_factor * state.base_s + state.delta_factor * state.deltas_s
+
+
+def spends_budget(states: Mapping[str, PolicyState], logged_bytes: Mapping[str, int], options: PolicyOptions) -> bool:
+    """Return whether an operator's interval is to end, so that state lost inside it comes back within the budget.
+
+    Such state is restored at the newest checkpoint and rolled forward by the log since, a byte of which is taken to need
+    as long as one of the base or of the deltas, whichever is slower: rolling forward is not measured. If a base alone
+    takes nearly as long as the budget, no checkpoint helps.
+
+    Args:
+        states: table or opaque variable -> the state of its policy.
+        logged_bytes: the same -> bytes of its changes since the newest checkpoint.
+    """
+    budget, log_s = options.restore_budget_s, 0.0
+    if budget is None:
+        return False
+    for table, size in logged_bytes.items():
+        state = states[table]
+        base_pace = state.base_s / state.base_bytes if state.base_bytes else 0.0
+        log_s += size * max(state.base_factor * base_pace, state.delta_factor * _seconds_per_byte(state))
+    helps = sum(state.base_factor * next_base(state)[1] for state in states.values()) < _SPENT_SHARE * budget
+    return helps and log_s > 0 and log_s >= _SPENT_SHARE * (budget - sum(map(restore_s, states.values())))
 
 
 def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> RestoreBound:

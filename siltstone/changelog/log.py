@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.carried_rules import ends_interval, waits_for_upload
@@ -70,6 +71,11 @@ class _Step:
     packed: LoggedStep | None = None
     handle_bytes: int = 0
     """of `packed`, without segments that are not stored yet"""
+
+    @cached_property
+    def change_bytes(self) -> list[Counter[str]]:
+        """Per subtask, table or opaque variable -> bytes of its logged changes."""
+        return [_change_bytes(a) for a in self.received]
 
     @property
     def unlogged(self) -> tuple[frozenset[str], ...]:
@@ -135,6 +141,11 @@ class LoggedInterval:
         by_operator = (sum(map(_handle_bytes, steps.values())) for steps in self.steps.values())
         return ends_interval(max(by_operator, default=0))
 
+    def change_bytes(self, operator: str) -> Mapping[str, int]:
+        """Return table or opaque variable -> bytes of an operator's changes so far."""
+        steps = self.steps.get(operator, {}).values()
+        return sum((size for step in steps for size in step.change_bytes), Counter[str]())
+
     def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
         """Return how many more bytes of each table's deltas each subtask may write; below 0 if it has written too many.
 
@@ -144,10 +155,10 @@ class LoggedInterval:
         """
         left = {t: [limit // parallelism] * parallelism for t, limit in limits.items() if limit is not None}
         for step in self.steps.get(operator, {}).values() if left else ():
-            for a in step.received:
-                for table, size in _change_bytes(a).items():
+            for subtask, sizes in enumerate(step.change_bytes):
+                for table, size in sizes.items():
                     if table in left:
-                        left[table][a.subtask] -= size
+                        left[table][subtask] -= size
         return left
 
     def send(self, path: StepPath) -> None:

@@ -7,12 +7,19 @@ another process, which the run learns from the catalog (`follow`). The policy de
 next checkpoint from what earlier ones cost (`decide`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.chain_rules import Policy, add_chains, begin_together, is_base_only, share_budget
+from siltstone.chains.chain_rules import (
+    Policy,
+    add_chains,
+    begin_together,
+    is_base_only,
+    share_budget,
+    spends_budget,
+)
 from siltstone.chains.costs import (
     costs_of,
     of_all_subtasks,
@@ -171,7 +178,7 @@ class RunChains:
         self._adopt({op.name: manifest.chains.get(op.name, {}) for op in operators}, manifest.versions)
         self._operators = manifest.operators.keys()
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
-        self.follow()
+        self.follow(())
         self._files = file_indexes(read_handles(self._store, manifest, self.manifests))
         self._learn_restores()
         self.decide(changed)
@@ -187,13 +194,16 @@ class RunChains:
                     self._policies[operator, table] = PolicyState.from_json(of)
         self.versions = versions
 
-    def follow(self) -> None:
-        """Look up in the catalog what a restore of the newest checkpoint reads, after materializations.
+    def follow(self, pending: Collection[NextChains]) -> None:
+        """Look up in the catalog what a restore of the newest checkpoint reads, after materializations, and decide anew
+        on the next checkpoint if chains begin with them now.
 
-        No checkpoint may be pending.
+        Args:
+            pending: of the checkpoints that are pending, oldest first.
         """
-        if self._checkpoint:
-            self._note(self._catalog.chains.list_manifests(self._stream.name, self._checkpoint), ())
+        manifests = self._catalog.chains.list_manifests(self._stream.name, self._checkpoint) if self._checkpoint else ()
+        if self._note(manifests, pending):
+            self.decide(self._forced)
 
     def decide(self, changed: Collection[str] = ()) -> None:
         """Decide the form of each table in the next checkpoint, and so whether its changes are tracked.
@@ -227,6 +237,17 @@ class RunChains:
         """
         noticed = base is None or any(stored.name == base for stored in self.manifests)
         return self._postponed.get(operator) if noticed else None
+
+    def spends_budget(self, logged_bytes: Callable[[str], Mapping[str, int]]) -> bool:
+        """Return whether the interval is to end, so that what is lost comes back in time (`chain_rules.spends_budget`).
+
+        Args:
+            logged_bytes: returns table or opaque variable -> bytes of an operator's changes in the interval.
+        """
+        options = self._policy.options
+        return options.restore_budget_s is not None and any(
+            spends_budget(states, logged_bytes(operator), options) for operator, states in self.policies.items()
+        )
 
     def base_only(self, operator: str) -> frozenset[str]:
         """Return the tables of an operator whose chain is a base and nothing else: one that does not change is not
@@ -374,26 +395,31 @@ class RunChains:
             for table, state in states.items()
         }
 
-    def _note(self, manifests: Sequence[StoredObject], pending: Collection[NextChains]) -> None:
-        """Note what a restore reads, and tell the policies whose chains begin with a materialization now."""
-        known = {stored.name for stored in self.manifests}
+    def _note(self, manifests: Sequence[StoredObject], pending: Collection[NextChains]) -> bool:
+        """Note what a restore reads, and tell the policies whose chains begin with a materialization now.
+
+        Returns:
+            Whether any does.
+        """
+        known, found = {stored.name for stored in self.manifests}, False
         self.manifests = manifests
         for stored in manifests:
             if stored.name in known or not is_materialization_manifest(stored.name):
                 continue
             try:
-                self._rebase(self._reader.read(stored), pending)
+                found |= self._rebase(self._reader.read(stored), pending)
             except CorruptObject:
                 continue  # a restore reports it; until then the chains are taken to be as long as they were
+        return found
 
-    def _rebase(self, materialized: Manifest, pending: Collection[NextChains]) -> None:
-        """Let chains begin with a materialization's bases, if they begin before it."""
+    def _rebase(self, materialized: Manifest, pending: Collection[NextChains]) -> bool:
+        """Let chains begin with a materialization's bases, if they begin before it; return whether any does."""
         name, checkpoint = self._stream.name, materialized.checkpoint
         [operator] = materialized.operators
         tables = {h.variable for h in materialized.handles if h.kind is not Kind.INDEX}
         older = [table for table in sorted(tables) if self._first.get((operator, table), checkpoint) < checkpoint]
         if not older:
-            return
+            return False
         # What was wanted is made. Whether more is, the next checkpoint decides.
         self._postponed = {op: reason for op, reason in self._postponed.items() if op != operator}
         after = self._checkpoint - checkpoint
@@ -409,6 +435,7 @@ class RunChains:
                 self._policies[operator, table], base, deltas
             )
             self._first[operator, table] = checkpoint
+        return True
 
 
 def _check_broadcasts(stream: Stream, policy: Policy) -> None:

@@ -1,7 +1,7 @@
 """The manifests that a run reads while it goes on; those that its own background makes, without asking the store.
 
-When a materialization is complete, the stream takes over its bases between two steps. On a slow store, that should not
-take a request.
+When a materialization is complete, the stream takes over its bases between two steps, also inside an interval. On a
+slow store, that should not take a request.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,19 @@ class RunManifests:
     def __init__(self, stream: str, store: Store) -> None:
         self._stream, self._store = stream, store
         self._made: dict[str, Manifest] = {}
+        self._has_news = False
 
     def add(self, stored: StoredObject, manifest: Manifest) -> None:
         """Keep the manifest of a materialization that this process has completed, until it is taken over."""
         self._made[stored.name] = manifest
         for name in list(self._made)[:-_KEPT]:
             self._made.pop(name, None)
+        self._has_news = True
+
+    def take_news(self) -> bool:
+        """Return whether any was added since the last call; one thread at a time may ask."""
+        news, self._has_news = self._has_news, False
+        return news
 
     def read(self, stored: StoredObject) -> Manifest:
         """Return a manifest; its stream is this one, also if a fork begins with it.

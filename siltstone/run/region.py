@@ -62,7 +62,7 @@ from siltstone.run.pending import CheckpointInterval, Completed, PendingCheckpoi
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.region_options import RegionOptions, bound_inline
-from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests, encode_digests
+from siltstone.run.step_digests import OperatorDigests, check_repeated, decode_digests, encode_digests, find_lost_edit
 from siltstone.run.stream_clock import StreamClock
 from siltstone.run.take_over import take_over
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
@@ -122,7 +122,7 @@ class ConsistentRegion:
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
-        self._lost_edit = self._find_lost_edit() if self._logged else None
+        self._lost_edit = find_lost_edit(catalog, stream.name) if self._logged else None
         """the first checkpoint that comes again without its edit; None if there is none"""
         logged = {step.checkpoint for step in self._logged}
         self.outbox = Outbox(stream, self._place, epoch, logged, options.tables, options.upload, options.keep_outputs)
@@ -236,8 +236,9 @@ class ConsistentRegion:
 
     @property
     def ends_next(self) -> bool:
-        """Whether the next step ends in a checkpoint by itself: it is due, or tasks carry too much of the log."""
-        return self._coordinator.ends_next() or self._open.log.is_full
+        """Whether the next step ends in a checkpoint by itself: it is due, or the log has grown too long."""
+        log = self._open.log
+        return self._coordinator.ends_next() or log.is_full or self.chains.spends_budget(log.change_bytes)
 
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
@@ -320,14 +321,7 @@ class ConsistentRegion:
                 f"step {step.step} of {self.stream.name} does not follow step {base_step}", advice="run it again"
             )
         self._coordinator.begin_step(ends=self.ends_next if ends is None else ends)
-        if self.completed and base_step == self.completed_step:
-            # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
-            try:
-                self.chains.follow()
-            except UnknownCheckpoint:
-                self._check_known()
-                raise
-            self._references.follow(self.chains.manifests)
+        self._follow_materializations()
         self._open.steps.append(self.clock.begin(step, finishes=finishes))
         decided, first = self.chains.decisions, next(op.name for op in self.stream.levels()[0])
         letters = {
@@ -335,6 +329,19 @@ class ConsistentRegion:
             for op in self.stream.operators
         }
         return {op.name: self._task(op, base_step, decided[op.name], letters[op.name]) for op in self.stream.operators}
+
+    def _follow_materializations(self) -> None:
+        """Let chains begin with what was materialized meanwhile: in an interval, by this run; before one, by anyone."""
+        news, begins = self.manifests.take_news(), self.step == self.completed_step
+        if not (news or begins):
+            return
+        try:
+            self.chains.follow(self._next_chains)
+        except UnknownCheckpoint:
+            self._check_known()
+            raise
+        if begins:  # what chains began with at the commit, long ago perhaps, may be deleted
+            self._references.follow(self.chains.manifests)
 
     def _task(
         self,
@@ -434,12 +441,6 @@ class ConsistentRegion:
         check_repeated(step, operator, found, only_read=only_read)
         digests = {**decode_digests(step.digests), operator: found}
         self._open.steps[-1] = replace(step, digests=encode_digests(digests))
-
-    def _find_lost_edit(self) -> int | None:
-        rollbacks = self.catalog.rollbacks.list(self.stream.name)
-        edits = self.catalog.edits.list(self.stream.name)
-        lost = (e.checkpoint for e in edits if any(each.gave_up(e.epoch, e.checkpoint) for each in rollbacks))
-        return min(lost, default=None)
 
     def check_fence(self) -> None:
         """Raise Fenced if a newer writer has taken over the stream."""

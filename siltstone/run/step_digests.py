@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from siltstone.catalog.records.steps import Step
+from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import InputChanged, StateError
@@ -47,6 +48,14 @@ class OperatorDigests:
             sum(read, DigestedRows()) if read else None,
             {name: sum((a.made.get(name, DigestedRows()) for a in received), DigestedRows()) for name in sorted(names)},
         )
+
+
+def find_lost_edit(catalog: Catalog, stream: str) -> int | None:
+    """Return the first checkpoint of an edit by hand that a rollback has given up; None if there is none."""
+    rollbacks = catalog.rollbacks.list(stream)
+    edits = catalog.edits.list(stream)
+    lost = (e.checkpoint for e in edits if any(each.gave_up(e.epoch, e.checkpoint) for each in rollbacks))
+    return min(lost, default=None)
 
 
 def encode_digests(digests: Mapping[str, OperatorDigests]) -> str:

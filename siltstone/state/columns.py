@@ -1,6 +1,7 @@
 """Access the memory of Arrow columns from NumPy: values, byte ranges, nulls, the bits of floats."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -189,7 +190,9 @@ def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
     starts = np.cumsum([0, *map(len, tables)])
     which = np.searchsorted(starts, rows, side="right") - 1
     order = np.argsort(which, kind="stable")
-    taken = [tables[i].take(pa.array(rows[order][which[order] == i] - starts[i])) for i in np.unique(which)]
+    ordered, ends = rows[order], np.cumsum([0, *np.bincount(which, minlength=len(tables))])
+    parts = zip(tables, starts, pairwise(ends), strict=False)
+    taken = [table.take(pa.array(ordered[begin:end] - start)) for table, start, (begin, end) in parts if end > begin]
     if not taken:
         return tables[0].slice(0, 0)
     if len(taken) == 1:
