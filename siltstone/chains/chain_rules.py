@@ -374,13 +374,13 @@ def restore_s(state: PolicyState) -> float:
 def spends_budget(states: Mapping[str, PolicyState], logged_bytes: Mapping[str, int], options: PolicyOptions) -> bool:
     """Return whether an operator's interval is to end, so that state lost inside it comes back within the budget.
 
-    Such state is restored at the newest checkpoint and rolled forward by the log since. A byte of the log is taken to
+    Such state is restored at a checkpoint and rolled forward by the log since. A byte of the log is taken to
     need as long as one of the base or of the deltas, whichever is slower, as rolling forward is not measured. If a base
     alone takes nearly as long as the budget, no checkpoint helps.
 
     Args:
         states: table or opaque variable -> the state of its policy.
-        logged_bytes: the same -> bytes of its changes since the newest checkpoint.
+        logged_bytes: the same -> bytes of its changes since the newest checkpoint that is prepared, as the states are.
     """
     budget, log_s = options.restore_budget_s, 0.0
     if budget is None:

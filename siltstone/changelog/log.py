@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 from siltstone.changelog.acknowledgement import Acknowledgement, merge_uploads
 from siltstone.changelog.carried_rules import ends_interval, waits_for_upload
@@ -104,6 +105,8 @@ class LoggedInterval:
     options: UploadOptions
     steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
     """operator -> step -> what its subtasks logged"""
+    _change_bytes: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
+    """operator -> how many of its steps are counted, and their changes"""
     _waiting_bytes: int = 0
     _sent: list[_Sent] = field(default_factory=list)
     _uploads: UploadStatistics = field(default_factory=UploadStatistics)
@@ -143,8 +146,12 @@ class LoggedInterval:
 
     def change_bytes(self, operator: str) -> Mapping[str, int]:
         """Return table or opaque variable -> bytes of an operator's changes so far."""
-        steps = self.steps.get(operator, {}).values()
-        return sum((size for step in steps for size in step.change_bytes), Counter[str]())
+        counted, total = self._change_bytes.get(operator, (0, Counter[str]()))
+        steps = self.steps.get(operator, {})
+        for step in islice(steps.values(), counted, None):
+            total.update(sum(step.change_bytes, Counter[str]()))
+        self._change_bytes[operator] = len(steps), total
+        return total
 
     def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:
         """Return how many more bytes of each table's deltas each subtask may write; below 0 if it has written too many.

@@ -205,6 +205,13 @@ class RunChains:
         if self._note(manifests, pending):
             self.decide(self._forced)
 
+    def is_current(self) -> bool:
+        """Whether a restore of the newest checkpoint still reads what the run knows of: another process may have
+        materialized it again."""
+        return not self._checkpoint or list(self.manifests) == list(
+            self._catalog.chains.list_manifests(self._stream.name, self._checkpoint)
+        )
+
     def decide(self, changed: Collection[str] = ()) -> None:
         """Decide the form of each table in the next checkpoint, and so whether its changes are tracked.
 
@@ -402,7 +409,6 @@ class RunChains:
             Whether any does.
         """
         known, found = {stored.name for stored in self.manifests}, False
-        self.manifests = manifests
         for stored in manifests:
             if stored.name in known or not is_materialization_manifest(stored.name):
                 continue
@@ -410,6 +416,7 @@ class RunChains:
                 found |= self._rebase(self._reader.read(stored), pending)
             except CorruptObject:
                 continue  # a restore reports it; until then the chains are taken to be as long as they were
+        self.manifests = manifests
         return found
 
     def _rebase(self, materialized: Manifest, pending: Collection[NextChains]) -> bool:
@@ -420,7 +427,7 @@ class RunChains:
         older = [table for table in sorted(tables) if self._first.get((operator, table), checkpoint) < checkpoint]
         if not older:
             return False
-        # What was wanted is made. Whether more is, the next checkpoint decides.
+        # What was wanted is made. Whether more is, the next decision tells.
         self._postponed = {op: reason for op, reason in self._postponed.items() if op != operator}
         after = self._checkpoint - checkpoint
         since = self._catalog.checkpoints.list_after(name, checkpoint, after, marked=True)

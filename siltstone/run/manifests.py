@@ -4,7 +4,8 @@ When a materialization is complete, the stream takes over its bases between two 
 slow store, that should not take a request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from siltstone.format.manifest import Manifest
 from siltstone.format.manifests import read_manifest
@@ -30,10 +31,15 @@ class RunManifests:
             self._made.pop(name, None)
         self._has_news = True
 
-    def take_news(self) -> bool:
-        """Return whether any was added since the last call; one thread at a time may ask."""
+    @contextmanager
+    def taking_news(self) -> Iterator[bool]:
+        """Yield whether any was added since the last time; if the block fails, it is news again. For one thread."""
         news, self._has_news = self._has_news, False
-        return news
+        try:
+            yield news
+        except BaseException:
+            self._has_news = news or self._has_news
+            raise
 
     def read(self, stored: StoredObject) -> Manifest:
         """Return a manifest; its stream is this one, also if a fork begins with it.

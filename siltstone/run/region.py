@@ -332,15 +332,15 @@ class ConsistentRegion:
 
     def _follow_materializations(self) -> None:
         """Let chains begin with what was materialized meanwhile: in an interval, by this run; before one, by anyone."""
-        news, begins = self.manifests.take_news(), self.step == self.completed_step
-        if not (news or begins):
-            return
+        begins = self.step == self.completed_step  # what chains began with at the commit, long ago perhaps, may be gone
         try:
-            self.chains.follow(self._next_chains)
+            with suppress(*(() if begins else (Unreachable,))), self.manifests.taking_news() as news:
+                if news or begins:
+                    self.chains.follow(self._next_chains)
         except UnknownCheckpoint:
             self._check_known()
             raise
-        if begins:  # what chains began with at the commit, long ago perhaps, may be deleted
+        if begins:
             self._references.follow(self.chains.manifests)
 
     def _task(
@@ -354,9 +354,12 @@ class ConsistentRegion:
         # State that is left behind is rolled forward each time.
         whole, states = not self.completed or not self.options.placed, self.chains.policies[operator.name]
         tracked = choose_tracked(decisions, states, ends=self.checkpoint_due, whole=whole)
-        if not self.options.log_steps:
+        begun = self._open.tracked.setdefault(operator.name, tracked)
+        if self.options.log_steps and not self.checkpoint_due:
+            tracked |= begun  # though it was decided anew, or what the steps before have logged were of no use
+        elif not self.options.log_steps:
             # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
-            tracked = self._open.tracked.setdefault(operator.name, tracked)
+            tracked = begun
             lacking = (decisions.keys() - tracked) | (lacking & set(operator.opaque_variables()))
         if self.checkpoint_due:
             # What was not tracked all the time, since the decision has changed meanwhile, has no delta.

@@ -42,13 +42,13 @@ class Resets:
         """Whether a reset may follow a failure.
 
         Args:
-            error: what ended the run under its epoch.
+            error: what ended the run under its epoch, or was found to be behind that.
             cause: what failed in it; may be `error` itself.
             is_news: whether it told of a file that cannot be read (`unreadable_files`): it passes without that file.
         """
         if isinstance(error, Fenced) or self._stop.is_set() or is_jvm_gone():
             return False
-        return is_news or (may_pass(cause) and self._in_a_row < self._options.resets)
+        return is_news or ((may_pass(error) or may_pass(cause)) and self._in_a_row < self._options.resets)
 
     def wait(self, error: BaseException, *, is_news: bool = False) -> None:
         """Count a reset and wait until it may begin: longer each time without a checkpoint in between.

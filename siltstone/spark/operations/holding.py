@@ -102,11 +102,17 @@ class RunListener(EpochListener):
 
     @contextmanager
     def explain_errors(self, region: ConsistentRegion) -> Iterator[None]:
-        """A newer writer may have deleted what seems damaged, and a recovery would fence that writer."""
+        """What seems damaged may have been deleted: by a newer writer, which a recovery would fence, or because another
+        process has materialized it again."""
         try:
             yield
-        except DAMAGED:
+        except DAMAGED as error:
             region.check_fence()
+            if not region.chains.is_current():
+                raise Unreachable(
+                    f"what stream {region.stream.name} was to be restored from was replaced meanwhile, by a "
+                    "materialization of another process: run it again"
+                ) from error
             raise
 
     @contextmanager
