@@ -442,8 +442,6 @@ class Operator(StateHandler):
             columns = self.outputs.get(name, pa.schema([]))
             if column not in columns.names or not pa.types.is_timestamp(columns.field(column).type):
                 raise UsageError(f"{what}: output_time is {column!r}: name a timestamp column of its output {name}")
-        if not self.variables():
-            raise UsageError(f"{what} declares no variable, so it keeps no state")
         timers = any(isinstance(each, Timer) for each in self.variables().values())
         if timers and type(self).on_timer is Operator.on_timer:
             raise UsageError(f"{what} has a timer, so it needs a method on_timer")

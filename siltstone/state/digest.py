@@ -112,9 +112,10 @@ def assemble_digests(
 
 
 def checkpoint_digest(digests: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """Return a checkpoint's digest (32 hex digits) from `{operator: {variable: uint64[max_parallelism]}}`."""
+    """Return a checkpoint's digest (32 hex digits) from `{operator: {variable: uint64[max_parallelism]}}`; operators
+    without variables do not count."""
     total = xxhash.xxh3_128()
-    for operator in sorted(digests, key=str.encode):
+    for operator in sorted((name for name, variables in digests.items() if variables), key=str.encode):
         variables = digests[operator]
         total.update(_name(operator) + _count(len(variables)))
         for variable in sorted(variables, key=str.encode):
