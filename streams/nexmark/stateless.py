@@ -1,0 +1,126 @@
+"""Queries that keep nothing: each row of the answer is made of one bid."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import siltstone as st
+
+from .events import BID, TIME
+from .source import query
+
+
+class Each(st.Operator):
+    """Makes rows of bids by a function of tables."""
+
+    key = pa.schema({"auction": pa.int64()})
+    reads = "bids"
+    inputs = tuple(name for name in BID.names if name != "auction")
+
+    def __init__(self, name: str, function: Callable[[pa.Table], pa.Table], output: dict[str, pa.DataType]) -> None:
+        super().__init__(name=name, output=pa.schema(output))
+        self.function = function
+
+    def process(self, rows: st.Rows, state: st.State) -> pa.Table:
+        """Return what the function makes of the rows."""
+        return self.function(rows.table)
+
+
+def _select(bids: pa.Table, *columns: str, **made: pa.ChunkedArray) -> pa.Table:
+    return pa.table({**{name: bids[name] for name in columns}, **made})
+
+
+def _euros(bids: pa.Table) -> pa.ChunkedArray:
+    return pc.multiply(bids["price"].cast(pa.float64()), 0.908)
+
+
+def _everything(bids: pa.Table) -> pa.Table:
+    return bids.select(["auction", "bidder", "price", "date_time", "extra"])
+
+
+def _in_euros(bids: pa.Table) -> pa.Table:
+    return _select(bids, "auction", "bidder", "date_time", "extra", price=_euros(bids))
+
+
+def _some_auctions(bids: pa.Table) -> pa.Table:
+    auction = bids["auction"]
+    rest = pc.subtract(auction, pc.multiply(pc.divide(auction, 123), 123))
+    return bids.filter(pc.equal(rest, 0)).select(["auction", "price"])
+
+
+def _with_day(bids: pa.Table) -> pa.Table:
+    day, minute = pc.strftime(bids["date_time"], "%Y-%m-%d"), pc.strftime(bids["date_time"], "%H:%M")
+    return _select(bids, "auction", "bidder", "price", "date_time", "extra", day=day, minute=minute)
+
+
+def _calculated(bids: pa.Table) -> pa.Table:
+    price = _euros(bids)
+    bids = bids.append_column("euros", price).filter(pc.and_(pc.greater(price, 1e6), pc.less(price, 5e7)))
+    hour = pc.hour(bids["date_time"])
+    day = pc.and_(pc.greater_equal(hour, 8), pc.less_equal(hour, 18))
+    night = pc.or_(pc.less_equal(hour, 6), pc.greater_equal(hour, 20))
+    when = pc.if_else(day, "dayTime", pc.if_else(night, "nightTime", "otherTime"))
+    letters = pc.count_substring(bids["extra"], "c").cast(pa.int64())
+    return _select(
+        bids, "auction", "bidder", "date_time", "extra", price=bids["euros"], time_of_day=when, letters=letters
+    )
+
+
+def _with_channel(bids: pa.Table) -> pa.Table:
+    known = pc.index_in(pc.utf8_lower(bids["channel"]), pa.array(["apple", "google", "facebook", "baidu"]))
+    from_url = pc.struct_field(pc.extract_regex(bids["url"], r"(?:&|^|\?)channel_id=(?P<id>[^&]*)"), "id")
+    channel = pc.if_else(pc.is_valid(known), known.cast(pa.string()), from_url)
+    return _select(bids, "auction", "bidder", "price", "channel", channel_id=channel).filter(pc.is_valid(channel))
+
+
+def _with_directories(bids: pa.Table) -> pa.Table:
+    parts = pc.split_pattern(bids["url"], "/")
+    made = {
+        f"dir{n}": pc.list_element(pc.list_slice(parts, n + 2, n + 3, return_fixed_size_list=True), 0)
+        for n in (1, 2, 3)
+    }
+    return _select(bids, "auction", "bidder", "price", "channel", **made)
+
+
+_ID, _TEXT = pa.int64(), pa.string()
+_BID = {"auction": _ID, "bidder": _ID, "price": _ID, "date_time": TIME, "extra": _TEXT}
+_CHANNEL = {"auction": _ID, "bidder": _ID, "price": _ID, "channel": _TEXT}
+
+Q0 = query(0, ["bids"], [Each("bids_again", _everything, _BID)])
+Q1 = query(
+    1,
+    ["bids"],
+    [
+        Each(
+            "euros",
+            _in_euros,
+            {"auction": _ID, "bidder": _ID, "date_time": TIME, "extra": _TEXT, "price": pa.float64()},
+        )
+    ],
+)
+Q2 = query(2, ["bids"], [Each("chosen", _some_auctions, {"auction": _ID, "price": _ID})])
+Q10 = query(10, ["bids"], [Each("log", _with_day, {**_BID, "day": _TEXT, "minute": _TEXT})])
+Q14 = query(
+    14,
+    ["bids"],
+    [
+        Each(
+            "calculated",
+            _calculated,
+            {
+                "auction": _ID,
+                "bidder": _ID,
+                "date_time": TIME,
+                "extra": _TEXT,
+                "price": pa.float64(),
+                "time_of_day": _TEXT,
+                "letters": _ID,
+            },
+        )
+    ],
+)
+Q21 = query(21, ["bids"], [Each("channels", _with_channel, {**_CHANNEL, "channel_id": _TEXT})])
+Q22 = query(
+    22, ["bids"], [Each("directories", _with_directories, {**_CHANNEL, "dir1": _TEXT, "dir2": _TEXT, "dir3": _TEXT})]
+)

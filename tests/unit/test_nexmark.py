@@ -1,0 +1,118 @@
+"""NEXMark's events and queries: answers are those of SQL over all events, whatever the micro-batches and restarts."""
+
+import random
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from siltstone.testing import StreamTester
+from streams.nexmark import QUERIES
+from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
+from tests.nexmark_answers import ANSWERS, NEWEST
+
+EPOCHS = 60
+EVENTS = Events(seed=7, rate=100, out_of_order=100)
+"""half a minute"""
+
+
+def events(kind: str, first: int, last: int) -> pa.Table:
+    """Those of a kind in some epochs; of the side table all rows, in the first."""
+    if kind == "side":
+        return EVENTS.make(kind, np.arange(0 if first else SLOTS))
+    return EVENTS.make(kind, np.arange(first * PER_EPOCH[kind], last * PER_EPOCH[kind]))
+
+
+def answer(number: int) -> list[dict[str, Any]]:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for kind in KINDS:
+            connection.register(kind, events(kind, 0, EPOCHS))
+        return connection.sql(ANSWERS[number]).to_arrow_table().to_pylist()
+
+
+def as_rows(rows: list[dict[str, Any]]) -> Counter[str]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.10g}")
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in sorted(value.items())}
+        return value
+
+    return Counter(repr(plain(row)) for row in rows)
+
+
+def run(number: int, chance: random.Random) -> pa.Table:
+    """A query's output over the events in random micro-batches, with restarts, some of which lose the working state."""
+    query = QUERIES[number]
+    schema = {kind: KINDS[kind] for kind in query.source_names}
+    cuts = sorted({0, EPOCHS, *chance.sample(range(1, EPOCHS), chance.randrange(1, 12))})
+    with StreamTester(
+        query, parallelism=chance.choice([1, 3]), schema=schema, checkpoint_every=chance.choice([1, 3])
+    ) as tester:
+        for first, last in pairwise(cuts):
+            tester.step({kind: events(kind, first, last) for kind in query.source_names})
+            if chance.random() < 0.2:
+                tester.restart(lost=chance.random() < 0.5)
+        tester.finish()
+        tester.advance("1 minute")
+        tester.checkpoint()
+        tester.replay()
+        return tester.delivered(query.operators[-1].name)
+
+
+@pytest.mark.parametrize("number", sorted(ANSWERS))
+def test_a_query_answers_what_sql_does_whatever_the_micro_batches(number: int) -> None:
+    rows = run(number, random.Random(number)).to_pylist()
+    if number in NEWEST:
+        rows = list({tuple(row[name] for name in NEWEST[number]): row for row in rows}.values())
+    expected = answer(number)
+    assert expected and as_rows(rows) == as_rows(expected)
+
+
+def test_bids_by_the_time_of_day_are_counted_once() -> None:
+    rows = run(12, random.Random(12)).to_pylist()
+    bidders = Counter(events("bids", 0, EPOCHS)["bidder"].to_pylist())
+    counted = Counter[int]()
+    for row in rows:
+        counted[row["bidder"]] += row["bids"]
+    assert counted == bidders
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_depends_on_its_number_alone(kind: str) -> None:
+    whole = EVENTS.make(kind, np.arange(5000))
+    some = np.random.default_rng(1).choice(5000, 700, replace=False)
+    assert EVENTS.make(kind, some).equals(whole.take(pa.array(some)).combine_chunks())
+    if kind != "side":
+        assert not Events(seed=8, rate=100, out_of_order=100).make(kind, np.arange(5000)).equals(whole)
+
+
+def test_events_have_the_proportions_and_times_of_the_benchmark() -> None:
+    count = 200
+    events = Events(rate=1000)
+    made = {kind: events.make(kind, np.arange(count * each)) for kind, each in PER_EPOCH.items()}
+    assert {kind: len(table) / count for kind, table in made.items()} == {"persons": 1, "auctions": 3, "bids": 46}
+    for kind, table in made.items():
+        at = table["date_time"].cast(pa.int64()).to_numpy()
+        assert len(set(at.tolist())) == len(at) and not (np.diff(at) > 0).all(), kind
+        assert (np.maximum.accumulate(at) - at).max() <= 1_000_000, "a delay of a second is enough"
+        assert abs((at.max() - at.min()) / 1e6 - count * EPOCH / events.rate) < 2
+    ids = made["auctions"]["id"].to_pylist()
+    assert sorted(ids) == list(range(1000, 1000 + len(ids)))
+    hot = Counter(id % 100 == 0 for id in made["bids"]["auction"].to_pylist())
+    assert 0.45 < hot[True] / hot.total() < 0.55
+    hot = Counter(id % 100 == 1 for id in made["bids"]["bidder"].to_pylist())
+    assert 0.7 < hot[True] / hot.total() < 0.8
+    lasts = [
+        b - a
+        for a, b in zip(made["auctions"]["date_time"].to_pylist(), made["auctions"]["expires"].to_pylist(), strict=True)
+    ]
+    assert min(lasts) > timedelta(0)
