@@ -36,12 +36,14 @@ tests. The exit code is 1 if a goal is missed.
     python -m benchmarks side-by-side [--minutes M] ...
     python -m benchmarks cluster [--rounds N] ...
     python -m benchmarks kafka [--quick] [--rounds N] ...
+    python -m benchmarks nexmark [--quick] [--queries N ...] ...
     python -m benchmarks profile [--rows S] [--step-rows K] ...
 
 are separate: the first runs a stream alone, then together with the commands of its life cycle
 (`benchmarks.side_by_side`). The second compares a cluster with one machine and kills workers (`benchmarks.cluster`).
-The third goes from Kafka to Kafka, beside Spark's own source, state and sink (`benchmarks.kafka`). The fourth shows
-where a step's time goes (`benchmarks.profile`).
+The third goes from Kafka to Kafka, beside Spark's own source, state and sink (`benchmarks.kafka`). The fourth runs
+NEXMark's queries beside Spark's own (`benchmarks.nexmark`), and the fifth shows where a step's time goes
+(`benchmarks.profile`).
 """
 
 import argparse
@@ -286,7 +288,7 @@ PARTS: dict[str, Part] = {
     "python": python,
     "latency": latency,
 }
-SEPARATE = ("side-by-side", "cluster", "kafka", "profile")
+SEPARATE = ("side-by-side", "cluster", "kafka", "nexmark", "profile")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -299,7 +301,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
         epilog=f"{', '.join(SEPARATE)} are separate: the first runs a stream alone, then "
         "together with the commands of its life cycle; the second compares a cluster with one machine and kills "
-        "workers; the third goes from Kafka to Kafka; the last shows where a step's time goes. See "
+        "workers; the third goes from Kafka to Kafka; the fourth runs NEXMark; the last shows where a step's time goes. See "
         f"`python -m benchmarks {SEPARATE[0]} --help`, and so on.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")

@@ -141,11 +141,13 @@ def run_stream(
         if stream.is_timed and last == len(steps) - 1:
             break  # the end of the input fires what is due, in a step without rows
         begin, last = last + 1, last + told.steps
+        if stream.is_timed:  # so may an interval of several
+            last = min(last, len(steps) - 1)
         for step in steps[begin : last + 1]:
             step |= {"bytes": 0, "base": False, "state_rows": checkpoint.rows}
             step["completed_s"] = max(step["completed_s"], completed_s)
         steps[last] |= {"bytes": checkpoint.bytes, "base": Form.BASE in checkpoint.forms.values()}
-        subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
+        subtasks = checkpoint.statistics["operators"][stream.operators[0].name]["seconds"]
         steps[last]["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
         steps[last]["phases_s"]["manifest and catalog"] = told.seconds
     assert last == len(steps) - 1, "each step is in a checkpoint"

@@ -321,7 +321,7 @@ class ConsistentRegion:
                 f"step {step.step} of {self.stream.name} does not follow step {base_step}", advice="run it again"
             )
         self._coordinator.begin_step(ends=self.ends_next if ends is None else ends)
-        self._follow_materializations()
+        self._follow_materializations(begins=base_step == self.completed_step)
         self._open.steps.append(self.clock.begin(step, finishes=finishes))
         decided, first = self.chains.decisions, next(op.name for op in self.stream.levels()[0])
         letters = {
@@ -330,9 +330,9 @@ class ConsistentRegion:
         }
         return {op.name: self._task(op, base_step, decided[op.name], letters[op.name]) for op in self.stream.operators}
 
-    def _follow_materializations(self) -> None:
-        """Let chains begin with what was materialized meanwhile: in an interval, by this run; before one, by anyone."""
-        begins = self.step == self.completed_step  # what chains began with at the commit, long ago perhaps, may be gone
+    def _follow_materializations(self, *, begins: bool) -> None:
+        """Let chains begin with what was materialized meanwhile: inside an interval by this run; where it `begins` by
+        anyone, since what they began with at the commit, long ago perhaps, may be gone."""
         try:
             with suppress(*(() if begins else (Unreachable,))), self.manifests.taking_news() as news:
                 if news or begins:
