@@ -1,0 +1,262 @@
+"""Run NEXMark's queries (`streams.nexmark`) beside Spark's own: events per second, and per CPU second of all processes.
+
+    python -m benchmarks nexmark [--quick] [--queries N ...] [--rounds N]
+    python -m benchmarks.nexmark SYSTEM INPUT WORK RESULT     one system, in a process of its own
+
+Both read the same Parquet files, some of each kind of event per micro-batch, in alternating rounds
+(`benchmarks.rounds`):
+
+    siltstone   the stream of the query, each micro-batch a checkpoint: digest, fsync and catalog commit on
+    seldom      the same with a checkpoint every ten seconds
+    spark       the same question as a query of Spark's, with RocksDB and changelog checkpointing where it has state
+
+Spark has no streaming query for q4, q6, q9 (an aggregate over a join), q15, q16 (exact numbers of distinct values) and
+q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is one bid per
+window, and in q5 the windows' counts alone. Rows are made and go no further. RESULT is that of `benchmarks.systems`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from rich.console import Console
+
+from benchmarks.goals import Report, goals_table
+from benchmarks.rounds import Run, Side, run_rounds
+from benchmarks.systems import ROCKSDB, run_stream, to_end
+from benchmarks.systems import main as run_system
+from benchmarks.workload import FILES_A_STEP, Workload, short
+from streams.nexmark import QUERIES
+from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
+
+EVENTS = Events()
+EVERY = [number for number in range(len(QUERIES)) if number != 12]
+QUERY = "query"
+"""the file that holds the number of the query"""
+STATELESS = (0, 1, 2, 14, 21, 22)
+LARGE = (4, 9, 18, 20)
+"""queries whose state grows beyond a million keys"""
+SECONDS = 10
+OURS, SELDOM, PEER = "siltstone", "seldom", "spark"
+TITLES = {OURS: "Siltstone", SELDOM: f"Siltstone, a checkpoint per {SECONDS} s", PEER: "Spark, RocksDB"}
+AT_LEAST = {"stateless": 0.8, "small": 1.0, "large": 3.0}
+"""goals of events per CPU second, as parts of Spark's"""
+
+
+@dataclass(frozen=True)
+class Query(Workload):
+    """Steps of `step_rows` events of all kinds; those that the query reads are written."""
+
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"q{self.number}, {short(self.step_rows)}"
+
+    @property
+    def load_steps(self) -> int:
+        return 0
+
+    def write(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / QUERY).write_text(str(self.number))
+        for kind in QUERIES[self.number].source_names:
+            (directory / kind).mkdir()
+            for number, places in enumerate(self._places(kind)):
+                path = directory / kind / f"{number:06d}.parquet"
+                pq.write_table(EVENTS.make(kind, places), path)
+
+    def _places(self, kind: str) -> Iterator[np.ndarray]:
+        count = SLOTS if kind == "side" else self.step_rows // EPOCH * PER_EPOCH[kind]
+        for step in range(self.batches):
+            yield from np.array_split(np.arange(step * count, (step + 1) * count), FILES_A_STEP)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure and print; return 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks nexmark", description="NEXMark beside Spark's queries.")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the events, and fewer steps")
+    parser.add_argument(
+        "--queries", type=int, nargs="+", default=EVERY, metavar="N", help="their numbers (default: all)"
+    )
+    parser.add_argument("--systems", nargs="+", choices=TITLES, default=list(TITLES), help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default: 3)")
+    parser.add_argument("--directory", type=Path, help="temporary files (default: the system's)")
+    parser.add_argument("--json", type=Path, default=Path("bench-nexmark.json"), help="file for the numbers")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    with tempfile.TemporaryDirectory(prefix="siltstone-nexmark-", dir=options.directory) as scratch:
+        report = run(Path(scratch), options.queries, options.systems, options.rounds, quick=options.quick)
+    for table in report.tables:
+        console.print(table)
+    options.json.write_text(json.dumps(report.numbers, indent=1))
+    console.print(goals_table(report.goals, "nexmark: ratios"))
+    console.print(f"numbers: {options.json}")
+    return int(any(goal.missed for goal in report.goals))
+
+
+def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: int, *, quick: bool) -> Report:
+    """Measure each query that Spark has, and ours alone where it has none."""
+    sizes = (50_000, 2, 3) if quick else (500_000, 3, 10)
+    report = Report([])
+    found: list[Any] = []
+    for number in numbers:
+        titles = {name: TITLES[name] for name in systems if name != PEER or number in SPARK}
+        rounds = run_rounds(titles, [Query(0, *sizes, number=number)], count, scratch, "benchmarks.nexmark")
+        report.tables.append(rounds.steps_table("NEXMark"))
+        found += rounds.runs
+        if {OURS, PEER} <= titles.keys():
+            kind = "stateless" if number in STATELESS else "large" if number in LARGE else "small"
+            sides: tuple[Side, Side] = (OURS, rounds.workloads[0]), (PEER, rounds.workloads[0])
+            least = None if quick else AT_LEAST[kind]
+            report.goals += rounds.compare(f"events per CPU second, q{number}", per_cpu_second, *sides, at_least=least)
+            report.goals += rounds.compare(f"events per second, q{number}", lambda run: 1 / run.wall_s, *sides)
+    report.numbers = {"runs": [each.to_json() for each in found]}
+    return report
+
+
+def per_cpu_second(run: Run) -> float | None:
+    """Return the events of all kinds per CPU second of all processes."""
+    return run.workload.step_rows / run.cpu_s if run.cpu_s else None
+
+
+def read(number: int, spark: SparkSession, directory: str) -> dict[str, DataFrame]:
+    """Read the files of each kind of event, those of one step per micro-batch."""
+    return {
+        kind: spark.readStream.schema(from_arrow_schema(KINDS[kind]))
+        .option("maxFilesPerTrigger", FILES_A_STEP)
+        .parquet(f"{directory}/{kind}")
+        for kind in QUERIES[number].source_names
+    }
+
+
+def run_siltstone(spark: SparkSession, inputs: Path, work: Path, **given: Any) -> list[dict[str, Any]]:
+    """Run a query's stream without its sink."""
+    number = int((inputs / QUERY).read_text())
+    stream = replace(QUERIES[number], name="bench", sources=dict.fromkeys(QUERIES[number].source_names), sinks={})
+    return run_stream(stream, spark, inputs, work, partial(read, number), **given)
+
+
+def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Run Spark's own query."""
+    number = int((inputs / QUERY).read_text())
+    for key, value in ROCKSDB.items():
+        spark.conf.set(key, value)
+    mode, query = SPARK[number]
+    writer = query(read(number, spark, str(inputs))).writeStream.format("noop").outputMode(mode)
+    writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
+    return [step | {"bytes": 0, "base": False} for step in to_end(writer.start())]
+
+
+SYSTEMS = {
+    OURS: run_siltstone,
+    SELDOM: partial(run_siltstone, checkpoint_s=SECONDS),
+    PEER: run_spark,
+}
+
+# Spark's queries: the mode of output, and a function of the sources.
+
+_BID = ("auction", "bidder", "price", "date_time", "extra")
+
+
+def _timed(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("date_time", "1 second")
+
+
+def _in_euros(s: dict[str, DataFrame]) -> DataFrame:
+    return s["bids"].select(*(c for c in _BID if c != "price"), (F.col("price") * F.lit(0.908)).alias("price"))
+
+
+def _calculated(s: dict[str, DataFrame]) -> DataFrame:
+    hour = F.hour("date_time")
+    when = F.when(hour.between(8, 18), "dayTime").when((hour <= 6) | (hour >= 20), "nightTime").otherwise("otherTime")
+    letters = F.length("extra") - F.length(F.replace("extra", F.lit("c"), F.lit("")))
+    rows = _in_euros(s).where("price > 1000000 and price < 50000000")
+    return rows.withColumns({"time_of_day": when, "letters": letters})
+
+
+def _channels(s: dict[str, DataFrame]) -> DataFrame:
+    case = "case lower(channel) when 'apple' then '0' when 'google' then '1' when 'facebook' then '2' when 'baidu' "
+    case += "then '3' else regexp_extract(url, '(&|^|\\\\?)channel_id=([^&]*)', 2) end as channel_id"
+    return s["bids"].selectExpr("auction", "bidder", "price", "channel", case)
+
+
+def _directories(s: dict[str, DataFrame]) -> DataFrame:
+    parts = [F.split_part("url", F.lit("/"), F.lit(n)).alias(f"dir{n - 3}") for n in (4, 5, 6)]
+    return s["bids"].select("auction", "bidder", "price", "channel", *parts)
+
+
+def _local(s: dict[str, DataFrame]) -> DataFrame:
+    auctions = s["auctions"].where("category = 10").selectExpr("seller", "id as auction", "category")
+    persons = s["persons"].select("id", "name", "city", "state").where("state in ('OR', 'ID', 'CA')")
+    return auctions.join(persons, F.expr("seller = id"))
+
+
+def _hot(s: dict[str, DataFrame]) -> DataFrame:
+    return _timed(s["bids"]).groupBy("auction", F.window("date_time", "10 seconds", "2 seconds")).count()
+
+
+def _highest(s: dict[str, DataFrame]) -> DataFrame:
+    best = F.max_by(F.struct("auction", "bidder", "price", "date_time"), "price")
+    return _timed(s["bids"]).groupBy(F.window("date_time", "10 seconds")).agg(best)
+
+
+def _newcomers(s: dict[str, DataFrame]) -> DataFrame:
+    window = F.window("date_time", "10 seconds").alias("window")
+    persons = _timed(s["persons"]).select("id", "name", "date_time", window).alias("p")
+    auctions = _timed(s["auctions"]).select("seller", "date_time", window).alias("a")
+    return persons.join(auctions, F.expr("p.id = a.seller and p.window = a.window"), "leftsemi")
+
+
+def _sessions(s: dict[str, DataFrame]) -> DataFrame:
+    return _timed(s["bids"]).groupBy("bidder", F.session_window("date_time", "10 seconds")).count()
+
+
+def _days(s: dict[str, DataFrame]) -> DataFrame:
+    price = F.col("price")
+    ranks = [price < 10_000, (price >= 10_000) & (price < 1_000_000), price >= 1_000_000]
+    counts = [F.count_if(rank).alias(f"rank{n}") for n, rank in enumerate(ranks, 1)]
+    rest = [F.count("*"), *counts, F.min("price"), F.max("price"), F.avg("price"), F.sum("price")]
+    return _timed(s["bids"]).groupBy("auction", F.window("date_time", "1 day")).agg(*rest)
+
+
+def _newest(s: dict[str, DataFrame]) -> DataFrame:
+    row = F.max_by(F.struct("price", "channel", "url", "date_time"), "date_time")
+    return s["bids"].groupBy("bidder", "auction").agg(row)
+
+
+def _expanded(s: dict[str, DataFrame]) -> DataFrame:
+    auctions = s["auctions"].select("id", "item", "initial_bid", "expires", "seller", "category").where("category = 10")
+    return s["bids"].select("auction", "bidder", "price", "date_time", "url").join(auctions, F.expr("auction = id"))
+
+
+SPARK: dict[int, tuple[str, Callable[[dict[str, DataFrame]], DataFrame]]] = {
+    0: ("append", lambda s: s["bids"].select(*_BID)),
+    1: ("append", _in_euros),
+    2: ("append", lambda s: s["bids"].where("auction % 123 = 0").select("auction", "price")),
+    3: ("append", _local),
+    5: ("append", _hot),
+    7: ("append", _highest),
+    8: ("append", _newcomers),
+    11: ("append", _sessions),
+    14: ("append", _calculated),
+    17: ("update", _days),
+    18: ("update", _newest),
+    20: ("append", _expanded),
+    21: ("append", _channels),
+    22: ("append", _directories),
+}
+
+if __name__ == "__main__":
+    sys.exit(run_system(SYSTEMS))
