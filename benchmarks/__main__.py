@@ -301,7 +301,8 @@ def main(arguments: list[str] | None = None) -> int:
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
         epilog=f"{', '.join(SEPARATE)} are separate: the first runs a stream alone, then "
         "together with the commands of its life cycle; the second compares a cluster with one machine and kills "
-        "workers; the third goes from Kafka to Kafka; the fourth runs NEXMark; the last shows where a step's time goes. See "
+        "workers; the third goes from Kafka to Kafka; the fourth runs NEXMark; the last shows where a step's time "
+        "goes. See "
         f"`python -m benchmarks {SEPARATE[0]} --help`, and so on.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
