@@ -3,6 +3,13 @@
 Where a query's output tells the same thing again and again, `NEWEST` names the columns whose newest row counts.
 """
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
 _COUNTS = """count(*) AS bids, count(*) FILTER (price < 10000) AS rank1,
     count(*) FILTER (price >= 10000 AND price < 1000000) AS rank2, count(*) FILTER (price >= 1000000) AS rank3"""
 _DISTINCT = ", ".join(
@@ -103,3 +110,27 @@ NEWEST = {
     18: ["bidder", "auction"],
     19: ["auction"],
 }
+
+
+def answer_of(number: int, events: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
+    """A query's answer over all events of each kind."""
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for kind, table in events.items():
+            connection.register(kind, table)
+        return connection.sql(ANSWERS[number]).to_arrow_table().to_pylist()
+
+
+def as_rows(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Rows in no order, floats to ten digits."""
+    return Counter(repr(_plain(row)) for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.10g}")
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in sorted(value.items())}
+    return value

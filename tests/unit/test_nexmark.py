@@ -4,9 +4,7 @@ import random
 from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from siltstone.testing import StreamTester
 from streams.nexmark import QUERIES
 from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
-from tests.nexmark_answers import ANSWERS, NEWEST
+from tests.nexmark_answers import ANSWERS, NEWEST, answer_of, as_rows
 
 EPOCHS = 60
 EVENTS = Events(seed=7, rate=100, out_of_order=100)
@@ -26,27 +24,6 @@ def events(kind: str, first: int, last: int) -> pa.Table:
     if kind == "side":
         return EVENTS.make(kind, np.arange(0 if first else SLOTS))
     return EVENTS.make(kind, np.arange(first * PER_EPOCH[kind], last * PER_EPOCH[kind]))
-
-
-def answer(number: int) -> list[dict[str, Any]]:
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        for kind in KINDS:
-            connection.register(kind, events(kind, 0, EPOCHS))
-        return connection.sql(ANSWERS[number]).to_arrow_table().to_pylist()
-
-
-def as_rows(rows: list[dict[str, Any]]) -> Counter[str]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, float):
-            return float(f"{value:.10g}")
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        if isinstance(value, dict):
-            return {name: plain(each) for name, each in sorted(value.items())}
-        return value
-
-    return Counter(repr(plain(row)) for row in rows)
 
 
 def run(number: int, chance: random.Random) -> pa.Table:
@@ -73,7 +50,7 @@ def test_a_query_answers_what_sql_does_whatever_the_micro_batches(number: int) -
     rows = run(number, random.Random(number)).to_pylist()
     if number in NEWEST:
         rows = list({tuple(row[name] for name in NEWEST[number]): row for row in rows}.values())
-    expected = answer(number)
+    expected = answer_of(number, {kind: events(kind, 0, EPOCHS) for kind in KINDS})
     assert expected and as_rows(rows) == as_rows(expected)
 
 
