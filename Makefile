@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy profile fault fault-timers fault-joins fault-kafka fuzz licenses docs release ui screenshots clean
+.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy nexmark nexmark-quick profile fault fault-timers fault-joins fault-kafka fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -131,6 +131,12 @@ bench-kafka: $(READY)dev ## from Kafka to Kafka, exactly once, beside Spark's ow
 
 profile: $(READY)dev ## where a step's time goes, phase by phase, as flame graphs in profile.png
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks profile
+
+nexmark: $(READY)dev ## NEXMark's queries beside Spark's own, three rounds of half a million events a step; hours
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark
+
+nexmark-quick: $(READY)dev ## the same in one round of fewer and smaller steps: half an hour
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark --quick --rounds 1
 
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy

@@ -23,6 +23,7 @@ from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import StateError
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
+from siltstone.operator import Operator
 from siltstone.run import callbacks
 from siltstone.run.chains import NextChains
 from siltstone.run.coordinator import CheckpointTimes
@@ -159,7 +160,7 @@ class CheckpointInterval:
         outputs: what its tasks staged.
         steps: its steps, the running one included.
         gathered: its subtasks' acknowledgements.
-        tracked: operator -> the variables that all of its steps track, where steps are not logged.
+        tracked: operator -> the variables that its first step tracks.
     """
 
     checkpoint: int
@@ -169,6 +170,27 @@ class CheckpointInterval:
     steps: list[Step] = field(default_factory=list)
     gathered: StepReports = field(default_factory=StepReports)
     tracked: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def track(
+        self, operator: Operator, wanted: frozenset[str], *, ends: bool, logs: bool
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Decide what an operator tracks in the next step.
+
+        Args:
+            wanted: the variables to track, by the decisions on the checkpoint.
+            ends: whether the step ends in it.
+            logs: whether steps are logged.
+
+        Returns:
+            The variables that it tracks; and those of which the checkpoint can have no delta.
+        """
+        unlogged, begun = self.log.list_unlogged(operator.name), self.tracked.setdefault(operator.name, wanted)
+        if logs:
+            # It may be decided anew meanwhile. Without the rest, what the steps before have logged would be of no use.
+            return wanted if ends else wanted | begun, unlogged
+        # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
+        opaque = frozenset(operator.opaque_variables())
+        return begun, frozenset((*operator.tables(), *opaque)) - begun | unlogged & opaque
 
 
 @dataclass

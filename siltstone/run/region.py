@@ -350,17 +350,11 @@ class ConsistentRegion:
         decisions: Mapping[str, Decision],
         letters: DeadLetterOrder | None,
     ) -> StepTask:
-        order, lacking = None, self._open.log.list_unlogged(operator.name)
         # State that is left behind is rolled forward each time.
         whole, states = not self.completed or not self.options.placed, self.chains.policies[operator.name]
-        tracked = choose_tracked(decisions, states, ends=self.checkpoint_due, whole=whole)
-        begun = self._open.tracked.setdefault(operator.name, tracked)
-        if self.options.log_steps and not self.checkpoint_due:
-            tracked |= begun  # though it was decided anew, or what the steps before have logged were of no use
-        elif not self.options.log_steps:
-            # The tables know what changed since the checkpoint before; opaque variables know the open step alone.
-            tracked = begun
-            lacking = (decisions.keys() - tracked) | (lacking & set(operator.opaque_variables()))
+        wanted = choose_tracked(decisions, states, ends=self.checkpoint_due, whole=whole)
+        tracked, lacking = self._open.track(operator, wanted, ends=self.checkpoint_due, logs=self.options.log_steps)
+        order = None
         if self.checkpoint_due:
             # What was not tracked all the time, since the decision has changed meanwhile, has no delta.
             forms = {v: Form.BASE if v in lacking and d.form is Form.DELTA else d.form for v, d in decisions.items()}
