@@ -15,6 +15,8 @@ EXTRAS_docs := docs
 # The lowest versions are in an environment of their own, with the tool that finds them.
 LOWEST := .venv-lowest
 UV := uv==0.13.9
+# So is Flink, for a benchmark, with what it needs by Maven.
+FLINK := .venv-flink
 # So are other versions of Spark. 3.5 needs Python 3.11; with a newer one it says so.
 SPARK := .venv-spark-
 OLDER = PYTHON="$(or $(PYTHON),python3.11 python3)"
@@ -132,11 +134,11 @@ bench-kafka: $(READY)dev ## from Kafka to Kafka, exactly once, beside Spark's ow
 profile: $(READY)dev ## where a step's time goes, phase by phase, as flame graphs in profile.png
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks profile
 
-nexmark: $(READY)dev ## NEXMark's queries beside Spark's own, three rounds of half a million events a step; hours
+nexmark: $(READY)dev $(FLINK)/.installed ## NEXMark's queries beside Spark's own and Flink's, three rounds of half a million events a step; hours
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark
 
-nexmark-quick: $(READY)dev ## the same in one round of fewer and smaller steps: half an hour
-	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark --quick --rounds 1
+nexmark-quick: $(READY)dev ## the same without Flink in one round of fewer and smaller steps: half an hour
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark --quick --rounds 1 --systems siltstone seldom spark
 
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy
@@ -192,6 +194,13 @@ $(LOWEST)/.installed: pyproject.toml
 	@$(OLDER) scripts/make_venv.sh $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check '$(UV)'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(EXTRAS_dev)]'
+	@touch $@
+
+$(FLINK)/.installed: benchmarks/flink.py
+	@echo "Installing into $(FLINK) (most of a gigabyte)"
+	@$(OLDER) scripts/make_venv.sh $(FLINK)
+	@$(FLINK)/bin/python -m pip install --quiet --disable-pip-version-check apache-flink==2.3.0
+	@$(BIN)/python -m benchmarks.flink
 	@touch $@
 
 # Another version of Spark, with the same packages beside it.

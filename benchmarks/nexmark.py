@@ -9,14 +9,22 @@ Both read the same Parquet files, some of each kind of event per micro-batch, in
     siltstone   the stream of the query, each micro-batch a checkpoint: digest, fsync and catalog commit on
     seldom      the same with a checkpoint every ten seconds
     spark       the same question as a query of Spark's, with RocksDB and changelog checkpointing where it has state
+    flink       Flink's own SQL, state in its hash table with a changelog, a checkpoint per second (`make nexmark`)
+    flink-rocksdb   the same with RocksDB and incremental checkpoints
 
 Spark has no streaming query for q4, q6, q9 (an aggregate over a join), q15, q16 (exact numbers of distinct values) and
 q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is one bid per
 window, and in q5 the windows' counts alone. Rows are made and go no further. RESULT is that of `benchmarks.systems`.
+
+Flink has no steps. After a job over the files of the warm-up, in the same JVM, one reads those of the measured steps,
+and counts as so many equal ones. It begins without state, which is to its advantage. It runs the queries whose answers
+do not depend on the order of files.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,9 +40,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from rich.console import Console
 
+from benchmarks import flink
 from benchmarks.goals import Report, goals_table
+from benchmarks.nexmark_flink import QUERIES as FLINK_QUERIES
 from benchmarks.rounds import Run, Side, run_rounds
-from benchmarks.systems import ROCKSDB, run_stream, to_end
+from benchmarks.systems import CORES, ROCKSDB, run_stream, to_end
 from benchmarks.systems import main as run_system
 from benchmarks.workload import FILES_A_STEP, Workload, short
 from streams.nexmark import QUERIES
@@ -44,12 +54,21 @@ EVENTS = Events()
 EVERY = [number for number in range(len(QUERIES)) if number != 12]
 QUERY = "query"
 """the file that holds the number of the query"""
+STEPS = "steps"
+"""that with the numbers of steps of the warm-up and of those that are measured"""
 STATELESS = (0, 1, 2, 14, 21, 22)
 LARGE = (4, 9, 18, 20)
 """queries whose state grows beyond a million keys"""
 SECONDS = 10
 OURS, SELDOM, PEER = "siltstone", "seldom", "spark"
-TITLES = {OURS: "Siltstone", SELDOM: f"Siltstone, a checkpoint per {SECONDS} s", PEER: "Spark, RocksDB"}
+FLINK = {"flink": "hashmap", "flink-rocksdb": "rocksdb"}
+TITLES = {
+    OURS: "Siltstone",
+    SELDOM: f"Siltstone, a checkpoint per {SECONDS} s",
+    PEER: "Spark, RocksDB",
+    "flink": "Flink, hash table",
+    "flink-rocksdb": "Flink, RocksDB",
+}
 AT_LEAST = {"stateless": 0.8, "small": 1.0, "large": 3.0}
 """goals of events per CPU second, as parts of Spark's"""
 
@@ -71,6 +90,7 @@ class Query(Workload):
     def write(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / QUERY).write_text(str(self.number))
+        (directory / STEPS).write_text(json.dumps([self.warm_up, self.measured]))
         for kind in QUERIES[self.number].source_names:
             (directory / kind).mkdir()
             for number, places in enumerate(self._places(kind)):
@@ -112,7 +132,7 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
     report = Report([])
     found: list[Any] = []
     for number in numbers:
-        titles = {name: TITLES[name] for name in systems if name != PEER or number in SPARK}
+        titles = {name: TITLES[name] for name in systems if _has(name, number)}
         rounds = run_rounds(titles, [Query(0, *sizes, number=number)], count, scratch, "benchmarks.nexmark")
         report.tables.append(rounds.steps_table("NEXMark"))
         found += rounds.runs
@@ -122,8 +142,21 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
             least = None if quick else AT_LEAST[kind]
             report.goals += rounds.compare(f"events per CPU second, q{number}", per_cpu_second, *sides, at_least=least)
             report.goals += rounds.compare(f"events per second, q{number}", lambda run: 1 / run.wall_s, *sides)
+        for name in FLINK.keys() & titles.keys():
+            sides = (OURS, rounds.workloads[0]), (name, rounds.workloads[0])
+            least = None if quick or number in STATELESS else 1.0
+            what = f"q{number}, beside {TITLES[name]}"
+            report.goals += rounds.compare(f"events per CPU second, {what}", per_cpu_second, *sides, at_least=least)
+            report.goals += rounds.compare(f"events per second, {what}", lambda run: 1 / run.wall_s, *sides)
     report.numbers = {"runs": [each.to_json() for each in found]}
     return report
+
+
+def _has(system: str, number: int) -> bool:
+    """Whether a system has a query."""
+    if system in FLINK:
+        return number in FLINK_QUERIES and bool(flink.jars())
+    return system != PEER or number in SPARK
 
 
 def per_cpu_second(run: Run) -> float | None:
@@ -157,6 +190,35 @@ def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, A
     writer = query(read(number, spark, str(inputs))).writeStream.format("noop").outputMode(mode)
     writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
     return [step | {"bytes": 0, "base": False} for step in to_end(writer.start())]
+
+
+def run_flink(system: str, inputs: Path, work: Path, result: Path) -> None:
+    """Run Flink's query, in its own environment, over the files of the warm-up and then over the others."""
+    warm_up, measured = json.loads((inputs / STEPS).read_text())
+    number = int((inputs / QUERY).read_text())
+    for kind in QUERIES[number].source_names:
+        for place, path in enumerate(sorted((inputs / kind).iterdir())):
+            part = work / ("warm_up" if place < warm_up * FILES_A_STEP else "measured") / kind
+            part.mkdir(parents=True, exist_ok=True)
+            os.link(path, part / path.name)
+    task = {
+        "number": number,
+        "backend": FLINK[system],
+        "work": str(work / "state"),
+        "jars": flink.jars(),
+        "cores": CORES,
+    }
+    task |= {name: str(work / name) for name in ("warm_up", "measured")}
+    (work / "task.json").write_text(json.dumps(task))
+    script = Path(__file__).with_name("nexmark_flink.py")
+    said = subprocess.run(
+        [flink.PYTHON, script, work / "task.json"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    began_s, ended_s = json.loads(said.splitlines()[-1])
+    step = {"began_s": began_s, "completed_s": ended_s, "trigger_ms": (ended_s - began_s) / measured * 1000}
+    step |= {"bytes": 0, "base": False, "durations_ms": {}}
+    steps = [step | {"batch": warm_up + each} for each in range(measured)]
+    result.write_text(json.dumps({"steps": steps, "live_heap_bytes": 0}))
 
 
 SYSTEMS = {
@@ -214,9 +276,9 @@ def _highest(s: dict[str, DataFrame]) -> DataFrame:
 
 def _newcomers(s: dict[str, DataFrame]) -> DataFrame:
     window = F.window("date_time", "10 seconds").alias("window")
-    persons = _timed(s["persons"]).select("id", "name", "date_time", window).alias("p")
-    auctions = _timed(s["auctions"]).select("seller", "date_time", window).alias("a")
-    return persons.join(auctions, F.expr("p.id = a.seller and p.window = a.window"), "leftsemi")
+    persons = _timed(s["persons"]).groupBy("id", "name", window).count().alias("p")
+    auctions = _timed(s["auctions"]).groupBy("seller", window).count().alias("a")
+    return persons.join(auctions, F.expr("p.id = a.seller and p.window = a.window"))
 
 
 def _sessions(s: dict[str, DataFrame]) -> DataFrame:
@@ -259,4 +321,7 @@ SPARK: dict[int, tuple[str, Callable[[dict[str, DataFrame]], DataFrame]]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(run_system(SYSTEMS))
+    if sys.argv[1] in FLINK:
+        run_flink(sys.argv[1], *map(Path, sys.argv[2:]))
+    else:
+        sys.exit(run_system(SYSTEMS))

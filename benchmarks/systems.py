@@ -138,11 +138,9 @@ def run_stream(
         checkpoints = warehouse.catalog.checkpoints.list(stream.name)
     last = -1
     for checkpoint, (told, completed_s) in zip(checkpoints, completed, strict=True):
-        if stream.is_timed and last == len(steps) - 1:
-            break  # the end of the input fires what is due, in a step without rows
-        begin, last = last + 1, last + told.steps
-        if stream.is_timed:  # so may an interval of several
-            last = min(last, len(steps) - 1)
+        if last == len(steps) - 1:
+            break  # at the end of the input, what is due fires in a step without rows
+        begin, last = last + 1, min(last + told.steps, len(steps) - 1)  # one may end an interval of several, too
         for step in steps[begin : last + 1]:
             step |= {"bytes": 0, "base": False, "state_rows": checkpoint.rows}
             step["completed_s"] = max(step["completed_s"], completed_s)

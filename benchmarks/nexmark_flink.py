@@ -1,0 +1,103 @@
+"""Run one of NEXMark's queries on Flink: in Flink's own environment, of which this needs nothing but Flink.
+
+    python benchmarks/nexmark_flink.py TASK
+
+TASK is a JSON file: `number`, `backend` ("hashmap" with changelog, or "rocksdb" with incremental checkpoints),
+`warm_up` and `measured` (directories with Parquet files of each kind), `work`, `jars`, `cores`. One job reads the first
+directory, and then one the second, in the same JVM, each with a checkpoint per second. Prints when the second began and
+ended, in seconds since the epoch.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TIMES = "date_time TIMESTAMP_LTZ(3)"
+TABLES = {
+    "persons": f"id BIGINT, name STRING, email STRING, credit_card STRING, city STRING, state STRING, {TIMES}, "
+    "extra STRING",
+    "auctions": f"id BIGINT, item STRING, description STRING, initial_bid BIGINT, reserve BIGINT, {TIMES}, "
+    "expires TIMESTAMP_LTZ(3), seller BIGINT, category BIGINT, extra STRING",
+    "bids": f"auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, {TIMES}, extra STRING",
+}
+_OFFERS = """
+    SELECT A.id, A.seller, A.category, A.expires, B.bidder, B.price, B.date_time,
+        ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.date_time) AS n
+    FROM auctions A JOIN bids B ON A.id = B.auction WHERE B.date_time BETWEEN A.date_time AND A.expires"""
+QUERIES = {
+    0: "SELECT auction, bidder, price, date_time, extra FROM bids",
+    1: "SELECT auction, bidder, date_time, extra, CAST(price AS DOUBLE) * 0.908E0 AS price FROM bids",
+    2: "SELECT auction, price FROM bids WHERE MOD(auction, 123) = 0",
+    3: """SELECT P.name, P.city, P.state, A.id FROM auctions A JOIN persons P ON A.seller = P.id
+        WHERE A.category = 10 AND P.state IN ('OR', 'ID', 'CA')""",
+    4: """SELECT category, AVG(price) AS price FROM (
+            SELECT MAX(B.price) AS price, A.category FROM auctions A JOIN bids B ON A.id = B.auction
+            WHERE B.date_time BETWEEN A.date_time AND A.expires GROUP BY A.id, A.category
+        ) GROUP BY category""",
+    9: f"SELECT id, seller, category, expires, bidder, price, date_time FROM ({_OFFERS}) WHERE n <= 1",
+    17: """SELECT auction, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS theday, COUNT(*) AS bids,
+            COUNT(*) FILTER (WHERE price < 10000) AS rank1,
+            COUNT(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2,
+            COUNT(*) FILTER (WHERE price >= 1000000) AS rank3,
+            MIN(price) AS least, MAX(price) AS most, AVG(price) AS mean, SUM(price) AS total
+        FROM bids GROUP BY auction, DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
+    18: """SELECT auction, bidder, price, channel, url, date_time FROM (
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY date_time DESC) AS n FROM bids
+        ) WHERE n <= 1""",
+    19: """SELECT auction, bidder, price, channel, date_time, n FROM (
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC) AS n FROM bids
+        ) WHERE n <= 10""",
+    20: """SELECT B.auction, B.bidder, B.price, B.date_time, B.url, A.item, A.initial_bid, A.expires, A.seller
+        FROM bids B JOIN auctions A ON B.auction = A.id WHERE A.category = 10""",
+    22: """SELECT auction, bidder, price, channel, SPLIT_INDEX(url, '/', 3) AS dir1, SPLIT_INDEX(url, '/', 4) AS dir2,
+        SPLIT_INDEX(url, '/', 5) AS dir3 FROM bids""",
+}
+"""those whose answers do not depend on the order in which files are read: Flink reads them in any"""
+_CHANGELOG = {
+    "state.changelog.enabled": "true",
+    "state.changelog.storage": "filesystem",
+}
+
+
+def main(task: dict[str, Any]) -> None:
+    """Run the query twice; print when the second job began and ended."""
+    from pyflink.common import Configuration  # pyright: ignore[reportMissingImports]
+    from pyflink.table import EnvironmentSettings, TableEnvironment  # pyright: ignore[reportMissingImports]
+
+    work = Path(task["work"]).resolve().as_uri()
+    settings = {
+        "pipeline.jars": ";".join(Path(jar).resolve().as_uri() for jar in task["jars"]),
+        "parallelism.default": str(task["cores"]),
+        "execution.checkpointing.interval": "1 s",
+        "execution.checkpointing.dir": f"{work}/checkpoints",
+        "execution.checkpointing.incremental": "true",
+        "state.backend.type": task["backend"],
+        "table.local-time-zone": "UTC",
+    }
+    if task["backend"] == "hashmap":
+        settings |= _CHANGELOG | {"state.changelog.dstl.dfs.base-path": f"{work}/changelog"}
+    for directory in (task["warm_up"], task["measured"]):
+        configuration = Configuration()
+        for name, value in settings.items():
+            configuration.set_string(name, value)
+        chosen = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(configuration).build()
+        tables = TableEnvironment.create(chosen)
+        for kind in (path.name for path in Path(directory).iterdir()):
+            files = f"'connector' = 'filesystem', 'path' = '{Path(directory).resolve() / kind}', 'format' = 'parquet'"
+            tables.execute_sql(f"CREATE TABLE {kind} ({TABLES[kind]}) WITH ({files})")
+        query = tables.sql_query(QUERIES[task["number"]])
+        columns = query.get_schema()
+        names = ", ".join(
+            f"`{name}` {kind}"
+            for name, kind in zip(columns.get_field_names(), columns.get_field_data_types(), strict=True)
+        )
+        tables.execute_sql(f"CREATE TABLE answer ({names}) WITH ('connector' = 'blackhole')")
+        began_s = time.time()
+        query.execute_insert("answer").wait()
+    print(json.dumps([began_s, time.time()]))  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))
