@@ -110,18 +110,24 @@ def sort_by(orders: Sequence[pa.Array], group: np.ndarray, *, largest: bool = Fa
     """Return the rows (int64[n]) by group, then ascending by each of `orders`, null last, floats as in `choose_by`.
 
     Args:
+        orders: at least one; of the later ones, only rows that are equal by those before are compared.
         largest: whether the first of `orders` descends, null last all the same.
     """
-    keys: list[np.ndarray] = []
-    for place, array in enumerate(orders):
-        codes = order_codes(array)
-        codes = ~codes if largest and not place else codes
-        if array.null_count:
-            absent = null_mask(array)
-            keys += [absent, np.where(absent, 0, codes)]
-        else:
-            keys.append(codes)
-    return np.lexsort([*reversed(keys), group])
+    first, *rest = orders
+    codes = order_codes(first)
+    keys = [~codes if largest else codes, group]
+    if first.null_count:
+        absent = null_mask(first)
+        keys = [np.where(absent, 0, keys[0]), absent, group]
+    rows = np.lexsort(keys)
+    same = np.zeros(len(rows), np.bool_)
+    """whether a row is equal to the one before"""
+    same[1:] = np.logical_and.reduce([key[rows[1:]] == key[rows[:-1]] for key in keys])
+    if rest and same.any():
+        tied = np.flatnonzero(same | np.r_[same[1:], False])
+        some, run = rows[tied], np.cumsum(~same)[tied]
+        rows[tied] = some[sort_by([each.take(pa.array(some)) for each in rest], run)]
+    return rows
 
 
 def first_in_order(rows: np.ndarray, group: np.ndarray, limit: int) -> np.ndarray:
