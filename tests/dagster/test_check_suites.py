@@ -34,6 +34,7 @@ from siltstone.store.paths import CheckpointPath
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import in_order
 from tests.region_run import RegionRun
+from tests.stateless import ALONE
 
 STEPS = 4
 POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
@@ -353,3 +354,18 @@ def test_a_directory_for_pages_that_cannot_be_made_is_one_line(checked: Checked,
     (tmp_path / "file").write_text("")
     with pytest.raises(Unreachable, match="cannot make"):
         build_data_docs(checked.subject(), tmp_path / "file" / "pages", [suites.SINK_AGREES])
+
+
+def test_a_stream_without_state_is_sound(tmp_path: Path) -> None:
+    """Its checkpoints hold no table, so nothing builds on another, and a snapshot has nothing to compare."""
+    stream = replace(ALONE, sinks={})
+    with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:
+        run = RegionRun(place, stream, POLICY)
+        for n in (1, 2):
+            run.step(pa.table({"k": [n], "n": [n]}))
+        newest = place.catalog.checkpoints.get_latest(stream.name)
+        place.catalog.reference_copies.add(stream.name, newest.epoch, newest.id, [], 0)
+    subject = Subject(Settings(warehouse=str(tmp_path / "w")), stream)
+    for suite in suites.SUITES:
+        outcome = check(subject, suite)
+        assert outcome.holds, (suite.name, outcome.summary)

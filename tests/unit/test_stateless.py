@@ -1,38 +1,18 @@
 """Operators without variables: they keep nothing, and everything else holds for their streams all the same."""
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import HeldWhole, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.operator import Operator, Rows, State
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.stream import Stream
 from siltstone.testing import StreamTester
 from tests.proofs import check_restores, in_order
 from tests.region_run import RegionRun
+from tests.stateless import ALONE, BEFORE
 from tests.stored import stream_objects
-from tests.sums import Sums
-
-ROWS = {"k": pa.int64(), "n": pa.int64()}
-
-
-class Positive(Operator):
-    """Passes on what is above 0."""
-
-    name = "positive"
-    key = {"k": pa.int64()}  # noqa: RUF012
-    inputs = ("n",)
-    output = ROWS
-
-    def process(self, rows: Rows, state: State) -> pa.Table:
-        return rows.table.filter(pc.greater(rows.table["n"], 0)).select(["k", "n"])
-
-
-ALONE = Stream("positive", None, [Positive()], sinks={"positive": None}, max_parallelism=16)
-BEFORE = Stream("sums", None, [Positive(), Sums(reads="positive")], sinks={"positive": None}, max_parallelism=16)
 
 
 def rows(n: int) -> pa.Table:

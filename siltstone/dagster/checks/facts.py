@@ -236,7 +236,7 @@ def comparisons(subject: Subject) -> Facts:
         part["columns"] = pd.Series(columns or None, index=part.index, dtype=object).where(part["unequal"] > 0, None)
         part["examples"] = pd.Series(str(list(table.examples)), index=part.index, dtype=object).where(differs, None)
         parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else _facts([])
 
 
 def sinks(subject: Subject) -> Facts:

@@ -77,6 +77,7 @@ NO_GAP = Suite(
     [_expect_in("whole", True)],
     ("checkpoint", "operator", "table", "builds_on"),
     blocking=True,
+    needs_rows=False,  # operators may keep no state
 )
 NOTHING_MISSING = Suite(
     "nothing_missing",
@@ -145,6 +146,7 @@ RESTORE_EQUALS_SNAPSHOT = Suite(
     ],
     ("checkpoint", "operator", "table", "key_group", "columns", "examples"),
     blocking=True,
+    needs_rows=False,
     about=FULL_SNAPSHOT,
 )
 SUITES = (
