@@ -106,7 +106,6 @@ def test_fields_may_be_given_to_the_constructor_and_variables_inherited():
         ({"key": {"k": pa.list_(pa.int64())}}, {}, "operator o: column k has type list"),
         ({"order_by": "at"}, {}, "order_by of operator o must be a tuple"),
         ({"colour": "red"}, {}, "no field colour"),
-        ({}, {"v": None}, "declares no variable"),
         ({}, {"V": ValueState({"x": pa.int64()})}, "'V' is not a variable name"),
         ({}, {"flush": ValueState({"x": pa.int64()})}, "'flush' cannot be the name"),
         ({}, {"close": ValueState({"x": pa.int64()})}, "'close' cannot be the name"),
