@@ -211,8 +211,9 @@ def run_flink(system: str, inputs: Path, work: Path, result: Path) -> None:
     task |= {name: str(work / name) for name in ("warm_up", "measured")}
     (work / "task.json").write_text(json.dumps(task))
     script = Path(__file__).with_name("nexmark_flink.py")
+    # Not from the directory of the script, of which a module is called as one of Python's own.
     said = subprocess.run(
-        [flink.PYTHON, script, work / "task.json"], check=True, stdout=subprocess.PIPE, text=True
+        [flink.PYTHON, "-P", script, work / "task.json"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     began_s, ended_s = json.loads(said.splitlines()[-1])
     step = {"began_s": began_s, "completed_s": ended_s, "trigger_ms": (ended_s - began_s) / measured * 1000}
