@@ -87,15 +87,9 @@ def main(task: dict[str, Any]) -> None:
         for kind in (path.name for path in Path(directory).iterdir()):
             files = f"'connector' = 'filesystem', 'path' = '{Path(directory).resolve() / kind}', 'format' = 'parquet'"
             tables.execute_sql(f"CREATE TABLE {kind} ({TABLES[kind]}) WITH ({files})")
-        query = tables.sql_query(QUERIES[task["number"]])
-        columns = query.get_schema()
-        names = ", ".join(
-            f"`{name}` {kind}"
-            for name, kind in zip(columns.get_field_names(), columns.get_field_data_types(), strict=True)
-        )
-        tables.execute_sql(f"CREATE TABLE answer ({names}) WITH ('connector' = 'blackhole')")
         began_s = time.time()
-        query.execute_insert("answer").wait()
+        query = QUERIES[task["number"]]
+        tables.execute_sql(f"CREATE TABLE answer WITH ('connector' = 'blackhole') AS {query}").wait()
     print(json.dumps([began_s, time.time()]))  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
