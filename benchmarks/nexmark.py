@@ -3,7 +3,7 @@
     python -m benchmarks nexmark [--quick] [--queries N ...] [--rounds N]
     python -m benchmarks.nexmark SYSTEM INPUT WORK RESULT     one system, in a process of its own
 
-Both read the same Parquet files, some of each kind of event per micro-batch, in alternating rounds
+All read the same Parquet files, some of each kind of event per micro-batch, in alternating rounds
 (`benchmarks.rounds`):
 
     siltstone   the stream of the query, each micro-batch a checkpoint: digest, fsync and catalog commit on
@@ -12,13 +12,19 @@ Both read the same Parquet files, some of each kind of event per micro-batch, in
     flink       Flink's own SQL, state in its hash table with a changelog, a checkpoint per second (`make nexmark`)
     flink-rocksdb   the same with RocksDB and incremental checkpoints
 
-Spark has no streaming query for q4, q6, q9 (an aggregate over a join), q15, q16 (exact numbers of distinct values) and
-q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is one bid per
-window, and in q5 the windows' counts alone. Rows are made and go no further. RESULT is that of `benchmarks.systems`.
+No query of Spark's is here for q4, q6, q9 (an aggregate over a join), q10, q13, q15, q16 (exact numbers of distinct
+values) and q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is
+one bid per window, and in q5 the windows' counts alone. Rows are made and go no further. RESULT is that of
+`benchmarks.systems`.
 
-Flink has no steps. After a job over the files of the warm-up, in the same JVM, one reads those of the measured steps,
-and counts as so many equal ones. It begins without state, which is to its advantage. It runs the queries whose answers
-do not depend on the order of files.
+Flink has no steps. It runs two jobs in one JVM: over the files of the warm-up, and then over those of the measured
+steps, whose time is divided by their number. The second begins without state, which is to Flink's advantage, and
+includes some seconds in which Flink plans it and starts a local cluster, which is not. Flink runs eleven queries whose
+answers do not depend on the order in which it reads files.
+
+The answers are not compared here. Siltstone's are, by tests, with DuckDB's. They differ in what they keep: `JoinUnique`
+(q3, q20) relies on unique ids, and q4 and q9 give up an auction once it has expired, where a join in SQL keeps all
+rows; and a stream without a sink makes its rows and drops them in the Python worker.
 """
 
 import argparse
@@ -57,20 +63,20 @@ QUERY = "query"
 STEPS = "steps"
 """that with the numbers of steps of the warm-up and of those that are measured"""
 STATELESS = (0, 1, 2, 14, 21, 22)
-LARGE = (4, 9, 18, 20)
-"""queries whose state grows beyond a million keys"""
+LARGE = (18, 20)
+"""queries whose state grows with their input"""
 SECONDS = 10
 OURS, SELDOM, PEER = "siltstone", "seldom", "spark"
 FLINK = {"flink": "hashmap", "flink-rocksdb": "rocksdb"}
 TITLES = {
-    OURS: "Siltstone",
+    OURS: "Siltstone, heap",
     SELDOM: f"Siltstone, a checkpoint per {SECONDS} s",
     PEER: "Spark, RocksDB",
     "flink": "Flink, hash table",
     "flink-rocksdb": "Flink, RocksDB",
 }
-AT_LEAST = {"stateless": 0.8, "small": 1.0, "large": 3.0}
-"""goals of events per CPU second, as parts of Spark's"""
+AT_LEAST = {"stateless": 0.8, "small": 1.0, "large": 3.0, "flink": 1.0}
+"""goals of events per CPU second, as multiples of Spark's; and of Flink's"""
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class Query(Workload):
             for number, places in enumerate(self._places(kind)):
                 path = directory / kind / f"{number:06d}.parquet"
                 pq.write_table(EVENTS.make(kind, places), path)
+                os.utime(path, (number, number))  # in the order of which Spark reads files
 
     def _places(self, kind: str) -> Iterator[np.ndarray]:
         count = SLOTS if kind == "side" else self.step_rows // EPOCH * PER_EPOCH[kind]
@@ -108,13 +115,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks nexmark", description="NEXMark beside Spark's queries.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the events, and fewer steps")
     parser.add_argument(
-        "--queries", type=int, nargs="+", default=EVERY, metavar="N", help="their numbers (default: all)"
+        "--queries", type=int, nargs="+", default=EVERY, metavar="N", help="their numbers (default: all but 12)"
     )
     parser.add_argument("--systems", nargs="+", choices=TITLES, default=list(TITLES), help="default: all")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default: 3)")
     parser.add_argument("--directory", type=Path, help="temporary files (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench-nexmark.json"), help="file for the numbers")
     options = parser.parse_args(arguments)
+    if FLINK.keys() & set(options.systems) and not flink.jars():
+        parser.error(f"Flink is not in {flink.ENVIRONMENT}: `make nexmark` installs it, or leave it out (--systems)")
     console = Console(width=None if sys.stdout.isatty() else 150)
     with tempfile.TemporaryDirectory(prefix="siltstone-nexmark-", dir=options.directory) as scratch:
         report = run(Path(scratch), options.queries, options.systems, options.rounds, quick=options.quick)
@@ -127,7 +136,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: int, *, quick: bool) -> Report:
-    """Measure each query that Spark has, and ours alone where it has none."""
+    """Measure each query on the systems that have it, and compare ours with each of the others."""
     sizes = (50_000, 2, 3) if quick else (500_000, 3, 10)
     report = Report([])
     found: list[Any] = []
@@ -142,9 +151,9 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
             least = None if quick else AT_LEAST[kind]
             report.goals += rounds.compare(f"events per CPU second, q{number}", per_cpu_second, *sides, at_least=least)
             report.goals += rounds.compare(f"events per second, q{number}", lambda run: 1 / run.wall_s, *sides)
-        for name in FLINK.keys() & titles.keys():
+        for name in (name for name in FLINK if name in titles and OURS in titles):
             sides = (OURS, rounds.workloads[0]), (name, rounds.workloads[0])
-            least = None if quick or number in STATELESS else 1.0
+            least = None if quick or number in STATELESS else AT_LEAST["flink"]
             what = f"q{number}, beside {TITLES[name]}"
             report.goals += rounds.compare(f"events per CPU second, {what}", per_cpu_second, *sides, at_least=least)
             report.goals += rounds.compare(f"events per second, {what}", lambda run: 1 / run.wall_s, *sides)
@@ -155,8 +164,8 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
 def _has(system: str, number: int) -> bool:
     """Whether a system has a query."""
     if system in FLINK:
-        return number in FLINK_QUERIES and bool(flink.jars())
-    return system != PEER or number in SPARK
+        return number in FLINK_QUERIES
+    return system != PEER or number in SPARK_QUERIES
 
 
 def per_cpu_second(run: Run) -> float | None:
@@ -186,7 +195,7 @@ def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, A
     number = int((inputs / QUERY).read_text())
     for key, value in ROCKSDB.items():
         spark.conf.set(key, value)
-    mode, query = SPARK[number]
+    mode, query = SPARK_QUERIES[number]
     writer = query(read(number, spark, str(inputs))).writeStream.format("noop").outputMode(mode)
     writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
     return [step | {"bytes": 0, "base": False} for step in to_end(writer.start())]
@@ -211,7 +220,7 @@ def run_flink(system: str, inputs: Path, work: Path, result: Path) -> None:
     task |= {name: str(work / name) for name in ("warm_up", "measured")}
     (work / "task.json").write_text(json.dumps(task))
     script = Path(__file__).with_name("nexmark_flink.py")
-    # Not from the directory of the script, of which a module is called as one of Python's own.
+    # -P: benchmarks/profile.py would stand in for the `profile` of the standard library.
     said = subprocess.run(
         [flink.PYTHON, "-P", script, work / "task.json"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -304,7 +313,7 @@ def _expanded(s: dict[str, DataFrame]) -> DataFrame:
     return s["bids"].select("auction", "bidder", "price", "date_time", "url").join(auctions, F.expr("auction = id"))
 
 
-SPARK: dict[int, tuple[str, Callable[[dict[str, DataFrame]], DataFrame]]] = {
+SPARK_QUERIES: dict[int, tuple[str, Callable[[dict[str, DataFrame]], DataFrame]]] = {
     0: ("append", lambda s: s["bids"].select(*_BID)),
     1: ("append", _in_euros),
     2: ("append", lambda s: s["bids"].where("auction % 123 = 0").select("auction", "price")),

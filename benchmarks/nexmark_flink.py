@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-TIMES = "date_time TIMESTAMP_LTZ(3)"
+TIMES = "date_time TIMESTAMP_LTZ(6)"
 TABLES = {
     "persons": f"id BIGINT, name STRING, email STRING, credit_card STRING, city STRING, state STRING, {TIMES}, "
     "extra STRING",
     "auctions": f"id BIGINT, item STRING, description STRING, initial_bid BIGINT, reserve BIGINT, {TIMES}, "
-    "expires TIMESTAMP_LTZ(3), seller BIGINT, category BIGINT, extra STRING",
+    "expires TIMESTAMP_LTZ(6), seller BIGINT, category BIGINT, extra STRING",
     "bids": f"auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, {TIMES}, extra STRING",
 }
 _OFFERS = """
@@ -47,14 +47,14 @@ QUERIES = {
             SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY date_time DESC) AS n FROM bids
         ) WHERE n <= 1""",
     19: """SELECT auction, bidder, price, channel, date_time, n FROM (
-            SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC) AS n FROM bids
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, date_time) AS n FROM bids
         ) WHERE n <= 10""",
     20: """SELECT B.auction, B.bidder, B.price, B.date_time, B.url, A.item, A.initial_bid, A.expires, A.seller
         FROM bids B JOIN auctions A ON B.auction = A.id WHERE A.category = 10""",
     22: """SELECT auction, bidder, price, channel, SPLIT_INDEX(url, '/', 3) AS dir1, SPLIT_INDEX(url, '/', 4) AS dir2,
         SPLIT_INDEX(url, '/', 5) AS dir3 FROM bids""",
 }
-"""those whose answers do not depend on the order in which files are read: Flink reads them in any"""
+"""some of those whose answers do not depend on the order in which files are read: Flink reads them in any"""
 _CHANGELOG = {
     "state.changelog.enabled": "true",
     "state.changelog.storage": "filesystem",
@@ -73,6 +73,8 @@ def main(task: dict[str, Any]) -> None:
         "execution.checkpointing.interval": "1 s",
         "execution.checkpointing.dir": f"{work}/checkpoints",
         "execution.checkpointing.incremental": "true",
+        "execution.checkpointing.checkpoints-after-tasks-finish": "false",  # as NEXMark's own settings
+        "taskmanager.memory.managed.size": "1g",
         "state.backend.type": task["backend"],
         "table.local-time-zone": "UTC",
     }

@@ -99,7 +99,7 @@ ANSWERS = {
     21: f"""
         SELECT auction, bidder, price, channel, CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1'
             WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3' ELSE {_CHANNEL_ID} END AS channel_id
-        FROM bids""",
+        FROM bids WHERE channel_id <> ''""",
     22: """SELECT auction, bidder, price, channel, split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2,
         split_part(url, '/', 6) AS dir3 FROM bids""",
 }

@@ -1,6 +1,6 @@
 """NEXMark: 23 queries over an online auction house (`events`), as streams `nexmark-q0` to `nexmark-q22`.
 
-They are those of the Flink version, with what SQL leaves open decided: where rows are equal in what they are ranked
+They follow the Flink version (`docs/nexmark.md` tells where they differ). Where rows are equal in what they are ranked
 by, a further column decides, so that an answer does not depend on micro-batches. In `siltstone.toml`:
 
     streams = ["./streams/nexmark"]

@@ -11,12 +11,12 @@ import siltstone as st
 from siltstone.state.backend import Keys
 
 from .events import SLOTS, TIME
-from .source import query
+from .source import columns_of, query
 
 _ID, _TEXT = pa.int64(), pa.string()
 
 
-class Once(st.Operator):
+class JoinUnique(st.Operator):
     """Joins rows of two inputs, of which the first has one row per key. It is kept for ever; rows of the second that
     come before it wait for it."""
 
@@ -59,19 +59,15 @@ class Once(st.Operator):
         return both.filter(self.where(both))
 
     def _pair(self, state: st.State, keys: Keys, at: np.ndarray, rows: pa.Table) -> pa.Table:
-        known = keys.with_columns({name: c for name, c in _columns(state.known.get(keys)).items()}).take(pa.array(at))
-        return pa.table({**_columns(known), **_columns(rows)}, schema=self.output)
-
-
-def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return dict(zip(table.column_names, table.columns, strict=True))
+        known = keys.with_columns(columns_of(state.known.get(keys))).take(pa.array(at))
+        return pa.table({**columns_of(known), **columns_of(rows)}, schema=self.output)
 
 
 Q3 = query(
     3,
     ["persons", "auctions"],
     [
-        Once(
+        JoinUnique(
             "local",
             "seller",
             ("persons", "id", {"name": _TEXT, "city": _TEXT, "state": _TEXT}),
@@ -88,7 +84,7 @@ Q20 = query(
     20,
     ["bids", "auctions"],
     [
-        Once(
+        JoinUnique(
             "expanded",
             "auction",
             ("auctions", "id", {"item": _TEXT, "initial_bid": _ID, "expires": TIME, "seller": _ID, "category": _ID}),
@@ -113,7 +109,7 @@ OFFERS = st.IntervalJoin(
 
 
 class Winners(st.Operator):
-    """Returns the highest bid on each auction once it has expired; of equal ones the first, by the least bidder."""
+    """Returns the highest bid on each auction once it has expired; of equal ones the earliest."""
 
     name = "winners"
     key = pa.schema({"auction": _ID})
@@ -153,7 +149,7 @@ class Winners(st.Operator):
         """Return the best bids on auctions that have expired."""
         best = state.best.get(due.keys)
         state.best.delete(due.keys)
-        return due.keys.with_columns(_columns(best))
+        return due.keys.with_columns(columns_of(best))
 
 
 class MeanOfNewest(st.TopN):
@@ -202,7 +198,7 @@ Q6 = query(
 """the mean of each seller's ten newest winning bids"""
 
 
-class LookedUp(st.Operator):
+class JoinSideInput(st.Operator):
     """Adds a value from a small table to each bid."""
 
     name = "looked_up"
@@ -213,12 +209,12 @@ class LookedUp(st.Operator):
     table = st.BroadcastState(reads="side", key={"slot": _ID}, value={"value": _TEXT, "version": _ID}, by="version")
 
     def process(self, rows: st.Rows, state: st.State) -> pa.Table:
-        """Return each bid with the value of its auction's slot."""
+        """Return each bid with the value of its auction's slot, if there is one."""
         bids = rows.of("bids").table
         slot = pa.array(bids["auction"].to_numpy() % SLOTS)
         found = state.table.get(pa.table({"slot": slot}))
-        return bids.append_column("value", found["value"]).select(self.output.names)
+        return bids.append_column("value", found["value"]).filter(found["value"].is_valid()).select(self.output.names)
 
 
-Q13 = query(13, ["side", "bids"], [LookedUp()])
+Q13 = query(13, ["side", "bids"], [JoinSideInput()])
 """bids with what a table that does not change says of them"""

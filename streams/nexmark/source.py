@@ -57,3 +57,8 @@ def query(number: int, reads: "list[str]", operators: "list[st.Operator]") -> st
         operators=operators,
         sinks={operators[-1].name: None},
     )
+
+
+def columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a table by name."""
+    return dict(zip(table.column_names, table.columns, strict=True))

@@ -11,8 +11,8 @@ from .events import BID, TIME
 from .source import query
 
 
-class Each(st.Operator):
-    """Makes rows of bids by a function of tables."""
+class MapBids(st.Operator):
+    """Maps bids by a function from table to table."""
 
     key = pa.schema({"auction": pa.int64()})
     reads = "bids"
@@ -44,9 +44,8 @@ def _in_euros(bids: pa.Table) -> pa.Table:
 
 
 def _some_auctions(bids: pa.Table) -> pa.Table:
-    auction = bids["auction"]
-    rest = pc.subtract(auction, pc.multiply(pc.divide(auction, 123), 123))
-    return bids.filter(pc.equal(rest, 0)).select(["auction", "price"])
+    chosen = bids["auction"].to_numpy() % 123 == 0
+    return bids.filter(pa.array(chosen)).select(["auction", "price"])
 
 
 def _with_day(bids: pa.Table) -> pa.Table:
@@ -87,25 +86,25 @@ _ID, _TEXT = pa.int64(), pa.string()
 _BID = {"auction": _ID, "bidder": _ID, "price": _ID, "date_time": TIME, "extra": _TEXT}
 _CHANNEL = {"auction": _ID, "bidder": _ID, "price": _ID, "channel": _TEXT}
 
-Q0 = query(0, ["bids"], [Each("bids_again", _everything, _BID)])
+Q0 = query(0, ["bids"], [MapBids("bids_again", _everything, _BID)])
 Q1 = query(
     1,
     ["bids"],
     [
-        Each(
+        MapBids(
             "euros",
             _in_euros,
             {"auction": _ID, "bidder": _ID, "date_time": TIME, "extra": _TEXT, "price": pa.float64()},
         )
     ],
 )
-Q2 = query(2, ["bids"], [Each("chosen", _some_auctions, {"auction": _ID, "price": _ID})])
-Q10 = query(10, ["bids"], [Each("log", _with_day, {**_BID, "day": _TEXT, "minute": _TEXT})])
+Q2 = query(2, ["bids"], [MapBids("chosen", _some_auctions, {"auction": _ID, "price": _ID})])
+Q10 = query(10, ["bids"], [MapBids("log", _with_day, {**_BID, "day": _TEXT, "minute": _TEXT})])
 Q14 = query(
     14,
     ["bids"],
     [
-        Each(
+        MapBids(
             "calculated",
             _calculated,
             {
@@ -120,7 +119,7 @@ Q14 = query(
         )
     ],
 )
-Q21 = query(21, ["bids"], [Each("channels", _with_channel, {**_CHANNEL, "channel_id": _TEXT})])
+Q21 = query(21, ["bids"], [MapBids("channels", _with_channel, {**_CHANNEL, "channel_id": _TEXT})])
 Q22 = query(
-    22, ["bids"], [Each("directories", _with_directories, {**_CHANNEL, "dir1": _TEXT, "dir2": _TEXT, "dir3": _TEXT})]
+    22, ["bids"], [MapBids("directories", _with_directories, {**_CHANNEL, "dir1": _TEXT, "dir2": _TEXT, "dir3": _TEXT})]
 )

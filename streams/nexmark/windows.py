@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import siltstone as st
 
 from .events import TIME
-from .source import query
+from .source import columns_of, query
 
 TEN_SECONDS = 10_000_000
 """in microseconds"""
@@ -65,8 +65,8 @@ Q5 = query(
 """the auctions with the most bids of the last ten seconds, every two seconds"""
 
 
-class Dearest(st.Operator):
-    """Takes the bid out of the list of one that `TopN` makes."""
+class UnnestTop(st.Operator):
+    """Takes the bid out of `top`, a list of one."""
 
     key = pa.schema({"auction": pa.int64()})
     reads = "dearest"
@@ -94,7 +94,7 @@ Q7 = query(
             reads="bids",
             window=st.Tumbling("10 seconds", on="date_time"),
         ),
-        Dearest(name="bids_of_windows"),
+        UnnestTop(name="bids_of_windows"),
         Greatest(
             "highest", "bids_of_windows", "price", {**_AUCTION, "price": pa.int64(), "date_time": TIME, **_BIDDER}
         ),
@@ -135,7 +135,7 @@ Q11 = query(
 """bids per session of each bidder"""
 
 
-class Recent(st.Operator):
+class CountByTimeOfDay(st.Operator):
     """Counts each bidder's bids of ten seconds by the time of day."""
 
     name = "recent"
@@ -143,32 +143,38 @@ class Recent(st.Operator):
     reads = "bids"
     inputs = ("price",)
     output = pa.schema({**_BIDDER, "bids": pa.int64(), "window_end": TIME})
-    counts = st.ValueState({"bids": pa.int64()})
+    counts = st.ValueState({"bids": pa.int64(), "window_end": TIME})
     closes = st.Timer("processing")
 
-    def process(self, rows: st.Rows, state: st.State) -> None:
-        """Add to the counts of the ten seconds in progress."""
-        state.counts.put(rows.keys, {"bids": rows.count(initial=state.counts.get(rows.keys)["bids"])})
+    def process(self, rows: st.Rows, state: st.State) -> pa.Table:
+        """Add to the counts of the ten seconds in progress; return those of earlier ones, whose timers are late."""
         now = pa.scalar(state.clock.now, TIME).cast(pa.int64()).as_py()
-        state.closes.set(rows.keys, pa.scalar((now // TEN_SECONDS + 1) * TEN_SECONDS, TIME))
+        end = pa.scalar((now // TEN_SECONDS + 1) * TEN_SECONDS, TIME)
+        old = state.counts.get(rows.keys)
+        ended = pc.fill_null(pc.less(old["window_end"], end), False)
+        begun = pc.if_else(ended, None, old["bids"])
+        ends = pa.repeat(end, len(rows.keys))
+        state.counts.put(rows.keys, {"bids": rows.count(initial=begun), "window_end": ends})
+        state.closes.set(rows.keys, end)
+        return rows.keys.with_columns(columns_of(old)).filter(ended)
 
     def on_timer(self, due: st.Due, state: st.State) -> pa.Table:
         """Return the counts of the ten seconds that have ended."""
         counts = state.counts.get(due.keys)
         state.counts.delete(due.keys)
-        return due.keys.with_columns({"bids": counts["bids"], "window_end": due.at})
+        return due.keys.with_columns(columns_of(counts))
 
 
-Q12 = query(12, ["bids"], [Recent()])
+Q12 = query(12, ["bids"], [CountByTimeOfDay()])
 
 
 @dataclass(frozen=True)
 class CountBetween(st.Function):
-    """The number of values from `least` up to, and without, `below`."""
+    """The number of values from `least` up to, and without, `below`; None for no end."""
 
     of: str
     least: int = 0
-    below: int = 1 << 62
+    below: int | None = None
 
     def inputs(self) -> dict[str, pa.DataType | None]:
         """Return the column that it counts."""
@@ -180,7 +186,9 @@ class CountBetween(st.Function):
 
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
         """Return 1 for values that count."""
-        inside = pc.and_(pc.greater_equal(columns[0], self.least), pc.less(columns[0], self.below))
+        inside = pc.greater_equal(columns[0], self.least)
+        if self.below is not None:
+            inside = pc.and_(inside, pc.less(columns[0], self.below))
         return [pc.fill_null(inside, False).cast(pa.int64())]
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
@@ -257,7 +265,7 @@ class Distinct(st.Operator):
         """Return the totals of days that have ended."""
         totals = state.totals.get(due.keys)
         state.totals.delete(due.keys)
-        return due.keys.with_columns({name: totals[name] for name in totals.column_names})
+        return due.keys.with_columns(columns_of(totals))
 
 
 def _daily(number: int, key: dict[str, pa.DataType]) -> st.Stream:

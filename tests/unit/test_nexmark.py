@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from siltstone.testing import StreamTester
+from siltstone.times import to_us
 from streams.nexmark import QUERIES
 from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
 from tests.nexmark_answers import ANSWERS, NEWEST, answer_of, as_rows
@@ -54,13 +55,25 @@ def test_a_query_answers_what_sql_does_whatever_the_micro_batches(number: int) -
     assert expected and as_rows(rows) == as_rows(expected)
 
 
-def test_bids_by_the_time_of_day_are_counted_once() -> None:
-    rows = run(12, random.Random(12)).to_pylist()
-    bidders = Counter(events("bids", 0, EPOCHS)["bidder"].to_pylist())
-    counted = Counter[int]()
-    for row in rows:
-        counted[row["bidder"]] += row["bids"]
-    assert counted == bidders
+@pytest.mark.parametrize("fires", [True, False], ids=["timers first", "rows first"])
+def test_bids_are_counted_in_the_ten_seconds_of_their_steps(fires: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though rows come when timers are due that have not fired."""
+    query, expected = QUERIES[12], Counter[tuple[int, datetime]]()
+    with StreamTester(query, parallelism=2, schema={"bids": KINDS["bids"]}) as tester:
+        for epoch in range(EPOCHS):
+            rows = events("bids", epoch, epoch + 1)
+            end = tester.now.replace(microsecond=0) - timedelta(seconds=tester.now.second % 10) + timedelta(seconds=10)
+            expected.update((bidder, end) for bidder in rows["bidder"].to_pylist())
+            tester.step({"bids": rows})
+            if fires:
+                tester.advance("3 seconds")
+            else:
+                monkeypatch.setattr(tester, "_now_us", to_us(tester.now) + 3_000_000)
+        tester.advance("1 minute")
+        tester.checkpoint()
+        found = tester.delivered(query.operators[-1].name).to_pylist()
+    assert len(found) == len(expected)
+    assert {(row["bidder"], row["window_end"]): row["bids"] for row in found} == dict(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
