@@ -196,10 +196,9 @@ $(LOWEST)/.installed: pyproject.toml
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[$(EXTRAS_dev)]'
 	@touch $@
 
-$(FLINK)/.installed: benchmarks/flink.py
+$(FLINK)/.installed: benchmarks/flink.py | $(READY)dev
 	@echo "Installing into $(FLINK) (most of a gigabyte)"
 	@$(OLDER) scripts/make_venv.sh $(FLINK)
-	@$(FLINK)/bin/python -m pip install --quiet --disable-pip-version-check apache-flink==2.3.0
 	@$(BIN)/python -m benchmarks.flink
 	@touch $@
 

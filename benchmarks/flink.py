@@ -1,9 +1,10 @@
-"""Flink for the benchmarks, in an environment of its own: `make nexmark` makes it.
+"""Flink for the benchmarks, in an environment of its own, which `make nexmark` makes.
 
-python -m benchmarks.flink      fetches what Flink needs to read Parquet and to keep a changelog, by Maven, once
+`python -m benchmarks.flink` installs Flink there, and by Maven what it needs to read Parquet and to keep a changelog.
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from tests.maven import fetch_jars
 
 VERSION, HADOOP = "2.3.0", "3.4.1"
 ENVIRONMENT = Path(os.environ.get("FLINK_ENVIRONMENT") or Path(sys.prefix).parent / ".venv-flink")
-"""where `pip install apache-flink` has put it"""
 PYTHON = ENVIRONMENT / "bin" / "python"
 _JARS = {
     "parquet": (f"org.apache.flink:flink-sql-parquet:{VERSION}", ["flink-sql-parquet"]),
@@ -20,8 +20,10 @@ _JARS = {
 }
 
 
-def fetch() -> None:
-    """Fetch the jars that are not there."""
+def install() -> None:
+    """Install what is not there."""
+    pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"apache-flink=={VERSION}"], check=True)
     for name, (coordinates, only) in _JARS.items():
         fetch_jars(coordinates, ENVIRONMENT / "jars" / name, "Flink's benchmarks", only)
 
@@ -32,4 +34,4 @@ def jars() -> list[str]:
 
 
 if __name__ == "__main__":
-    fetch()
+    install()

@@ -1,10 +1,14 @@
 """The goals of benchmarks, and their reports."""
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 
@@ -66,6 +70,15 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+
+    def show(self, title: str, path: Path) -> None:
+        """Print the tables, and that of the goals with this title; write the numbers to a file."""
+        console = Console(width=None if sys.stdout.isatty() else 150)
+        for table in self.tables:
+            console.print(table)
+        path.write_text(json.dumps(self.numbers, indent=1))
+        console.print(goals_table(self.goals, title))
+        console.print(f"numbers: {path}")
 
 
 def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:

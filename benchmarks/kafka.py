@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 import siltstone as st
-from benchmarks.goals import Goal, Report, goals_table, spread_of, table_of
+from benchmarks.goals import Goal, Report, spread_of, table_of
 from benchmarks.rounds import in_turn, own_process
 from benchmarks.systems import CORES, OPERATOR, ROCKSDB, SPARK
 from siltstone.aggregates.operator import Aggregate, Count, Max
@@ -194,14 +194,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--directory", type=Path, help="temporary files (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench-kafka.json"), help="file for the numbers")
     options = parser.parse_args(arguments)
-    console, kafka = Console(width=None if sys.stdout.isatty() else 150), KafkaServer()
+    kafka = KafkaServer()
     with tempfile.TemporaryDirectory(prefix="siltstone-kafka-", dir=options.directory) as scratch:
         report = run(kafka, Path(scratch), options.rounds, quick=options.quick)
-    for table in report.tables:
-        console.print(table)
-    options.json.write_text(json.dumps(report.numbers, indent=1))
-    console.print(goals_table(report.goals, "kafka: ratios"))
-    console.print(f"numbers: {options.json}")
+    report.show("kafka: ratios", options.json)
     return 0
 
 

@@ -14,7 +14,7 @@ class Positive(Operator):
     """Passes on what is above 0."""
 
     name = "positive"
-    key = {"k": pa.int64()}  # noqa: RUF012
+    key = pa.schema({"k": pa.int64()})
     inputs = ("n",)
     output = ROWS
 

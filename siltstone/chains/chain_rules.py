@@ -371,26 +371,25 @@ def restore_s(state: PolicyState) -> float:
     return state.base_factor * state.base_s + state.delta_factor * state.deltas_s
 
 
-def spends_budget(states: Mapping[str, PolicyState], logged_bytes: Mapping[str, int], options: PolicyOptions) -> bool:
+def spends_budget(states: Mapping[str, PolicyState], logged_bytes: Mapping[str, int], budget_s: float) -> bool:
     """Return whether an operator's interval is to end, so that state lost inside it comes back within the budget.
 
-    Such state is restored at a checkpoint and rolled forward by the log since. A byte of the log is taken to
-    need as long as one of the base or of the deltas, whichever is slower, as rolling forward is not measured. If a base
-    alone takes nearly as long as the budget, no checkpoint helps.
+    Such state is restored at a checkpoint and rolled forward by the log since. A byte of the log is taken to need as
+    long as one of the base or of the deltas, whichever is slower, as rolling forward is not measured. If a base alone
+    takes nearly as long as the budget, no checkpoint helps.
 
     Args:
         states: table or opaque variable -> the state of its policy.
         logged_bytes: the same -> bytes of its changes since the newest checkpoint that is prepared, as the states are.
+        budget_s: `restore_budget_s`.
     """
-    budget, log_s = options.restore_budget_s, 0.0
-    if budget is None:
-        return False
+    log_s = 0.0
     for table, size in logged_bytes.items():
         state = states[table]
         base_pace = state.base_s / state.base_bytes if state.base_bytes else 0.0
         log_s += size * max(state.base_factor * base_pace, state.delta_factor * _seconds_per_byte(state))
-    helps = sum(state.base_factor * next_base(state)[1] for state in states.values()) < _SPENT_SHARE * budget
-    return helps and log_s > 0 and log_s >= _SPENT_SHARE * (budget - sum(map(restore_s, states.values())))
+    helps = sum(state.base_factor * next_base(state)[1] for state in states.values()) < _SPENT_SHARE * budget_s
+    return helps and log_s > 0 and log_s >= _SPENT_SHARE * (budget_s - sum(map(restore_s, states.values())))
 
 
 def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> RestoreBound:

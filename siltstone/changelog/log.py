@@ -105,8 +105,8 @@ class LoggedInterval:
     options: UploadOptions
     steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
     """operator -> step -> what its subtasks logged"""
-    _change_bytes: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
-    """operator -> how many of its steps are counted, and their changes"""
+    _counted: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
+    """operator -> how many of its steps are counted, and the bytes of their changes"""
     _waiting_bytes: int = 0
     _sent: list[_Sent] = field(default_factory=list)
     _uploads: UploadStatistics = field(default_factory=UploadStatistics)
@@ -146,11 +146,12 @@ class LoggedInterval:
 
     def change_bytes(self, operator: str) -> Mapping[str, int]:
         """Return table or opaque variable -> bytes of an operator's changes so far."""
-        counted, total = self._change_bytes.get(operator, (0, Counter[str]()))
+        counted, total = self._counted.get(operator, (0, Counter[str]()))
         steps = self.steps.get(operator, {})
         for step in islice(steps.values(), counted, None):
-            total.update(sum(step.change_bytes, Counter[str]()))
-        self._change_bytes[operator] = len(steps), total
+            for sizes in step.change_bytes:
+                total.update(sizes)
+        self._counted[operator] = len(steps), total
         return total
 
     def limits_bytes(self, operator: str, limits: Mapping[str, int | None], parallelism: int) -> dict[str, list[int]]:

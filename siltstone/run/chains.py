@@ -251,9 +251,9 @@ class RunChains:
         Args:
             logged_bytes: returns table or opaque variable -> bytes of an operator's changes in the interval.
         """
-        options = self._policy.options
-        return options.restore_budget_s is not None and any(
-            spends_budget(states, logged_bytes(operator), options) for operator, states in self.policies.items()
+        budget_s = self._policy.options.restore_budget_s
+        return budget_s is not None and any(
+            spends_budget(states, logged_bytes(operator), budget_s) for operator, states in self.policies.items()
         )
 
     def base_only(self, operator: str) -> frozenset[str]:

@@ -334,12 +334,15 @@ class ConsistentRegion:
         """Let chains begin with what was materialized meanwhile: inside an interval by this run; where it `begins` by
         anyone, since what they began with at the commit, long ago perhaps, may be gone."""
         try:
-            with suppress(*(() if begins else (Unreachable,))), self.manifests.taking_news() as news:
+            with self.manifests.taking_news() as news:
                 if news or begins:
                     self.chains.follow(self._next_chains)
         except UnknownCheckpoint:
             self._check_known()
             raise
+        except Unreachable:
+            if begins:
+                raise
         if begins:
             self._references.follow(self.chains.manifests)
 

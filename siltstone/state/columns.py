@@ -191,7 +191,7 @@ def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
     which = np.searchsorted(starts, rows, side="right") - 1
     order = np.argsort(which, kind="stable")
     ordered, ends = rows[order], np.cumsum([0, *np.bincount(which, minlength=len(tables))])
-    parts = zip(tables, starts, pairwise(ends), strict=False)  # there is one more start
+    parts = zip(tables, starts[:-1], pairwise(ends), strict=True)
     taken = [table.take(pa.array(ordered[begin:end] - start)) for table, start, (begin, end) in parts if end > begin]
     if not taken:
         return tables[0].slice(0, 0)

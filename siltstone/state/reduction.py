@@ -120,8 +120,7 @@ def sort_by(orders: Sequence[pa.Array], group: np.ndarray, *, largest: bool = Fa
         absent = null_mask(first)
         keys = [np.where(absent, 0, keys[0]), absent, group]
     rows = np.lexsort(keys)
-    same = np.zeros(len(rows), np.bool_)
-    """whether a row is equal to the one before"""
+    same = np.zeros(len(rows), np.bool_)  # as the row before
     same[1:] = np.logical_and.reduce([key[rows[1:]] == key[rows[:-1]] for key in keys])
     if rest and same.any():
         tied = np.flatnonzero(same | np.r_[same[1:], False])

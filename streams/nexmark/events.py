@@ -5,8 +5,8 @@ after Tucker et al., "NEXMark: a benchmark for queries over data streams", 2002)
 person, three are new auctions, and 46 are bids. Half of the bids are on one hot auction of each hundred, three quarters
 are by one hot bidder of each hundred people. The columns `channel` and `url` are those of the Flink version.
 
-The n-th event of a kind depends on the fields of `Events` and on n, and on nothing else: whoever makes it, in whatever
-order and on however many machines, makes the same one.
+The n-th event of a kind is computed from n and the fields of `Events` alone. So it is the same in each run, and at any
+parallelism.
 """
 
 import hashlib
@@ -67,9 +67,9 @@ FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
 _BEGIN_US = 1_735_689_600_000_000
 """2025-01-01"""
 _HOT_AUCTIONS, _HOT_SELLERS, _HOT_BIDDERS = 2, 4, 4
-"""of so many choices, all but one are of a hot id"""
+"""an event names a hot auction, seller or bidder in all but one of so many cases"""
 _HUNDRED = 100
-"""one of so many ids in a row is hot"""
+"""every hundredth auction and person is hot"""
 _ACTIVE_PEOPLE, _IN_FLIGHT_AUCTIONS, _LEAD = 1000, 100, 10
 """people and auctions that bids and new auctions choose from, and how many ids ahead: these come a little later"""
 _STRIDE = 953

@@ -203,8 +203,6 @@ class JoinSideInput(st.Operator):
 
     name = "looked_up"
     key = pa.schema({"auction": _ID})
-    reads = {"bids": {"auction": "auction"}}  # noqa: RUF012
-    inputs = {"bids": ("bidder", "price", "date_time")}  # noqa: RUF012
     output = pa.schema({"auction": _ID, "bidder": _ID, "price": _ID, "date_time": TIME, "value": _TEXT})
     table = st.BroadcastState(reads="side", key={"slot": _ID}, value={"value": _TEXT, "version": _ID}, by="version")
 
@@ -216,5 +214,9 @@ class JoinSideInput(st.Operator):
         return bids.append_column("value", found["value"]).filter(found["value"].is_valid()).select(self.output.names)
 
 
-Q13 = query(13, ["side", "bids"], [JoinSideInput()])
+Q13 = query(
+    13,
+    ["side", "bids"],
+    [JoinSideInput(reads={"bids": {"auction": "auction"}}, inputs={"bids": ("bidder", "price", "date_time")})],
+)
 """bids with what a table that does not change says of them"""

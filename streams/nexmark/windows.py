@@ -169,20 +169,11 @@ Q12 = query(12, ["bids"], [CountByTimeOfDay()])
 
 
 @dataclass(frozen=True)
-class CountBetween(st.Function):
-    """The number of values from `least` up to, and without, `below`; None for no end."""
+class CountBetween(st.Count):
+    """The number of values of `of` from `least` up to, and without, `below`; None for no end."""
 
-    of: str
     least: int = 0
     below: int | None = None
-
-    def inputs(self) -> dict[str, pa.DataType | None]:
-        """Return the column that it counts."""
-        return {self.of: pa.int64()}
-
-    def columns(self) -> dict[str, pa.DataType]:
-        """Return its state: the number."""
-        return {self.name: pa.int64()}
 
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
         """Return 1 for values that count."""
@@ -190,12 +181,6 @@ class CountBetween(st.Function):
         if self.below is not None:
             inside = pc.and_(inside, pc.less(columns[0], self.below))
         return [pc.fill_null(inside, False).cast(pa.int64())]
-
-    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        """Add up."""
-        sums = np.zeros(size, np.int64)
-        np.add.at(sums, group, columns[0].to_numpy())
-        return [pa.array(sums)]
 
 
 RANKS = [

@@ -86,6 +86,15 @@ class Run(RegionRun):
         self.step(rows(2), ends=True)
 
 
+def inside_an_interval(place: OpenWarehouse) -> Run:
+    """A run after four checkpoints and a step that is in none."""
+    run = Run(place, Sums(), None)
+    for n in range(1, 5):
+        run.step(rows(n), ends=True)
+    run.step(rows(5))
+    return run
+
+
 def background(place: OpenWarehouse, run: Run, budget_s: float | None) -> Background:
     options = BackgroundOptions(MaterializationOptions(interval_s=0), PolicyOptions(restore_budget_s=budget_s))
     hooks = {"postponed": run.region.chains.find_postponed, "made": run.region.manifests.add}
@@ -173,10 +182,7 @@ def test_a_step_inside_an_interval_does_not_need_the_catalog(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes over later what was materialized meanwhile."""
-    run = Run(place, Sums(), None)
-    for n in range(1, 5):
-        run.step(rows(n), ends=True)
-    run.step(rows(5))
+    run = inside_an_interval(place)
     materialize_now(place, run, "m")
     before = run.region.chains.manifests
 
@@ -198,10 +204,7 @@ def test_bases_that_another_process_replaces_and_deletes_inside_an_interval_are_
     place: OpenWarehouse,
 ) -> None:
     """The run can tell that from damage, and the next one begins with the new bases."""
-    run = Run(place, Sums(), None)
-    for n in range(1, 5):
-        run.step(rows(n), ends=True)
-    run.step(rows(5))
+    run = inside_an_interval(place)
     materialize_now(place, run, "m1")
     run.step(rows(6))
     assert run.region.chains.is_current()

@@ -146,7 +146,7 @@ RESTORE_EQUALS_SNAPSHOT = Suite(
     ],
     ("checkpoint", "operator", "table", "key_group", "columns", "examples"),
     blocking=True,
-    needs_rows=False,
+    needs_rows=False,  # as `NO_GAP`
     about=FULL_SNAPSHOT,
 )
 SUITES = (
