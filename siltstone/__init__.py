@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from siltstone.rows import Due, Rows
     from siltstone.secret import Secret
+    from siltstone.sinks.arrow import ArrowSink
     from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.jdbc import JdbcSink
     from siltstone.sinks.kafka import KafkaSink
@@ -69,6 +70,7 @@ __all__ = [
     "TTL",
     "Aggregate",
     "ApproxDistinct",
+    "ArrowSink",
     "Autonomous",
     "Average",
     "BadRow",
@@ -174,6 +176,7 @@ _DOOR = {
     ),
     "siltstone.rows": ("Due", "Rows"),
     "siltstone.secret": ("Secret",),
+    "siltstone.sinks.arrow": ("ArrowSink",),
     "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.jdbc": ("JdbcSink",),
     "siltstone.sinks.kafka": ("KafkaSink",),

@@ -115,9 +115,9 @@ class Stream:
             sends each to the sink of dead letters as well, exactly once per operator, and "process" processes them.
         event_days: the first and the last day (UTC) of its events, if known: state is then restored by day.
         sinks: output (an operator's name, or `OPERATOR-OUTPUT` for a side output) -> `DeltaSink`, `ParquetSink`,
-            `JdbcSink`, `KafkaSink`, an object with the methods of `Sink`, or a function `(rows, checkpoint)`; such
-            outputs need a schema. None is a Delta table in the warehouse (`siltstone.sinks.resolve`). `DEAD_LETTERS`
-            names the sink of dead letters.
+            `JdbcSink`, `KafkaSink`, `ArrowSink`, an object with the methods of `Sink`, or a function
+            `(rows, checkpoint)`; such outputs need a schema. None is a Delta table in the warehouse
+            (`siltstone.sinks.resolve`). `DEAD_LETTERS` names the sink of dead letters.
         on_bad_row: what happens to a row that an operator cannot take (`BadRow`: a null key, a sum that overflows, a
             row that `process` refuses). "fail" stops the stream before any effect of its checkpoint is visible. With
             "dead-letter" the step goes on without the row, which goes to the sink of dead letters exactly once, with
@@ -189,8 +189,8 @@ class Stream:
             if not (sink is None or takes_rows):
                 raise UsageError(
                     f"the sink of {name} is a {type(sink).__name__}, which cannot take rows: use a DeltaSink, a "
-                    "ParquetSink, a JdbcSink, a KafkaSink, a function (rows, checkpoint), or an object with a method "
-                    "deliver(rows, checkpoint)"
+                    "ParquetSink, a JdbcSink, a KafkaSink, an ArrowSink, a function (rows, checkpoint), or an object "
+                    "with a method deliver(rows, checkpoint)"
                 )
         if self.event_days is not None and (self.event_time is None or self.event_days[0] > self.event_days[1]):
             raise UsageError(f"stream {self.name}: event_days: give the first and last day of its event_time, in order")

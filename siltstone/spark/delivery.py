@@ -1,5 +1,6 @@
 """Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or the driver if they are few; a Delta table
-takes their files as they are, and the driver sends them to a database or to Kafka."""
+takes their files as they are, and for a database, for Kafka and for a function that takes Arrow the driver reads them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import read_again, read_output, staged_schema
+from siltstone.sinks.arrow import ArrowSink, open_rows
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.resolve import DatabaseOrTopic
 from siltstone.store.base import Store
@@ -42,6 +44,8 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
                 SinkTable(open_store(store_url), output.stream, name).deliver(output)
             elif isinstance(sink, DatabaseOrTopic):
                 sink.deliver(output)
+            elif isinstance(sink, ArrowSink):
+                sink.function(open_rows(open_store(store_url), output), output.sink_id)
             else:
                 deliver = getattr(sink, "deliver", sink)
                 deliver(staged_rows(spark, store_url, output), output.sink_id)

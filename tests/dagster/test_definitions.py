@@ -17,6 +17,7 @@ from siltstone.dagster.checks.suites import SUITES
 from siltstone.dagster.names import asset_of
 from siltstone.errors import UsageError
 from siltstone.settings import Settings
+from siltstone.sinks.arrow import ArrowSink
 from siltstone.sinks.delta import DeltaSink
 from siltstone.sinks.kafka import KafkaSink
 from siltstone.stream import Stream
@@ -99,7 +100,14 @@ def test_kinds_tell_in_which_store_it_lies(url: str, kinds: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "kind"), [(DeltaSink(), "deltalake"), (None, "deltalake"), (KafkaSink("sums", "broker:9092"), "kafka")]
+    ("sink", "kind"),
+    [
+        (DeltaSink(), "deltalake"),
+        (None, "deltalake"),
+        (KafkaSink("sums", "broker:9092"), "kafka"),
+        (ArrowSink(print), "python"),
+        (print, "python"),
+    ],
 )
 def test_kinds_tell_what_a_sink_writes(sink: object, kind: str) -> None:
     found = specs(stream_definitions(replace(SMALL, sinks={"accounts": sink})))

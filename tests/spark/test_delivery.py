@@ -2,25 +2,33 @@
 
 import datetime as dt
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+import siltstone as st
 from siltstone.catalog.records.outbox import OutputRecord
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, StateError
 from siltstone.format.output import OutputWriter, read_output
 from siltstone.model import StoredObject
+from siltstone.sinks import arrow
+from siltstone.sinks.arrow import ArrowSink
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import delivery
 from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
+from siltstone.spark.operations import RunRequest, run
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
 from tests.arrow_frames import from_arrow, to_arrow
 from tests.arrow_strategies import TYPES, UNSIGNED, random_array
+from tests.spark_runs import at
+from tests.spark_streams import LITTLE
 
 ROWS = 300
 KINDS = [kind for kind in TYPES if kind not in UNSIGNED]
@@ -98,6 +106,59 @@ def test_a_store_that_answers_wrongly_once_fails_no_delivery(
     frame = staged_rows(spark, f"file://{tmp_path}", output)
     assert path.read_bytes() == right
     assert sorted(row.n for row in frame.collect()) == list(range(ROWS))
+
+
+def test_a_function_that_takes_arrow_gets_the_rows_without_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any type, object by object, also if the store once answers wrongly; no session is there to run a job."""
+    columns = {f"c{i}": random_array(Random(1), kind, ROWS) for i, kind in enumerate(KINDS)}
+    columns["nested"] = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    output, taken = _staged(tmp_path, pa.table(columns)), dict[int, pa.Table]()
+    path = tmp_path / output.objects[1].name
+    right = path.read_bytes()
+
+    def read(store: Store, stored: StoredObject, schema: bytes) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read_output(store, stored, schema)
+        except CorruptObject:
+            path.write_bytes(right)
+            raise
+
+    sink = ArrowSink(lambda rows, checkpoint: taken.update({checkpoint: rows.read_all()}))
+    give = delivery.deliverers(cast(Any, None), {"o": sink}, f"file://{tmp_path}")["o"]
+    path.write_bytes(right[:-1] + b"x")
+    with pytest.raises(CorruptObject, match=r"p\.0\.output"):
+        give(output)
+    assert not taken
+    monkeypatch.setattr(arrow, "read_output", read)
+    give(output)
+    assert repr(taken[output.sink_id].to_pylist()) == repr(pa.table(columns).to_pylist())
+
+
+def test_a_function_that_takes_arrow_and_fails_is_told_and_gets_the_rows_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its first run fails at the second checkpoint, two are pending, and the next run begins with it."""
+    taken, fails = dict[int, pa.Table](), [True]
+
+    def take(rows: pa.RecordBatchReader, checkpoint: int) -> None:
+        if checkpoint == 2 and fails:
+            fails.clear()
+            raise ValueError("the disk is full")
+        assert checkpoint not in taken
+        taken[checkpoint] = rows.read_all()
+
+    stream = replace(LITTLE, sinks=dict.fromkeys(LITTLE.sinks) | {"accounts": ArrowSink(take)})
+    settings = at(tmp_path / "w", max_pending=2)
+    with pytest.raises(StateError, match=r"the sink of accounts failed at checkpoint 2: .*the disk is full"):
+        run(settings, stream, RunRequest())
+    run(settings, stream, RunRequest())
+    reference = replace(LITTLE, sinks={"accounts": None})
+    run(at(tmp_path / "delta"), reference, RunRequest())
+    table = st.open(tmp_path / "delta").stream("little").sink_table("accounts")
+    rows = sorted(str(row) for each in taken.values() for row in each.to_pylist())
+    assert rows == sorted(str(row) for row in table.to_pyarrow_table().to_pylist()) and list(taken) == sorted(taken)
 
 
 def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import siltstone as st
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
-    "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink JdbcSink KafkaSink Secret open write_stream",
-    "Client StreamClient Autonomous EventTime Due Deduplicate IntervalJoin LookupJoin",
+    "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink JdbcSink KafkaSink ArrowSink Secret open",
+    "write_stream Client StreamClient Autonomous EventTime Due Deduplicate IntervalJoin LookupJoin",
     "ValueState MapState ListState WindowState OpaqueState BroadcastState Timer TTL",
     "Aggregate Average Count First Last Max Min Sum ApproxDistinct CollectList TopN Function",
     "Tumbling Sliding Cumulative Session Bloom avro_schema xxhash64",

@@ -25,6 +25,7 @@ from siltstone.settings import CONFIGURATION, Settings
 from siltstone.sinks.delta import DeltaSink
 from siltstone.sinks.jdbc import JdbcSink
 from siltstone.sinks.kafka import KafkaSink
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import DEAD_LETTERS, Stream
 
 
@@ -166,7 +167,9 @@ def _kind(sink: object) -> str:
         return "sql"
     if isinstance(sink, KafkaSink):
         return "kafka"
-    return "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"
+    if sink is None or isinstance(sink, DeltaSink):
+        return "deltalake"
+    return "parquet" if isinstance(sink, ParquetSink) else "python"
 
 
 def _run_here(

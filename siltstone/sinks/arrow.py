@@ -1,0 +1,63 @@
+"""A sink of the user's own that takes rows as Arrow, without a Spark job."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from siltstone.errors import UsageError
+from siltstone.format.output import read_again, read_output, staged_schema
+from siltstone.store.base import Store
+
+if TYPE_CHECKING:
+    from siltstone.catalog.records.outbox import OutputRecord
+
+ArrowFunction = Callable[[pa.RecordBatchReader, int], object]
+"""takes the rows of one checkpoint, and its id"""
+
+
+@dataclass(frozen=True)
+class ArrowSink:
+    """A function that gets an operator's output as Arrow: the driver reads what was staged, and Spark runs no job.
+
+    A function `(rows, checkpoint)` by itself gets a Spark DataFrame, and takes a job to read it. With few rows that
+    job takes longer than all else in a delivery; with very many, the tasks of a DataFrame share the work.
+
+        sinks={"spenders": st.ArrowSink(lambda rows, checkpoint: adbc.adbc_ingest("spenders", rows, mode="append"))}
+
+    Like any sink of your own, it may get a checkpoint's rows again under the same id after a crash: skip ids you have.
+
+    Args:
+        function: called on the driver with a `pyarrow.RecordBatchReader`, of which one staged object (16 MiB) is in
+            memory at a time, and the id of the checkpoint; `rows.read_all()` is a table. It returns once the rows are
+            durable. The reader is of no use after that.
+
+    Raises:
+        UsageError: `function` cannot be called.
+    """
+
+    function: ArrowFunction
+    stages_table: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise UsageError(
+                f"an ArrowSink has a {type(self.function).__name__}: give it a function (rows, checkpoint), which gets "
+                "a pyarrow.RecordBatchReader and a number"
+            )
+
+
+def open_rows(store: Store, output: "OutputRecord") -> pa.RecordBatchReader:
+    """Open the rows of an output for reading, object by object; each is verified before its first row is returned.
+
+    Reading raises:
+        CorruptObject: an object is missing, cut or altered, in two reads.
+        Unreachable: the store does not answer.
+    """
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for stored in output.objects:
+            yield from read_again(lambda stored=stored: list(read_output(store, stored, output.arrow_schema)))
+
+    return pa.RecordBatchReader.from_batches(staged_schema(output.arrow_schema), batches())
