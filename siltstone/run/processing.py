@@ -64,8 +64,15 @@ def _nullable(columns: Iterable[pa.Field]) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in columns])
 
 
+def result_schema(task: StepTask) -> pa.Schema:
+    """Return the schema of what a task of a step returns: `step_schema`, or the acknowledgement alone where only sinks
+    read the output, for which it is staged."""
+    schema = step_schema(task.operator)
+    return schema if task.hands_on else pa.schema([schema.field(ACKNOWLEDGEMENT)])
+
+
 def step_schema(operator: Operator) -> pa.Schema:
-    """Return the schema of a step's result.
+    """Return the schema of an operator's rows in a step, and of its acknowledgement.
 
     It is the acknowledgement (binary, null on rows), then the columns of the operator's own output, then a column per
     side output: a struct of its columns, which is null in the rows of others.

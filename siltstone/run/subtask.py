@@ -28,7 +28,7 @@ from siltstone.run.event_times import HeardTimes
 from siltstone.run.firing import StepTimers
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import Taken, open_operator, outputs_of, rows_of_output, step_schema
+from siltstone.run.processing import Taken, open_operator, outputs_of, result_schema, rows_of_output
 from siltstone.run.read_rows import ReadRows
 from siltstone.run.spilled import Spilled
 from siltstone.run.staging import StagedOutput
@@ -46,7 +46,7 @@ _LOG = get_logger(__name__)
 def run_subtask(
     task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Run one step; yield the operator's output and, last, the acknowledgement (`step_schema`).
+    """Run one step; yield the operator's output and, last, the acknowledgement (`result_schema`).
 
     A `SiltstoneError` is sent in the acknowledgement, because a retry would fail again.
     """
@@ -73,7 +73,7 @@ def _report_error(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -
 
 def report_failure(task: StepTask, subtask: int, error: SiltstoneError) -> pa.RecordBatch:
     """Make the last batch of a subtask that has failed."""
-    return _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), step_schema(task.operator))
+    return _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), task)
 
 
 def _run(
@@ -135,7 +135,7 @@ def _run(
             made[DEAD_LETTERS] = sorted_out.digest()
         report = replace(report, prepared=prepared)
         of_sources = {"read": reading.read, "rows_of": reading.counts, "heard": heard.heard}
-        yield _acknowledge(replace(report, made=made, **of_sources), step_schema(operator))
+        yield _acknowledge(replace(report, made=made, **of_sources), task)
 
 
 def _report(
@@ -217,6 +217,7 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
     return writer.finish()
 
 
-def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:
+def _acknowledge(acknowledgement: Acknowledgement, task: StepTask) -> pa.RecordBatch:
+    schema = result_schema(task)
     nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
     return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)

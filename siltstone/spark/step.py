@@ -18,7 +18,7 @@ from siltstone.errors import SiltstoneError, StateError
 from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
 from siltstone.run.inputs import HASH, TO
-from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, result_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import report_failure, run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
@@ -238,7 +238,7 @@ def _may_move(task: StepTask) -> bool:
 
 
 def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
-    """Make the frame of one step: its rows are the operator's output and one acknowledgement per subtask.
+    """Make the frame of one step: its rows are one acknowledgement per subtask, and the output if others read it.
 
     Args:
         rows: those of its only input, or the result of `keyed_inputs`.
@@ -268,7 +268,7 @@ def frame_of_keyed(
         shuffled = shuffled.sortWithinPartitions(*order)
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
-    return map_in_arrow(hashed, _in_partition(task, keyed.sparkSession), spark_schema(step_schema(task.operator)))
+    return map_in_arrow(hashed, _in_partition(task, keyed.sparkSession), spark_schema(result_schema(task)))
 
 
 def _order_of(operator: Operator, columns: Sequence[str]) -> list[str]:
@@ -296,7 +296,7 @@ def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | No
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
     if placed is not None:
         subtasks = shuffle(subtasks, task.parallelism, "cast(id as int)", placed)
-    return subtasks.mapInArrow(run, spark_schema(step_schema(task.operator)))
+    return subtasks.mapInArrow(run, spark_schema(result_schema(task)))
 
 
 def acknowledgements(
@@ -336,7 +336,7 @@ def collect_acknowledgements(
 
 def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> DataFrame:
     """Make the frame of the acknowledgements of some steps: their partitions follow each other, one per subtask."""
-    with_rows = [name for name in frames if tasks[name].operator.outputs]
+    with_rows = [name for name in frames if tasks[name].hands_on]
     parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
     together = reduce(lambda one, other: one.union(other), parts)
     return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
