@@ -57,7 +57,7 @@ from siltstone.operator import (
     WindowState,
 )
 from siltstone.state.backend import Keys
-from siltstone.state.python_values import NAN, cast_row, cast_value, check_columns, to_comparable
+from siltstone.state.python_values import NAN, RowCast, cast_value, to_comparable
 from siltstone.state.ttl import RENEWALS
 from siltstone.state.types import is_nested
 from siltstone.state.variables import key_of, schema_of
@@ -158,7 +158,7 @@ class KeyedProcessor(Operator):
             raise UsageError(f"operator {self.name} returns rows but declares no output: set its field output")
         what = f"the output of operator {self.name}"
         try:
-            return _table([cast_row(record, self.output, what) for record in made], self.output, what)
+            return _table([*map(RowCast(self.output, what), made)], self.output, what)
         except BadRow as error:
             raise UsageError(str(error)) from None
 
@@ -248,16 +248,13 @@ class _View:
             (lambda row: deepcopy(dict(row))) if any(is_nested(field.type) for field in self.value) else dict
         )
         """copies a row, so that changing what was got or put changes no state"""
+        self.cast_row = RowCast(self.value, name)
         ttl = getattr(variable, "ttl", None)
         self.renews = ttl is not None and ttl.renew == RENEWALS[1]
         """whether reading a row renews it: only of the keys for which it is read, whatever is read ahead for others"""
 
     def flush(self) -> None:
         """Write what changed."""
-
-    def cast_row_of(self, values: Record) -> dict[str, Any]:
-        """Return `values` as a row of the value columns, as Arrow gives it back."""
-        return cast_row(values, self.value, self.name)
 
     def read(self, values: pa.Table, ordinals: np.ndarray) -> list[dict[str, Any]]:
         """Return rows of state as dicts, each of the key with its ordinal.
@@ -287,25 +284,26 @@ class _Value(_View):
         self._got: set[int] = set()
 
     def get(self) -> dict[str, Any] | None:
-        self._got.add(self.ordinal)
+        if self.renews:
+            self._got.add(self.ordinal)
         if self.ordinal in self._changed:
             found = self._changed[self.ordinal]
         else:
             if self._read is None:
                 lookup = self.access.lookup(self.keys, renews=False)
                 values = self.read(lookup.values, np.arange(len(self.keys)))
-                self._read = [row if there else None for row, there in zip(values, lookup.found, strict=True)]
+                self._read = [row if there else None for row, there in zip(values, lookup.found.tolist(), strict=True)]
             found = self._read[self.ordinal]
         return None if found is None else self.copied(found)
 
     def put(self, values: Record) -> None:
-        self._changed[self.ordinal] = self.cast_row_of(values)
+        self._changed[self.ordinal] = self.cast_row(values)
 
     def remove(self) -> None:
         self._changed[self.ordinal] = None
 
     def flush(self) -> None:
-        if self.renews and (got := sorted(self._got - self._changed.keys())):
+        if got := sorted(self._got - self._changed.keys()):
             self.access.lookup(self.keys.take(np.array(got)))
         if gone := [k for k, values in self._changed.items() if values is None]:
             self.access.delete(self.keys.take(np.array(gone)))
@@ -320,6 +318,7 @@ class _Map(_View):
         super().__init__(name, variable, keys, rows, state)
         self._subkey = key_of(variable.key, variable.nullable, name)
         self._schema = pa.schema([*keys.columns.schema, *self._subkey])
+        self._cast_subkey = RowCast(self._subkey, name)
         self._known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
         self._changed: dict[tuple[Any, ...], dict[str, Any]] = {}
         """by address: what is known of each entry, and the map keys of entries that changed"""
@@ -340,7 +339,7 @@ class _Map(_View):
 
     def put(self, entry: Record, values: Record) -> None:
         address, subkey = self._address(entry)
-        self._known[address], self._changed[address] = self.cast_row_of(values), subkey
+        self._known[address], self._changed[address] = self.cast_row(values), subkey
 
     def remove(self, entry: Record) -> None:
         address, subkey = self._address(entry)
@@ -362,7 +361,7 @@ class _Map(_View):
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return an entry's address, unique within the call, and its map key."""
-        subkey = cast_row(entry, self._subkey, self.name)
+        subkey = self._cast_subkey(entry)
         for field in self._subkey:
             if subkey[field.name] is None and not field.nullable:
                 raise _null_error(f"{self.name}: map key {field.name}")
@@ -411,7 +410,7 @@ class _List(_View):
         return [self.copied(row) for row in [*self.stored_rows(), *self._added.get(self.ordinal, ())]]
 
     def append(self, values: Record) -> None:
-        self._added.setdefault(self.ordinal, []).append(self.cast_row_of(values))
+        self._added.setdefault(self.ordinal, []).append(self.cast_row(values))
 
     def remove(self) -> None:
         self._removed.add(self.ordinal)
@@ -454,7 +453,7 @@ class _Window(_List):
         return sorted(super().get(), key=lambda row: _rank(row[self._order]))
 
     def insert(self, values: Record) -> None:
-        row = self.cast_row_of(values)
+        row = self.cast_row(values)
         if row[self._order] is None:
             raise _null_error(f"{self.name}: column {self._order} orders the window and")
         self._added.setdefault(self.ordinal, []).append(row)
@@ -541,11 +540,10 @@ _VIEWS: dict[type, Any] = {
 }
 
 
-def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
-    for record in records:
-        check_columns(record, schema.names, what)
+def _table(rows: list[dict[str, Any]], schema: pa.Schema, what: str) -> pa.Table:
+    """Make a table of rows that were cast (`RowCast`)."""
     try:
-        return pa.Table.from_pylist(records, schema)
+        return pa.table([pa.array([row[f.name] for row in rows], f.type) for f in schema], schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None

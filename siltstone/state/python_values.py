@@ -20,26 +20,32 @@ NAN = "NaN"
 """what every NaN compares as"""
 
 
-def check_columns(values: Mapping[str, Any], names: list[str], what: str) -> dict[str, Any]:
-    """Return `values` in the order of these columns.
+class RowCast:
+    """Casts rows of some columns, one at a time: each value as Arrow gives it back (`cast_value`).
 
-    Raises:
-        UsageError: the columns are others.
+    Args:
+        what: begins the text of an error.
     """
-    if values.keys() != set(names):
-        raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
-    return {name: values[name] for name in names}
 
+    def __init__(self, schema: pa.Schema, what: str) -> None:
+        self._names, self._what = frozenset(schema.names), what
+        self._fields = [(field.name, field, _find_unchanged(field.type)) for field in schema]
 
-def cast_row(values: Mapping[str, Any], schema: pa.Schema, what: str) -> dict[str, Any]:
-    """Return `values` as a row of these columns, each value as Arrow gives it back; nothing is shared.
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `values` as a row of the columns, in their order; nothing is shared.
 
-    Raises:
-        UsageError: the columns are others.
-        BadRow: a value does not fit its column.
-    """
-    row = check_columns(values, schema.names, what)
-    return {field.name: cast_value(row[field.name], field, what) for field in schema}
+        Raises:
+            UsageError: the columns are others.
+            BadRow: a value does not fit its column.
+        """
+        if values.keys() != self._names:
+            names = ", ".join(name for name, *_ in self._fields)
+            raise UsageError(f"{self._what}: columns {', '.join(map(str, values))} were given: it has {names}")
+        row = {}
+        for name, field, is_unchanged in self._fields:
+            value = values[name]
+            row[name] = value if value is None or is_unchanged(value) else cast_value(value, field, self._what)
+        return row
 
 
 def cast_value(value: Any, field: pa.Field, what: str) -> Any:
@@ -67,11 +73,15 @@ def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
     if types.is_integer(kind):
         bits, signed = kind.bit_width, types.is_signed_integer(kind)
         numbers = range(-(1 << bits - 1), 1 << bits - 1) if signed else range(1 << bits)
-        return lambda value: type(value) is int and value in numbers
+        least, most = numbers[0], numbers[-1]
+        return lambda value: type(value) is int and least <= value <= most
     if types.is_string(kind):
         return lambda value: type(value) is str and value.isascii()
     if types.is_timestamp(kind):
-        zone = pa.scalar(0, kind).as_py().tzinfo
+        try:
+            zone = pa.scalar(0, kind).as_py().tzinfo
+        except (LookupError, ValueError):  # Python does not know the zone, which is an error of the first value
+            return lambda _: False
         if zone is None or zone.utcoffset(None) is not None:  # else a clock may skip an hour
             return lambda value: type(value) is datetime and value.tzinfo is zone
     same = {pa.bool_(): bool, pa.float64(): float, pa.binary(): bytes, pa.date32(): date}.get(kind)
