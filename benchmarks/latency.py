@@ -5,8 +5,9 @@
 Spark's rate source gives `ROWS_PER_S` rows a second, all rows of a second when it is over: this is when they arrive.
 Both systems keep the same aggregates per key, and poll the source every 10 ms (Spark's default; Siltstone's is 100 ms).
 Both hand the changed keys to the same function: it writes and syncs a file, renames it, syncs the directory, and then
-notes the time. Rows of a micro-batch have keys of their own, so each row's time counts. The systems take turns in
-rounds, each in a process of its own, which is killed when it has run for long enough. Its first seconds do not count.
+notes the time. Siltstone's sink is an `ArrowSink`, and Spark's `foreachBatch` makes a table of its rows. Rows of a
+micro-batch have keys of their own, so each row's time counts. The systems take turns in rounds, each in a process of
+its own, which is killed when it has run for long enough. Its first seconds do not count.
 """
 
 import sys
@@ -35,6 +36,8 @@ ROWS_PER_S, KEYS = 1000, 100_000
 OURS, PENDING, PEER = "siltstone", "siltstone-pending", "rocksdb"
 TITLES = {OURS: "Siltstone", PENDING: "Siltstone, 2 pending", PEER: "Spark, RocksDB"}
 PERCENTILES = (50, 99)
+AT_MOST = {OURS: 1.1, PENDING: 1.3}
+"""goals of p99, as multiples of Spark's"""
 DELIVERED, OUTPUT = "delivered", "output"
 _START_S = 300.0
 """most seconds until the first delivery"""
@@ -89,10 +92,9 @@ def delays(work: Path, began: float, ended: float) -> np.ndarray:
     return np.concatenate(found)
 
 
-def deliver(work: Path, rows: DataFrame, number: int) -> None:
+def deliver(work: Path, table: pa.Table, number: int) -> None:
     """Write rows durably, then note when they were visible: the sink of both systems."""
     name, directory = f"{number:06d}.parquet", work / OUTPUT
-    table: pa.Table = rows.toArrow()
     if not len(table):
         return
     draft = directory / f".{name}"
@@ -115,7 +117,8 @@ def run_siltstone(spark: SparkSession, work: Path, max_pending: int) -> None:
     """Run `Aggregate`, each micro-batch a checkpoint."""
     functions = [Count("rows"), Max("arrived", of="arrived")]
     operators = [Aggregate(OPERATOR, key={"key": pa.int64()}, aggregates=functions)]
-    stream = st.Stream("latency", None, operators, sinks={OPERATOR: partial(deliver, work)})
+    sink = st.ArrowSink(lambda rows, number: deliver(work, rows.read_all(), number))
+    stream = st.Stream("latency", None, operators, sinks={OPERATOR: sink})
     settings = {"warehouse": str(work / "warehouse"), "parallelism": CORES, "max_pending": max_pending}
     st.write_stream(arriving(spark), stream, **settings).await_termination()
 
@@ -125,7 +128,11 @@ def run_rocksdb(spark: SparkSession, work: Path) -> None:
     for key, value in ROCKSDB.items():
         spark.conf.set(key, value)
     totals = arriving(spark).groupBy("key").agg(F.count(F.lit(1)).alias("rows"), F.max("arrived").alias("arrived"))
-    writer = totals.writeStream.foreachBatch(partial(deliver, work)).outputMode("update")
+
+    def take(rows: DataFrame, number: int) -> None:
+        deliver(work, rows.toArrow(), number)
+
+    writer = totals.writeStream.foreachBatch(take).outputMode("update")
     writer.option("checkpointLocation", str(work / "checkpoint")).start().awaitTermination()
 
 
@@ -143,11 +150,11 @@ def report_of(found: Rounds) -> Report:
     for system, rounds in found.items():
         table.add_row(TITLES[system], *(spread_of([times[each] for times in rounds]) for each in PERCENTILES))
         report.numbers[system] = [{f"p{each}_s": seconds for each, seconds in times.items()} for times in rounds]
-    for system in (OURS, PENDING):
+    for system, at_most in AT_MOST.items():
         for each in PERCENTILES:
             ratios = [a[each] / b[each] for a, b in zip(found[system], found[PEER], strict=True)]
             what = f"latency, p{each}: {TITLES[system]} / {TITLES[PEER]}"
-            report.goals.append(Goal.of_rounds(what, ratios, at_most=1.0 if each == 99 else None))
+            report.goals.append(Goal.of_rounds(what, ratios, at_most=at_most if each == 99 else None))
     return report
 
 
