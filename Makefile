@@ -98,7 +98,7 @@ test-kafka: $(READY)dev ## streams that read and write a real Kafka, which is ki
 	@$(BIN)/python -m tests.kafka_server
 	@$(WITH_JAVA) $(WITH_TMP) $(BIN)/python -m pytest $(PATIENT) --durations 10 $(KAFKA)
 
-test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## all three with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough); needs root
+test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## all three with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 3.3 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough); needs root
 	@$(TEST) --hypothesis-profile thorough --timeout 3600 --ignore $(CLUSTER) --ignore $(CASSANDRA) --ignore $(KAFKA)
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --hypothesis-profile thorough --durations 20 $(CLUSTER)
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 T = TypeVar("T")
 FULL = 100
 """hypothesis's own number of examples, and that of the profile `thorough`"""
-USUAL = 40
+USUAL = 30
 """of the profile of `make test`, which runs often"""
 
 

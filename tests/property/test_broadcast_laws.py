@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as s
 
 from siltstone.testing import StreamTester
+from tests.examples import examples
 from tests.tester_actions import act, action
 from tests.unit.test_broadcast import card_tester, payment, rule
 
@@ -50,7 +51,7 @@ def harm(t: StreamTester, what: str, saved: Path, subtask: int) -> None:
         shutil.copytree(state, copy)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     s.lists(s.tuples(rules, s.booleans(), s.sampled_from(["", "lose", "set back"]), action), min_size=1, max_size=8),
     s.sampled_from(["heap", "rocksdb"]),
