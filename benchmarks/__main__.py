@@ -59,6 +59,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import recorded
 from benchmarks.goals import Goal, Report, goals_table
 
 Part = Callable[[Path, argparse.Namespace], Report]
@@ -309,6 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--directory", type=Path, help="temporary files: a disk, not memory (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the numbers")
+    parser.add_argument("--record", action="store_true", help="keep the ratios in the repository (benchmarks.recorded)")
     parser.add_argument(
         "--picture", type=Path, default=Path("bench.png"), help="PNG file of the step; other pictures are next to it"
     )
@@ -335,6 +337,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, report in reports.items():
         console.print(goals_table(report.goals, f"{name}: goals ({seconds[name]:.0f} s)"))
     console.print(f"numbers: {options.json}" + (f", picture: {options.picture}" if "step" in reports else ""))
+    goals = {name: report.goals for name, report in reports.items()}
+    recorded.tell(console, goals, quick=options.quick, record=options.record)
     missed = [goal.what for report in reports.values() for goal in report.goals if goal.is_kept is False]
     for what in missed:
         console.print(f"missed: {what}", markup=False, highlight=False, soft_wrap=True)

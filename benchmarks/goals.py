@@ -26,13 +26,25 @@ class Goal:
     at_least: float | None = None
     low: float | None = None
     high: float | None = None
+    less_is_better: bool | None = None
+    """which way is better; None for a number that is only shown"""
+
+    def __post_init__(self) -> None:
+        if self.less_is_better is None and (self.at_most, self.at_least) != (None, None):
+            object.__setattr__(self, "less_is_better", self.at_most is not None)
 
     @classmethod
     def of_rounds(
-        cls, what: str, rounds: Sequence[float], at_most: float | None = None, at_least: float | None = None
+        cls,
+        what: str,
+        rounds: Sequence[float],
+        at_most: float | None = None,
+        at_least: float | None = None,
+        *,
+        less_is_better: bool | None = None,
     ) -> "Goal":
         """Make the goal for a number that was measured once per round."""
-        return cls(what, median(rounds), at_most, at_least, min(rounds), max(rounds))
+        return cls(what, median(rounds), at_most, at_least, min(rounds), max(rounds), less_is_better)
 
     @property
     def is_kept(self) -> bool | None:

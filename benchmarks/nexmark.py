@@ -44,8 +44,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from rich.console import Console
 
-from benchmarks import flink
+from benchmarks import flink, recorded
 from benchmarks.goals import Report
 from benchmarks.nexmark_flink import QUERIES as FLINK_QUERIES
 from benchmarks.rounds import Run, Side, run_rounds
@@ -120,12 +121,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default: 3)")
     parser.add_argument("--directory", type=Path, help="temporary files (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench-nexmark.json"), help="file for the numbers")
+    parser.add_argument("--record", action="store_true", help="keep the ratios in the repository (benchmarks.recorded)")
     options = parser.parse_args(arguments)
     if FLINK.keys() & set(options.systems) and not flink.jars():
         parser.error(f"Flink is not in {flink.ENVIRONMENT}: `make nexmark` installs it, or leave it out (--systems)")
     with tempfile.TemporaryDirectory(prefix="siltstone-nexmark-", dir=options.directory) as scratch:
         report = run(Path(scratch), options.queries, options.systems, options.rounds, quick=options.quick)
     report.show("nexmark: ratios", options.json)
+    recorded.tell(Console(), {"nexmark": report.goals}, quick=options.quick, record=options.record)
     return int(any(goal.is_kept is False for goal in report.goals))
 
 
@@ -143,8 +146,9 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
             sides: tuple[Side, Side] = (OURS, rounds.workloads[0]), (peer, rounds.workloads[0])
             least = None if quick else _goal(peer, number)
             what = f"q{number}, beside {TITLES[peer]}"
-            report.goals += rounds.compare(f"events per CPU second, {what}", per_cpu_second, *sides, at_least=least)
-            report.goals += rounds.compare(f"events per second, {what}", lambda run: 1 / run.wall_s, *sides)
+            compare = partial(rounds.compare, ours=sides[0], theirs=sides[1], less_is_better=False)
+            report.goals += compare(f"events per CPU second, {what}", per_cpu_second, at_least=least)
+            report.goals += compare(f"events per second, {what}", lambda run: 1 / run.wall_s)
     report.numbers = {"runs": [each.to_json() for each in found]}
     return report
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, TextIO, TypeVar
@@ -149,7 +150,7 @@ class Rounds:
                 yield workload, title, self.of(system, workload)
 
     def compare(
-        self, what: str, value: Callable[[Run], float | None], ours: Side, theirs: Side, **bound: float | None
+        self, what: str, value: Callable[[Run], float | None], ours: Side, theirs: Side, **bound: Any
     ) -> Iterator[Goal]:
         """Yield the goal for the ratio of a value, taken within each round; nothing where the value was not sampled."""
         values = [(value(a), value(b)) for a, b in zip(self.of(*ours), self.of(*theirs), strict=True)]
@@ -157,12 +158,18 @@ class Rounds:
             yield Goal.of_rounds(what, ratios, **bound)
 
     def compare_step(self, workload: Workload, ours: str, theirs: str, **bound: float | None) -> Iterator[Goal]:
-        """Yield the goals for a whole step, by trigger and by wall time; CPU seconds have no bound."""
-        sides = (ours, workload), (theirs, workload)
+        """Yield the goals for a whole step, by trigger and by wall time; CPU seconds have no bound.
+
+        Args:
+            ours: the side that is divided, ours unless the bound is `at_least`.
+        """
+        compare = partial(
+            self.compare, ours=(ours, workload), theirs=(theirs, workload), less_is_better="at_least" not in bound
+        )
         named = f"{workload.name}: {self.titles[ours]} / {self.titles[theirs]}"
-        yield from self.compare(f"trigger, {named}", lambda run: run.trigger_s, *sides, **bound)
-        yield from self.compare(f"wall time per step, {named}", lambda run: run.wall_s, *sides, **bound)
-        yield from self.compare(f"CPU seconds per step, {named}", lambda run: run.cpu_s, *sides)
+        yield from compare(f"trigger, {named}", lambda run: run.trigger_s, **bound)
+        yield from compare(f"wall time per step, {named}", lambda run: run.wall_s, **bound)
+        yield from compare(f"CPU seconds per step, {named}", lambda run: run.cpu_s)
 
     def steps_table(self, title: str) -> Table:
         """Make the table of whole steps: medians and ranges over the rounds."""

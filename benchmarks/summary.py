@@ -13,9 +13,9 @@ from benchmarks.workload import Workload
 OURS, STORE, FLOOR = "siltstone", "rocksdb", "stateless"
 TITLES = {OURS: "Siltstone", STORE: "Spark, RocksDB", FLOOR: "Spark, no state"}
 """the systems of the step benchmark"""
-STORE_AT_MOST = {(3 * MB, MB // 10): 0.3, (10 * MB, MB): 0.06}
+STORE_AT_MOST = {(3 * MB, MB // 100): 0.6, (3 * MB, MB // 10): 0.3, (10 * MB, MB): 0.06}
 """(keys in the state, keys per step) -> the fraction of the time of Spark's store that a step may take"""
-FLOOR_AT_MOST = {MB // 100: 1.3, MB // 10: 1.15, MB: 1.0}
+FLOOR_AT_MOST = {MB // 100: 1.25, MB // 10: 1.15, MB: 1.0}
 """keys per step -> how many times the floor's time a step may take"""
 BYTES_AT_MOST, GROWTH_AT_MOST = 0.3, 1.25
 

@@ -138,7 +138,7 @@ def test_peak_memory_of_a_process_and_its_workers():
     [
         ("rocksdb", 3_000_000, 100_000, 0.3),
         ("rocksdb", 10_000_000, 1_000_000, 0.06),
-        ("stateless", 300_000, 10_000, 1.3),
+        ("stateless", 300_000, 10_000, 1.25),
         ("stateless", 300_000, 100_000, 1.15),
         ("stateless", 10_000_000, 1_000_000, 1.0),
     ],

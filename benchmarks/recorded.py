@@ -1,0 +1,117 @@
+"""The ratios that were last recorded, and what got slower since.
+
+    python -m benchmarks [PART ...] [--quick] --record    keep what was measured, and write the page's table anew
+
+Only ratios of sides that ran in turn are compared: seconds depend on the machine. A ratio is worse if each of its
+rounds is worse than each recorded one by more than `NOISE`. The record is `recorded.json`, by part and size; the table
+at the end of `docs/how-fast.md` is made from it.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import flink
+from benchmarks.goals import Goal
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path(__file__).with_name("recorded.json")
+PAGE = ROOT / "docs" / "how-fast.md"
+BEGIN = "<!-- recorded ratios: written by python -m benchmarks --record -->\n"
+NOISE = 1.25
+"""how many times worse a ratio may be on a busy machine"""
+PACKAGES = ("pyspark", "pyarrow", "numpy")
+"""packages whose versions are recorded"""
+
+Record = dict[str, dict[str, Any]]
+"""part, with " (quick)" if it was -> when and with what it was measured, and its ratios"""
+
+
+def load(path: Path = RECORD) -> Record:
+    """Read the record; it is empty where there is none."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def tell(console: Console, parts: Mapping[str, Sequence[Goal]], *, quick: bool, record: bool) -> None:
+    """Print what is slower than recorded, part by part, and record what was measured if asked."""
+    known = load()
+    for part, goals in parts.items():
+        key = f"{part} (quick)" if quick else part
+        for line in find_slower(known, key, goals):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        add(known, key, goals)
+    if record:
+        save(known)
+
+
+def find_slower(known: Record, key: str, goals: Sequence[Goal]) -> Iterator[str]:
+    """Yield a line for each ratio that is worse than the recorded one."""
+    recorded = known.get(key, {})
+    before = {each["what"]: each for each in recorded.get("ratios", ())}
+    for goal in goals:
+        old = before.get(goal.what)
+        if old is not None and goal.less_is_better is not None and _is_worse(goal, old):
+            yield (
+                f"slower than recorded on {recorded['date']} ({recorded['commit']}): {goal.what}: "
+                f"{goal.measured:.3g}, and {old['measured']:.3g} then"
+            )
+
+
+def _is_worse(goal: Goal, old: Mapping[str, Any]) -> bool:
+    low, high = goal.low or goal.measured, goal.high or goal.measured
+    return low > old["high"] * NOISE if goal.less_is_better else high * NOISE < old["low"]
+
+
+def add(known: Record, key: str, goals: Sequence[Goal]) -> None:
+    """Add the ratios of a part that was just measured to the record, in place of older ones."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    known[key] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
+        "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+        | ({"Flink": flink.VERSION} if any("Flink" in goal.what for goal in goals) else {}),
+        "ratios": [
+            {
+                "what": goal.what,
+                "measured": goal.measured,
+                "low": goal.low or goal.measured,
+                "high": goal.high or goal.measured,
+                "range": goal.range,
+                "bound": goal.bound,
+                "verdict": goal.verdict,
+            }
+            for goal in goals
+            if goal.less_is_better is not None
+        ],
+    }
+
+
+def save(known: Record, path: Path = RECORD, page: Path = PAGE) -> None:
+    """Write the record and the page's table."""
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    text, found, _ = page.read_text().partition(BEGIN)
+    if not found:
+        raise ValueError(f"{page} has no line {BEGIN.strip()!r}, after which the table is written")
+    page.write_text(text + BEGIN + table(known))
+
+
+def table(known: Record) -> str:
+    """Return the table in Markdown: a ratio per line, by part."""
+    lines = [""]
+    for key, part in sorted(known.items()):
+        versions = ", ".join(f"{name} {number}" for name, number in part["versions"].items())
+        lines += [f"`{key}`, {part['date']}, commit `{part['commit']}`; {versions}:", ""]
+        lines += ["| ratio | goal | measured | rounds | |", "|---|---|---|---|---|"]
+        for each in part["ratios"]:
+            spread = each["range"] if each["low"] != each["high"] else ""
+            told = [each["what"], each["bound"].strip("-"), f"{each['measured']:.3g}", spread, each["verdict"]]
+            lines.append(f"| {' | '.join(told)} |")
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n" if known else ""

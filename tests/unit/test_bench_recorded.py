@@ -1,0 +1,46 @@
+"""The record of ratios: what is slower than it, and what the page shows."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import recorded
+from benchmarks.goals import Goal
+
+
+def test_what_got_slower_is_told_whichever_way_is_better(tmp_path: Path) -> None:
+    """A ratio that is worse in each round by more than the noise; not one that nobody has a direction for."""
+    before = [
+        Goal.of_rounds("step", [0.5, 0.6], at_most=1.0),
+        Goal.of_rounds("times", [3.0, 4.0], less_is_better=False),
+        Goal("seconds", 1.0),
+    ]
+    known = recorded.load(tmp_path / "none.json")
+    recorded.add(known, "part", before)
+    assert [each["what"] for each in known["part"]["ratios"]] == ["step", "times"]
+    same = [Goal("step", 0.74, less_is_better=True), Goal("times", 2.5, less_is_better=False), Goal("seconds", 9.0)]
+    assert list(recorded.find_slower(known, "part", same)) == []
+    slower = [Goal("step", 0.76, less_is_better=True), Goal("times", 2.3, less_is_better=False), Goal("new", 1, 1)]
+    told = list(recorded.find_slower(known, "part", slower))
+    assert [line.split(": ", 1)[1] for line in told] == ["step: 0.76, and 0.55 then", "times: 2.3, and 3.5 then"]
+    assert list(recorded.find_slower(known, "part (quick)", slower)) == []
+
+
+def test_the_page_has_one_table_which_each_record_writes_anew(tmp_path: Path) -> None:
+    path, page, known = tmp_path / "recorded.json", tmp_path / "page.md", recorded.Record()
+    page.write_text("# How fast\n\n" + recorded.BEGIN)
+    recorded.add(known, "step", [Goal.of_rounds("step / Spark", [0.5, 0.7, 0.6], at_most=0.55)])
+    recorded.save(known, path, page)
+    recorded.add(known, "step", [Goal("step / Spark", 0.5, at_most=0.55)])
+    recorded.save(known, path, page)
+    assert recorded.load(path) == known
+    text = page.read_text()
+    assert text.startswith("# How fast\n\n" + recorded.BEGIN) and text.count("step / Spark") == 1
+    assert "| step / Spark | <= 0.55 | 0.5 |  | met |\n" in text
+    page.write_text("# How fast\n")
+    with pytest.raises(ValueError, match="has no line"):
+        recorded.save(known, path, page)
+
+
+def test_the_page_shows_what_is_recorded() -> None:
+    assert recorded.PAGE.read_text().partition(recorded.BEGIN)[2] == recorded.table(recorded.load())
