@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -42,7 +41,7 @@ QUERY_SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
-LOST_OUTPUT = "an operator's output was lost and computed again"
+LOST_OUTPUT = "the output of an operator was lost and computed again"
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 
 
@@ -362,16 +361,17 @@ def output_rows(
     If Spark loses a partition and computes it again, a job that reads the output fails unless the result is the one
     that was acknowledged.
     """
-    acknowledgement = F.col(ACKNOWLEDGEMENT)
-    said = acknowledgement.cast("string")
-    accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
-    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit(_DIFFERS))
-    failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
+    said = f"cast({ACKNOWLEDGEMENT} as string)"
+    receipts = ", ".join(f"'{a.receipt}'" for a in received)
+    reason = f"coalesce(get_json_object({said}, '$.error[1]'), '{_DIFFERS}')"
+    failed = f"cast(raise_error(concat('{LOST_OUTPUT}: ', {reason})) as boolean)"
     sides = [name for name in operator.outputs if name != operator.name]
     told = f"{quote(output)} is not null" if output in sides else " and ".join(f"{quote(n)} is null" for n in sides)
     # In one condition: by one on a column alone, Spark would pass over a cached batch, with the error that it holds.
-    own = F.expr(told or "true")
-    rows = frame.where(F.when(acknowledgement.isNull(), own).when(accepted, False).otherwise(failed))
+    rows = frame.where(
+        f"case when {ACKNOWLEDGEMENT} is null then {told or 'true'} "
+        f"when get_json_object({said}, '$.receipt') in ({receipts}) then false else {failed} end"
+    )
     return rows.selectExpr(f"{quote(output)}.*") if output in sides else rows.drop(ACKNOWLEDGEMENT, *sides)
 
 
