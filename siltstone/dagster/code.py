@@ -20,6 +20,7 @@ from siltstone.dagster.names import asset_of
 from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.operator import Operator
 from siltstone.pipes.parts import EVENTS, SINK
+from siltstone.sinks.arrow import ArrowSink
 from siltstone.stream import Stream
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -114,6 +115,8 @@ def _is_ours(what: Any) -> bool:
 
 
 def _user_code(what: Callable[..., Any] | object) -> CodeType | None:
-    """Return the code of a function or of a callable object's class; None if it is Siltstone's own."""
+    """Return the code of a function, of that of an `ArrowSink`, or of a callable object's class; None if it is
+    Siltstone's own."""
+    what = what.function if isinstance(what, ArrowSink) else what
     function = what if hasattr(what, "__code__") else type(what).__call__ if callable(what) else None
     return None if _is_ours(function) else getattr(function, "__code__", None)

@@ -164,6 +164,15 @@ def read_output(store: Store, stored: StoredObject, schema: bytes | None = None)
         CorruptObject: missing, cut or altered, or with another schema than recorded.
         Unreachable: the store does not answer.
     """
+    yield from open_output(store, stored, schema)
+
+
+def open_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
+    """Verify one staged object, and return its rows, whose batches are decoded one by one; otherwise `read_output`."""
     data = store.read(stored)
-    with translate_decode_errors(f"object {stored.name}", "staged rows"):
-        yield from read_batches(data, None if schema is None else staged_schema(schema))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with translate_decode_errors(f"object {stored.name}", "staged rows"):
+            yield from read_batches(data, None if schema is None else staged_schema(schema))
+
+    return batches()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from siltstone.errors import UsageError
-from siltstone.format.output import read_again, read_output, staged_schema
+from siltstone.format.output import open_output, read_again, staged_schema
 from siltstone.store.base import Store
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class ArrowSink:
     Like any sink of your own, it may get a checkpoint's rows again under the same id after a crash: skip ids you have.
 
     Args:
-        function: called on the driver with a `pyarrow.RecordBatchReader`, of which one staged object (16 MiB) is in
-            memory at a time, and the id of the checkpoint; `rows.read_all()` is a table. It returns once the rows are
-            durable. The reader is of no use after that.
+        function: called on the driver with a `pyarrow.RecordBatchReader` and the id of the checkpoint;
+            `rows.read_all()` is a table. In memory are one staged object at a time, 16 MiB as it is stored, and the
+            batch that was read last. It returns once the rows are durable. The reader is of no use after that.
 
     Raises:
         UsageError: `function` cannot be called.
@@ -58,6 +58,6 @@ def open_rows(store: Store, output: "OutputRecord") -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         for stored in output.objects:
-            yield from read_again(lambda stored=stored: list(read_output(store, stored, output.arrow_schema)))
+            yield from read_again(lambda stored=stored: open_output(store, stored, output.arrow_schema))
 
     return pa.RecordBatchReader.from_batches(staged_schema(output.arrow_schema), batches())

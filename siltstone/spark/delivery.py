@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from siltstone.errors import SiltstoneError, StateError
+from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.format.output import read_again, read_output, staged_schema
+from siltstone.run.processing import outputs_of
 from siltstone.sinks.arrow import ArrowSink, open_rows
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.resolve import DatabaseOrTopic
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
+from siltstone.stream import Stream
 
 if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes without Spark
     from pyspark.sql import DataFrame, SparkSession
 
     from siltstone.catalog.records.outbox import OutputRecord
 
+_USUAL = (
+    *(pa.bool_(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32()),
+    *(pa.timestamp("us"), pa.timestamp("us", "UTC")),
+)
 FEW_BYTES = 1 << 20
 """most bytes of rows that the driver reads itself, which takes less time than a job of Python tasks"""
 
@@ -33,6 +39,43 @@ def deliverers(
         sinks: the resolved sinks (`sinks.resolve`).
     """
     return {name: _deliverer(spark, name, sink, store_url) for name, sink in sinks.items()}
+
+
+def check_frames(spark: "SparkSession", stream: Stream, sinks: Mapping[str, Any]) -> None:
+    """Check that sinks that get a DataFrame can have one of their rows, before a step makes any.
+
+    Spark is asked only about types that not every version has in a DataFrame; a task returns a row of them.
+
+    Raises:
+        UsageError: Spark has no such column.
+    """
+    from siltstone.spark.executor import frame_of_pieces
+    from siltstone.spark.failures import describe
+    from siltstone.spark.versions import spark_schema
+
+    for name, schema in outputs_of(stream.operators).items():
+        unusual = pa.schema([field for field in schema if not _is_usual(field.type)])
+        if name not in sinks or isinstance(sinks[name], SinkTable | DatabaseOrTopic | ArrowSink) or not unusual.names:
+            continue
+        try:
+            row = pa.record_batch([pa.nulls(1, field.type) for field in unusual], schema=unusual)
+            frame_of_pieces(spark, lambda _, row=row: [row], 1, spark_schema(unusual)).collect()
+        except Exception as error:  # each version says so in another way
+            columns = ", ".join(f"{field.name} {field.type}" for field in unusual)
+            raise UsageError(
+                f"the sink of {name} gets its rows as a DataFrame, and Spark has none with {columns} "
+                f"({describe(error)}): return other types, or give them to an ArrowSink"
+            ) from error
+
+
+def _is_usual(kind: pa.DataType) -> bool:
+    """Whether each version of Spark has a column of the type in a DataFrame."""
+    types = pa.types
+    if types.is_struct(kind) or types.is_list(kind):
+        return all(_is_usual(kind.field(place).type) for place in range(kind.num_fields))
+    if types.is_decimal128(kind):
+        return kind.scale >= 0
+    return types.is_signed_integer(kind) or kind in _USUAL
 
 
 def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> Callable[["OutputRecord"], None]:
@@ -51,7 +94,7 @@ def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> C
                 deliver(staged_rows(spark, store_url, output), output.sink_id)
         except SiltstoneError:
             raise
-        except Exception as error:  # a user's sink may fail in any way
+        except (Exception, SystemExit) as error:  # a user's sink may fail in any way
             from siltstone.run.outbox import check_output
             from siltstone.spark.failures import describe
 

@@ -23,6 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
@@ -36,7 +37,7 @@ from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.sinks.resolve import resolve_sinks
-from siltstone.spark.delivery import deliverers
+from siltstone.spark.delivery import check_frames, deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
@@ -135,10 +136,15 @@ class StreamRunner:
         self._new_sources = self._log.find_new(position)
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
-        sinks = resolve_sinks(stream, OpenWarehouse(warehouse, region.catalog))
-        self._sinks = deliverers(spark, sinks, warehouse.store_url)
+        self._sinks = self._open_sinks()
         self._deliver_left()
         remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
+
+    def _open_sinks(self) -> Mapping[str, Callable[[OutputRecord], None]]:
+        region, warehouse = self.region, self.region.warehouse
+        sinks = resolve_sinks(region.stream, OpenWarehouse(warehouse, region.catalog))
+        check_frames(self.spark, region.stream, sinks)
+        return deliverers(self.spark, sinks, warehouse.store_url)
 
     @property
     def next_batch(self) -> int:

@@ -72,6 +72,10 @@ def test_assets_are_made_from_what_they_are_made_from(small: dg.Definitions) -> 
     assert made_from == {f"small/{asset}": sorted(deps) for asset, deps in SMALL_ASSETS.items()}
 
 
+def own_sink(rows: object, checkpoint: int) -> None:
+    """A sink of a user's own."""
+
+
 def test_assets_say_what_they_are_whose_and_from_which_code(small: dg.Definitions) -> None:
     found = specs(small)
     for key, spec in found.items():
@@ -86,6 +90,9 @@ def test_assets_say_what_they_are_whose_and_from_which_code(small: dg.Definition
     assert reference.line_number == Accounts.process.__code__.co_firstlineno
     (reference,) = found["small/events"].metadata["dagster/code_references"].code_references
     assert reference.line_number == source.__code__.co_firstlineno
+    own = specs(stream_definitions(replace(SMALL, sinks={"accounts": ArrowSink(own_sink)})))
+    (reference,) = own["small/accounts_sink"].metadata["dagster/code_references"].code_references
+    assert reference.line_number == own_sink.__code__.co_firstlineno
     # Of an aggregate there is no code but Siltstone's own, and the stream's file says more.
     (reference,) = found["small/daily_delta_chain"].metadata["dagster/code_references"].code_references
     assert (reference.label, reference.line_number) == ("stream small", source.__code__.co_firstlineno)

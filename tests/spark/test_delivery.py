@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 import siltstone as st
 from siltstone.catalog.records.outbox import OutputRecord
-from siltstone.errors import CorruptObject, StateError
-from siltstone.format.output import OutputWriter, read_output
+from siltstone.errors import CorruptObject, StateError, UsageError
+from siltstone.format.output import OutputWriter, open_output, read_output
 from siltstone.model import StoredObject
 from siltstone.sinks import arrow
-from siltstone.sinks.arrow import ArrowSink
+from siltstone.sinks.arrow import ArrowSink, open_rows
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import delivery
 from siltstone.spark.delivery import FEW_BYTES, read_few_rows, staged_rows
@@ -118,9 +118,9 @@ def test_a_function_that_takes_arrow_gets_the_rows_without_a_job(
     path = tmp_path / output.objects[1].name
     right = path.read_bytes()
 
-    def read(store: Store, stored: StoredObject, schema: bytes) -> Iterator[pa.RecordBatch]:
+    def open_again(store: Store, stored: StoredObject, schema: bytes) -> Iterator[pa.RecordBatch]:
         try:
-            yield from read_output(store, stored, schema)
+            return open_output(store, stored, schema)
         except CorruptObject:
             path.write_bytes(right)
             raise
@@ -131,7 +131,7 @@ def test_a_function_that_takes_arrow_gets_the_rows_without_a_job(
     with pytest.raises(CorruptObject, match=r"p\.0\.output"):
         give(output)
     assert not taken
-    monkeypatch.setattr(arrow, "read_output", read)
+    monkeypatch.setattr(arrow, "open_output", open_again)
     give(output)
     assert repr(taken[output.sink_id].to_pylist()) == repr(pa.table(columns).to_pylist())
 
@@ -159,6 +159,46 @@ def test_a_function_that_takes_arrow_and_fails_is_told_and_gets_the_rows_again(
     table = st.open(tmp_path / "delta").stream("little").sink_table("accounts")
     rows = sorted(str(row) for each in taken.values() for row in each.to_pylist())
     assert rows == sorted(str(row) for row in table.to_pyarrow_table().to_pylist()) and list(taken) == sorted(taken)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_sink_whose_dataframe_cannot_have_a_column_is_refused_before_a_step(tmp_path: Path) -> None:
+    """Spark has no such duration; what a function takes as Arrow, it never sees."""
+    taken = list[pa.Table]()
+    stream = replace(LITTLE, operators=[Waits()], sinks={"waits": lambda rows, _: taken.append(to_arrow(rows))})
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"the sink of waits gets its rows as a DataFrame, .* duration\[s\]"):
+            run(at(tmp_path / "w"), stream, RunRequest())
+    assert not taken and not st.open(tmp_path / "w").stream("little").checkpoints().checkpoints
+    sink = ArrowSink(lambda rows, _: taken.append(rows.read_all()))
+    run(at(tmp_path / "w"), replace(stream, sinks={"waits": sink}), RunRequest())
+    assert pa.concat_tables(taken).schema.field("wait").type == pa.duration("s")
+
+
+class Waits(st.Operator):
+    """Returns a duration per account."""
+
+    name = "waits"
+    key = pa.schema({"account": pa.string()})
+    output = pa.schema({"account": pa.string(), "wait": pa.duration("s")})
+
+    def process(self, rows: st.Rows, state: st.State) -> pa.Table:
+        return rows.keys.with_columns({"wait": pa.array([60] * len(rows.keys), pa.duration("s"))})
+
+
+def test_an_object_of_rows_that_compress_well_is_not_decoded_at_once(tmp_path: Path) -> None:
+    store, schema = open_store(f"file://{tmp_path}"), pa.schema({"text": pa.string()})
+    writer = OutputWriter(store, lambda n: f"s/1/o.{n}.output.arrow", schema, inline_bytes=-1)
+    batch = pa.record_batch([pa.array(["a" * 1000] * 1000)], schema=schema)
+    for _ in range(50):
+        writer.add(batch)
+    (stored,) = writer.finish().objects
+    output = OutputRecord("o", schema.serialize().to_pybytes(), 50_000, (stored,), "s", 1, 1, 1, False, None)
+    before = pa.total_allocated_bytes()
+    rows = open_rows(store, output)
+    assert rows.read_next_batch().equals(batch)
+    assert pa.total_allocated_bytes() - before < 5 * batch.nbytes
+    assert sum(each.num_rows for each in rows) == 49_000
 
 
 def test_rows_that_compress_well_are_many(spark: SparkSession, tmp_path: Path) -> None:

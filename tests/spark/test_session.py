@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_workers_get_rows_by_private_sockets_that_are_gone_in_the_end(tmp_path: 
     assert (count, bool(given), mode, used) == (3, not is_long, "0o700", knows and not is_long)
     assert not list(temporary.glob("siltstone-*"))
     shutil.rmtree(temporary)
+
+
+def test_the_sockets_of_a_process_that_is_killed_are_removed_too() -> None:
+    code = (
+        "import os, signal\n"
+        "from siltstone.spark.session import socket_directory, spark_session\n"
+        "spark_session('local[1]').range(3).mapInArrow(lambda batches: batches, 'id long').count()\n"
+        "print(socket_directory(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    fresh = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=fresh | {"TMPDIR": "/tmp"}, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        directory = Path(process.stdout.readline().decode().strip())
+        assert process.wait() < 0 and directory.parent == Path("/tmp")
+    until_s = time.monotonic() + 60
+    while directory.exists() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not directory.exists()
 
 
 def test_a_forked_process_leaves_the_sockets_of_its_parent() -> None:
