@@ -338,7 +338,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(goals_table(report.goals, f"{name}: goals ({seconds[name]:.0f} s)"))
     console.print(f"numbers: {options.json}" + (f", picture: {options.picture}" if "step" in reports else ""))
     goals = {name: report.goals for name, report in reports.items()}
-    recorded.tell(console, goals, quick=options.quick, record=options.record)
+    recorded.compare(console, goals, quick=options.quick, record=options.record)
     missed = [goal.what for report in reports.values() for goal in report.goals if goal.is_kept is False]
     for what in missed:
         console.print(f"missed: {what}", markup=False, highlight=False, soft_wrap=True)

@@ -47,9 +47,14 @@ class Goal:
         return cls(what, median(rounds), at_most, at_least, min(rounds), max(rounds), less_is_better)
 
     @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest of the rounds."""
+        return (self.measured if self.low is None else self.low, self.measured if self.high is None else self.high)
+
+    @property
     def is_kept(self) -> bool | None:
         """Whether the number is within its bound, or beyond it by no more than the spread; None if it has no bound."""
-        low, high = (self.measured if edge is None else edge for edge in (self.low, self.high))
+        low, high = self.spread
         if self.at_most is not None:
             return low <= self.at_most
         return None if self.at_least is None else high >= self.at_least

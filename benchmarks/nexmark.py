@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="siltstone-nexmark-", dir=options.directory) as scratch:
         report = run(Path(scratch), options.queries, options.systems, options.rounds, quick=options.quick)
     report.show("nexmark: ratios", options.json)
-    recorded.tell(Console(), {"nexmark": report.goals}, quick=options.quick, record=options.record)
+    recorded.compare(Console(), {"nexmark": report.goals}, quick=options.quick, record=options.record)
     return int(any(goal.is_kept is False for goal in report.goals))
 
 

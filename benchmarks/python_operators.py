@@ -32,7 +32,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
         for system in titles:
             if system != OURS:
                 at_least = AT_LEAST.get(workload.step_rows) if system == THEIRS else None
-                report.goals += rounds.compare_step(workload, system, OURS, at_least=at_least)
+                report.goals += rounds.compare_step(workload, system, OURS, less_is_better=False, at_least=at_least)
         if not quick:
-            report.goals += rounds.compare_step(workload, ROWS, KEYED, at_least=KEYED_AT_LEAST)
+            report.goals += rounds.compare_step(workload, ROWS, KEYED, less_is_better=False, at_least=KEYED_AT_LEAST)
     return report

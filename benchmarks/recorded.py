@@ -1,10 +1,10 @@
-"""The ratios that were last recorded, and what got slower since.
+"""The numbers that were last recorded, and what got slower since.
 
     python -m benchmarks [PART ...] [--quick] --record    keep what was measured, and write the page's table anew
 
-Only ratios of sides that ran in turn are compared: seconds depend on the machine. A ratio is worse if each of its
-rounds is worse than each recorded one by more than `NOISE`. The record is `recorded.json`, by part and size; the table
-at the end of `docs/how-fast.md` is made from it.
+Numbers of which more, or less, is better are compared. Nearly all are ratios of sides that ran in turn; seconds and
+bytes compare on one machine only. A number is worse if each of its rounds is worse than each recorded one by more than
+`NOISE`. The record is `recorded.json`, by part and size; the tables at the end of `docs/how-fast.md` are made from it.
 """
 
 import json
@@ -26,12 +26,12 @@ RECORD = Path(__file__).with_name("recorded.json")
 PAGE = ROOT / "docs" / "how-fast.md"
 BEGIN = "<!-- recorded ratios: written by python -m benchmarks --record -->\n"
 NOISE = 1.25
-"""how many times worse a ratio may be on a busy machine"""
+"""how many times worse a number may be on a busy machine"""
 PACKAGES = ("pyspark", "pyarrow", "numpy")
 """packages whose versions are recorded"""
 
 Record = dict[str, dict[str, Any]]
-"""part, with " (quick)" if it was -> when and with what it was measured, and its ratios"""
+"""part, with " (quick)" if it was -> when and with what it was measured, and its numbers"""
 
 
 def load(path: Path = RECORD) -> Record:
@@ -39,57 +39,66 @@ def load(path: Path = RECORD) -> Record:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def tell(console: Console, parts: Mapping[str, Sequence[Goal]], *, quick: bool, record: bool) -> None:
+def compare(console: Console, parts: Mapping[str, Sequence[Goal]], *, quick: bool, record: bool) -> None:
     """Print what is slower than recorded, part by part, and record what was measured if asked."""
     known = load()
     for part, goals in parts.items():
         key = f"{part} (quick)" if quick else part
         for line in find_slower(known, key, goals):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        add(known, key, goals)
+        if record:
+            add(known, key, goals)
     if record:
         save(known)
 
 
 def find_slower(known: Record, key: str, goals: Sequence[Goal]) -> Iterator[str]:
-    """Yield a line for each ratio that is worse than the recorded one."""
+    """Yield a line for each number that is worse than the recorded one."""
     recorded = known.get(key, {})
     before = {each["what"]: each for each in recorded.get("ratios", ())}
     for goal in goals:
         old = before.get(goal.what)
-        if old is not None and goal.less_is_better is not None and _is_worse(goal, old):
+        if old is not None and _is_comparable(goal) and _is_worse(goal, old):
             yield (
                 f"slower than recorded on {recorded['date']} ({recorded['commit']}): {goal.what}: "
                 f"{goal.measured:.3g}, and {old['measured']:.3g} then"
             )
 
 
+def _is_comparable(goal: Goal) -> bool:
+    """Whether one way is better, and a number may be some times another: not a difference, which may be below 0."""
+    return goal.less_is_better is not None and goal.spread[0] > 0
+
+
 def _is_worse(goal: Goal, old: Mapping[str, Any]) -> bool:
-    low, high = goal.low or goal.measured, goal.high or goal.measured
+    low, high = goal.spread
     return low > old["high"] * NOISE if goal.less_is_better else high * NOISE < old["low"]
 
 
 def add(known: Record, key: str, goals: Sequence[Goal]) -> None:
-    """Add the ratios of a part that was just measured to the record, in place of older ones."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    """Add the numbers of a part that was just measured to the record, in place of older ones of the same names."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--dirty= and changes"]
+    before = {each["what"]: each for each in known.get(key, {}).get("ratios", ())}
+    found = [_to_json(goal) for goal in goals if _is_comparable(goal)]
     known[key] = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
         | ({"Flink": flink.VERSION} if any("Flink" in goal.what for goal in goals) else {}),
-        "ratios": [
-            {
-                "what": goal.what,
-                "measured": goal.measured,
-                "low": goal.low or goal.measured,
-                "high": goal.high or goal.measured,
-                "range": goal.range,
-                "bound": goal.bound,
-                "verdict": goal.verdict,
-            }
-            for goal in goals
-            if goal.less_is_better is not None
-        ],
+        "ratios": list((before | {each["what"]: each for each in found}).values()),
+    }
+
+
+def _to_json(goal: Goal) -> dict[str, Any]:
+    low, high = goal.spread
+    return {
+        "what": goal.what,
+        "measured": goal.measured,
+        "low": low,
+        "high": high,
+        "range": goal.range,
+        "bound": goal.bound,
+        "verdict": goal.verdict,
     }
 
 

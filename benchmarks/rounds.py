@@ -157,16 +157,13 @@ class Rounds:
         if ratios := [a / b for a, b in values if a and b]:
             yield Goal.of_rounds(what, ratios, **bound)
 
-    def compare_step(self, workload: Workload, ours: str, theirs: str, **bound: float | None) -> Iterator[Goal]:
-        """Yield the goals for a whole step, by trigger and by wall time; CPU seconds have no bound.
-
-        Args:
-            ours: the side that is divided, ours unless the bound is `at_least`.
-        """
-        compare = partial(
-            self.compare, ours=(ours, workload), theirs=(theirs, workload), less_is_better="at_least" not in bound
-        )
-        named = f"{workload.name}: {self.titles[ours]} / {self.titles[theirs]}"
+    def compare_step(
+        self, workload: Workload, one: str, other: str, *, less_is_better: bool = True, **bound: float | None
+    ) -> Iterator[Goal]:
+        """Yield the goals for a step of `one` divided by that of `other`: trigger and wall time; CPU seconds, which have
+        no bound."""
+        compare = partial(self.compare, ours=(one, workload), theirs=(other, workload), less_is_better=less_is_better)
+        named = f"{workload.name}: {self.titles[one]} / {self.titles[other]}"
         yield from compare(f"trigger, {named}", lambda run: run.trigger_s, **bound)
         yield from compare(f"wall time per step, {named}", lambda run: run.wall_s, **bound)
         yield from compare(f"CPU seconds per step, {named}", lambda run: run.cpu_s)

@@ -73,8 +73,8 @@ class KeyedProcessor(Operator):
 
     It is declared like any `Operator`, with the same variables but broadcast tables, and a stream may change from one
     to the other and keep its state. It is slower, since it makes Python objects of every row and state value. A sum per
-    key over 200,000 rows of two integers took 4.5 times as long, checkpoint included, as the same sum written as
-    `process` with 10 rows per key, and 7.2 times with one row per key (medians of 15 steps each, one run). Write
+    key over 200,000 rows of two integers took 4.5 times as long as the same sum written as `process` with 10 rows per
+    key, and 7.2 times with one row per key (checkpoint included, without Spark; medians of 15 steps). Write
     `process` if that matters; `python -m benchmarks keyed` measures the difference.
     """
 

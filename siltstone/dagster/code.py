@@ -115,8 +115,8 @@ def _is_ours(what: Any) -> bool:
 
 
 def _user_code(what: Callable[..., Any] | object) -> CodeType | None:
-    """Return the code of a function, of that of an `ArrowSink`, or of a callable object's class; None if it is
-    Siltstone's own."""
+    """Return the code of a function, of the function in an `ArrowSink`, or of a callable object's class; None if
+    it is Siltstone's own."""
     what = what.function if isinstance(what, ArrowSink) else what
     function = what if hasattr(what, "__code__") else type(what).__call__ if callable(what) else None
     return None if _is_ours(function) else getattr(function, "__code__", None)

@@ -168,7 +168,7 @@ def read_output(store: Store, stored: StoredObject, schema: bytes | None = None)
 
 
 def open_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
-    """Verify one staged object, and return its rows, whose batches are decoded one by one; otherwise `read_output`."""
+    """Like `read_output`, but read and verify the object in this call, and not when the first batch is asked for."""
     data = store.read(stored)
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -24,14 +24,18 @@ class ArrowSink:
     A function `(rows, checkpoint)` by itself gets a Spark DataFrame, and takes a job to read it. With few rows that
     job takes longer than all else in a delivery; with very many, the tasks of a DataFrame share the work.
 
-        sinks={"spenders": st.ArrowSink(lambda rows, checkpoint: adbc.adbc_ingest("spenders", rows, mode="append"))}
+        def keep(rows, checkpoint):
+            append(rows.read_all(), checkpoint)
+
+        sinks={"spenders": st.ArrowSink(keep)}
 
     Like any sink of your own, it may get a checkpoint's rows again under the same id after a crash: skip ids you have.
 
     Args:
         function: called on the driver with a `pyarrow.RecordBatchReader` and the id of the checkpoint;
-            `rows.read_all()` is a table. In memory are one staged object at a time, 16 MiB as it is stored, and the
-            batch that was read last. It returns once the rows are durable. The reader is of no use after that.
+            `rows.read_all()` is a table. Of rows read one batch after the other, memory holds the last batch and one
+            staged object, about 16 MiB as it is stored. It returns once the rows are durable. The reader is of no use
+            after that.
 
     Raises:
         UsageError: `function` cannot be called.
@@ -51,9 +55,8 @@ class ArrowSink:
 def open_rows(store: Store, output: "OutputRecord") -> pa.RecordBatchReader:
     """Open the rows of an output for reading, object by object; each is verified before its first row is returned.
 
-    Reading raises:
-        CorruptObject: an object is missing, cut or altered, in two reads.
-        Unreachable: the store does not answer.
+    Reading raises `CorruptObject` if an object is missing, cut or altered, in two reads, and `Unreachable` if the store
+    does not answer. Where another library reads, it may raise an error of its own instead.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:

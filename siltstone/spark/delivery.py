@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
 
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.format.output import read_again, read_output, staged_schema
@@ -60,6 +61,8 @@ def check_frames(spark: "SparkSession", stream: Stream, sinks: Mapping[str, Any]
         try:
             row = pa.record_batch([pa.nulls(1, field.type) for field in unusual], schema=unusual)
             frame_of_pieces(spark, lambda _, row=row: [row], 1, spark_schema(unusual)).collect()
+        except Py4JNetworkError:  # the JVM is gone
+            raise
         except Exception as error:  # each version says so in another way
             columns = ", ".join(f"{field.name} {field.type}" for field in unusual)
             raise UsageError(

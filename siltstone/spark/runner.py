@@ -23,7 +23,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from siltstone.catalog.records.outbox import OutputRecord
 from siltstone.catalog.records.steps import Step, StepKind, with_ends
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
@@ -136,15 +135,16 @@ class StreamRunner:
         self._new_sources = self._log.find_new(position)
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
-        self._sinks = self._open_sinks()
-        self._deliver_left()
+        self._begin_to_deliver()
         remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
 
-    def _open_sinks(self) -> Mapping[str, Callable[[OutputRecord], None]]:
+    def _begin_to_deliver(self) -> None:
+        """Deliver what an earlier run left, and check that this one's outputs can be delivered."""
         region, warehouse = self.region, self.region.warehouse
         sinks = resolve_sinks(region.stream, OpenWarehouse(warehouse, region.catalog))
+        self._sinks = deliverers(self.spark, sinks, warehouse.store_url)
+        self._deliver_left()
         check_frames(self.spark, region.stream, sinks)
-        return deliverers(self.spark, sinks, warehouse.store_url)
 
     @property
     def next_batch(self) -> int:

@@ -188,7 +188,7 @@ def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_o
         # PySpark's handler calls the JVM, which fails in the middle of another call.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _register_format(spark)
-    _have_sockets_removed(spark)
+    _have_sockets_removed(spark, settings.get(f"{_SOCKETS}.dir"))
     return spark
 
 
@@ -205,12 +205,11 @@ def _local_settings() -> dict[str, str]:
     return {**LOCAL_SETTINGS, f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
 
 
-def _have_sockets_removed(spark: SparkSession) -> None:
+def _have_sockets_removed(spark: SparkSession, directory: str | None) -> None:
     """Have the JVM remove the sockets' directory when it ends, which it also does when this process is killed."""
     jvm: Any = spark._jvm
-    if spark.conf.get(f"{_SOCKETS}.dir", None) is not None:
-        directory = jvm.java.io.File(socket_directory())
-        jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(directory)
+    if directory is not None:
+        jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(jvm.java.io.File(directory))
 
 
 @cache

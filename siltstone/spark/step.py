@@ -41,6 +41,7 @@ QUERY_SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
 }
 """settings for the steps of a query, whose session is a clone of its own"""
+# Both are parts of SQL text, and have no quotes.
 LOST_OUTPUT = "the output of an operator was lost and computed again"
 _DIFFERS = "the step produced different rows, or a different state, than when it first ran"
 

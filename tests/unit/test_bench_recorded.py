@@ -13,17 +13,20 @@ def test_what_got_slower_is_told_whichever_way_is_better(tmp_path: Path) -> None
     before = [
         Goal.of_rounds("step", [0.5, 0.6], at_most=1.0),
         Goal.of_rounds("times", [3.0, 4.0], less_is_better=False),
-        Goal("seconds", 1.0),
+        Goal("shown", 1.0),
+        Goal("change", -0.5, at_most=-0.4),
     ]
     known = recorded.load(tmp_path / "none.json")
     recorded.add(known, "part", before)
     assert [each["what"] for each in known["part"]["ratios"]] == ["step", "times"]
-    same = [Goal("step", 0.74, less_is_better=True), Goal("times", 2.5, less_is_better=False), Goal("seconds", 9.0)]
+    same = [Goal("step", 0.74, less_is_better=True), Goal("times", 2.5, less_is_better=False), Goal("shown", 9.0)]
     assert list(recorded.find_slower(known, "part", same)) == []
     slower = [Goal("step", 0.76, less_is_better=True), Goal("times", 2.3, less_is_better=False), Goal("new", 1, 1)]
     told = list(recorded.find_slower(known, "part", slower))
     assert [line.split(": ", 1)[1] for line in told] == ["step: 0.76, and 0.55 then", "times: 2.3, and 3.5 then"]
     assert list(recorded.find_slower(known, "part (quick)", slower)) == []
+    recorded.add(known, "part", slower[:1])
+    assert [(each["what"], each["measured"]) for each in known["part"]["ratios"]] == [("step", 0.76), ("times", 3.5)]
 
 
 def test_the_page_has_one_table_which_each_record_writes_anew(tmp_path: Path) -> None:
