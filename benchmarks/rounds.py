@@ -160,8 +160,7 @@ class Rounds:
     def compare_step(
         self, workload: Workload, one: str, other: str, *, less_is_better: bool = True, **bound: float | None
     ) -> Iterator[Goal]:
-        """Yield the goals for a step of `one` divided by that of `other`: trigger and wall time; CPU seconds, which have
-        no bound."""
+        """Yield the goals for a step of `one` over that of `other`: trigger, wall time, and CPU seconds, unbounded."""
         compare = partial(self.compare, ours=(one, workload), theirs=(other, workload), less_is_better=less_is_better)
         named = f"{workload.name}: {self.titles[one]} / {self.titles[other]}"
         yield from compare(f"trigger, {named}", lambda run: run.trigger_s, **bound)

@@ -1,10 +1,8 @@
 """Make the Spark session, with a driver in this process or on a Spark Connect server, and set what Siltstone needs."""
 
-import atexit
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -12,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -68,11 +66,6 @@ LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-_SOCKETS = "spark.python.unix.domain.socket"
-_SOCKET_NAME_CHARS = 43
-"""length of a slash and the name that Spark gives a socket"""
-_MAX_SOCKET_CHARS = 103
-"""length that the path of a socket may have on any system"""
 
 FROM_FILES = "spark."
 """prefix of settings that spark-submit takes from a file"""
@@ -173,7 +166,7 @@ def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_o
     settings = {**own, "spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
     settings |= {f"spark.executorEnv.{name}": value for name, value in worker_variables().items()}
     if SUBMITTED not in os.environ:
-        settings |= {"spark.master": master} | (_local_settings() if master.startswith("local") else {})
+        settings |= {"spark.master": master} | (LOCAL_SETTINGS if master.startswith("local") else {})
     try:
         with log_jvm_lines():
             spark = _build_session(settings, extra)
@@ -188,42 +181,7 @@ def _start(master: str, own: Mapping[str, str], extra: Mapping[str, str], java_o
         # PySpark's handler calls the JVM, which fails in the middle of another call.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _register_format(spark)
-    _have_sockets_removed(spark, settings.get(f"{_SOCKETS}.dir"))
     return spark
-
-
-def _local_settings() -> dict[str, str]:
-    """Return settings for a session whose processes are all on this machine.
-
-    Python workers get rows by Unix domain sockets, from Spark 4.1 on. By TCP every fourth task of a small step waits 40
-    ms for its rows: the JVM does not send the next piece before the last one is confirmed (Nagle's algorithm), and the
-    worker's system waits that long with the confirmation.
-    """
-    directory = socket_directory()
-    if len(os.fsencode(directory)) + _SOCKET_NAME_CHARS > _MAX_SOCKET_CHARS:
-        return LOCAL_SETTINGS
-    return {**LOCAL_SETTINGS, f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": directory}
-
-
-def _have_sockets_removed(spark: SparkSession, directory: str | None) -> None:
-    """Have the JVM remove the sockets' directory when it ends, which it also does when this process is killed."""
-    jvm: Any = spark._jvm
-    if directory is not None:
-        jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(jvm.java.io.File(directory))
-
-
-@cache
-def socket_directory() -> str:
-    """Make this process's directory for sockets, which only this user can enter; removed when the process ends, or, if
-    it is killed, by its JVM."""
-    directory, owner = tempfile.mkdtemp(prefix="siltstone-"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # a forked process runs what its parent has registered
-            shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(remove)
-    return directory
 
 
 def _register_format(spark: SparkSession) -> None:
