@@ -328,7 +328,8 @@ class _Map(_View):
 
     def get(self, entry: Record) -> dict[str, Any] | None:
         address, subkey = self._address(entry)
-        self._got[address] = subkey
+        if self.renews:
+            self._got[address] = subkey
         if address not in self._known and not self._ahead:
             self._ahead = True
             self._read_ahead()
@@ -346,7 +347,7 @@ class _Map(_View):
         self._known[address], self._changed[address] = None, subkey
 
     def flush(self) -> None:
-        got = [(a[0], subkey) for a, subkey in self._got.items() if self.renews and a not in self._changed]
+        got = [(a[0], subkey) for a, subkey in self._got.items() if a not in self._changed]
         if got:
             self.access.lookup(self._entries(got))
         gone = [(a[0], subkey) for a, subkey in self._changed.items() if self._known[a] is None]
@@ -406,7 +407,8 @@ class _List(_View):
         self._got: set[int] = set()
 
     def get(self) -> list[dict[str, Any]]:
-        self._got.add(self.ordinal)
+        if self.renews:
+            self._got.add(self.ordinal)
         return [self.copied(row) for row in [*self.stored_rows(), *self._added.get(self.ordinal, ())]]
 
     def append(self, values: Record) -> None:
@@ -417,7 +419,7 @@ class _List(_View):
         self._added.pop(self.ordinal, None)
 
     def flush(self) -> None:
-        if self.renews and (got := sorted(self._got - self._removed)):
+        if got := sorted(self._got - self._removed):
             self.access.get(self.keys.take(np.array(got)))
         if self._removed:
             self.access.delete(self.keys.take(np.array(sorted(self._removed))))

@@ -13,9 +13,6 @@ from siltstone.store.base import Store
 if TYPE_CHECKING:
     from siltstone.catalog.records.outbox import OutputRecord
 
-ArrowFunction = Callable[[pa.RecordBatchReader, int], object]
-"""takes the rows of one checkpoint, and its id"""
-
 
 @dataclass(frozen=True)
 class ArrowSink:
@@ -25,7 +22,7 @@ class ArrowSink:
     job takes longer than all else in a delivery; with very many, the tasks of a DataFrame share the work.
 
         def keep(rows, checkpoint):
-            append(rows.read_all(), checkpoint)
+            pq.write_table(rows.read_all(), f"{checkpoint}.parquet")  # the same id again makes the same file
 
         sinks={"spenders": st.ArrowSink(keep)}
 
@@ -41,7 +38,7 @@ class ArrowSink:
         UsageError: `function` cannot be called.
     """
 
-    function: ArrowFunction
+    function: Callable[[pa.RecordBatchReader, int], object]
     stages_table: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ class RowCast:
         row = {}
         for name, field, is_unchanged in self._fields:
             value = values[name]
-            row[name] = value if value is None or is_unchanged(value) else cast_value(value, field, self._what)
+            row[name] = value if value is None or is_unchanged(value) else _cast_by_arrow(value, field, self._what)
         return row
 
 
@@ -54,10 +54,12 @@ def cast_value(value: Any, field: pa.Field, what: str) -> Any:
     Raises:
         BadRow: it does not fit the column, or only with a part cut off.
     """
+    return value if value is None or _find_unchanged(field.type)(value) else _cast_by_arrow(value, field, what)
+
+
+def _cast_by_arrow(value: Any, field: pa.Field, what: str) -> Any:
     kind = field.type
     try:
-        if value is None or _find_unchanged(kind)(value):
-            return value
         cast = pa.scalar(value, kind).as_py()
         _check_whole(value, cast, kind)
         return cast
@@ -71,9 +73,8 @@ def _find_unchanged(kind: pa.DataType) -> Callable[[Any], bool]:
     """Return a quick test for values that Arrow surely gives back as they are, from a column of this type."""
     types = pa.types
     if types.is_integer(kind):
-        bits, signed = kind.bit_width, types.is_signed_integer(kind)
-        numbers = range(-(1 << bits - 1), 1 << bits - 1) if signed else range(1 << bits)
-        least, most = numbers[0], numbers[-1]
+        below = 1 << kind.bit_width
+        least, most = (-below // 2, below // 2 - 1) if types.is_signed_integer(kind) else (0, below - 1)
         return lambda value: type(value) is int and least <= value <= most
     if types.is_string(kind):
         return lambda value: type(value) is str and value.isascii()

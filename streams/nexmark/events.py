@@ -67,7 +67,7 @@ FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
 _BEGIN_US = 1_735_689_600_000_000
 """2025-01-01"""
 _HOT_AUCTIONS, _HOT_SELLERS, _HOT_BIDDERS = 2, 4, 4
-"""an event names a hot auction, seller or bidder in all but one of so many cases"""
+"""one event in this number names an ordinary auction, seller or bidder; the others name a hot one"""
 _HUNDRED = 100
 """every hundredth auction and person is hot"""
 _ACTIVE_PEOPLE, _IN_FLIGHT_AUCTIONS, _LEAD = 1000, 100, 10

@@ -1,6 +1,7 @@
 """Staged rows as sinks get them: the same whether the driver reads them or Spark's tasks do."""
 
 import datetime as dt
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,14 @@ def test_a_function_that_takes_arrow_gets_the_rows_without_a_job(
     monkeypatch.setattr(arrow, "open_output", open_again)
     give(output)
     assert repr(taken[output.sink_id].to_pylist()) == repr(pa.table(columns).to_pylist())
+
+
+def test_a_sink_that_ends_its_process_is_a_sink_that_failed(tmp_path: Path) -> None:
+    """A thread of Spark's would end, and the run wait for it for ever."""
+    output = _staged(tmp_path, pa.table({"n": pa.array(range(ROWS))}))
+    give = delivery.deliverers(cast(Any, None), {"o": ArrowSink(lambda *_: sys.exit(3))}, f"file://{tmp_path}")["o"]
+    with pytest.raises(StateError, match="the sink of o failed at checkpoint 1"):
+        give(output)
 
 
 def test_a_function_that_takes_arrow_and_fails_is_told_and_gets_the_rows_again(
