@@ -104,7 +104,7 @@ def _to_json(goal: Goal) -> dict[str, Any]:
 
 def save(known: Record, path: Path = RECORD, page: Path = PAGE) -> None:
     """Write the record and the page's table."""
-    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(known, indent=1) + "\n")
     text, found, _ = page.read_text().partition(BEGIN)
     if not found:
         raise ValueError(f"{page} has no line {BEGIN.strip()!r}, after which the table is written")

@@ -38,6 +38,7 @@ def test_the_page_has_one_table_which_each_record_writes_anew(tmp_path: Path) ->
     recorded.save(known, path, page)
     assert recorded.load(path) == known
     text = page.read_text()
+    assert text.endswith(recorded.BEGIN + recorded.table(recorded.load(path)))
     assert text.startswith("# How fast\n\n" + recorded.BEGIN) and text.count("step / Spark") == 1
     assert "| step / Spark | <= 0.55 | 0.5 |  | met |\n" in text
     page.write_text("# How fast\n")
