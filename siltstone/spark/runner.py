@@ -229,7 +229,7 @@ class StreamRunner:
 
         Raises:
             StreamingQueryException: the query failed.
-            Exception: an overdue checkpoint failed.
+            Exception: a step or a checkpoint failed.
         """
         self._awaited.set()
         try:
@@ -251,6 +251,8 @@ class StreamRunner:
                 query.stop()
             else:
                 self.stop(query)
+        if self.failure is not None:
+            raise self.failure  # its query was stopped before it told so by itself
 
     def _complete_overdue(self) -> None:
         """End the interval by a step without rows if it is overdue or its checkpoint was asked for, no step is in

@@ -374,6 +374,22 @@ def test_operators_hear_of_a_checkpoint_whose_outputs_only_the_next_run_delivers
     assert len(Noting.heard) == BATCHES, "not again, without a reason"
 
 
+def test_who_waits_for_a_query_of_ones_own_is_told_of_a_failure_that_the_query_has_not_told_yet(
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(place, heard, monkeypatch)
+    quiet: Any = Query(BATCHES)
+    quiet.ended.set()
+    rows: Any = Rows(batch(1))
+    with pytest.raises(StateError, match="micro-batch 1 .* came where 0 was due"):
+        run.runner(rows, 1)
+    with pytest.raises(StateError, match="micro-batch 1 .* came where 0 was due"):
+        run.runner.await_query(quiet)
+    assert quiet.stopped.is_set()
+    run.runner.close()
+    run.region.close("failed")
+
+
 def test_a_checkpoint_that_is_asked_for_while_no_input_comes_keeps_no_step_waiting(
     place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
