@@ -381,9 +381,9 @@ def test_who_waits_for_a_query_of_ones_own_is_told_of_a_failure_that_the_query_h
     quiet: Any = Query(BATCHES)
     quiet.ended.set()
     rows: Any = Rows(batch(1))
-    with pytest.raises(StateError, match="micro-batch 1 .* came where 0 was due"):
+    with pytest.raises(StateError, match=r"micro-batch 1 .* came where 0 was due"):
         run.runner(rows, 1)
-    with pytest.raises(StateError, match="micro-batch 1 .* came where 0 was due"):
+    with pytest.raises(StateError, match=r"micro-batch 1 .* came where 0 was due"):
         run.runner.await_query(quiet)
     assert quiet.stopped.is_set()
     run.runner.close()
