@@ -15,7 +15,8 @@ All read the same Parquet files, some of each kind of event per micro-batch, in 
 No query of Spark's is here for q4, q6, q9 (an aggregate over a join), q10, q13, q15, q16 (exact numbers of distinct
 values) and q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is
 one bid per window, and in q5 the windows' counts alone. Rows are made and go no further. RESULT is that of
-`benchmarks.systems`.
+`benchmarks.systems`; its last step also has what a restore of the newest checkpoint takes (`restore_s`): a task per
+subtask reads the chain, merges it, and compares the digests. Spark's and Flink's restores are not timed.
 
 Flink has no steps. It runs two jobs in one JVM: over the files of the warm-up, and then over those of the measured
 steps, whose time is divided by their number. The second begins without state, which is to Flink's advantage, and
@@ -33,10 +34,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -45,14 +48,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks import flink, recorded
-from benchmarks.goals import Report
+from benchmarks.goals import Report, spread_of, table_of
 from benchmarks.nexmark_flink import QUERIES as FLINK_QUERIES
-from benchmarks.rounds import Run, Side, run_rounds
+from benchmarks.rounds import MB, Rounds, Run, Side, run_rounds
 from benchmarks.systems import CORES, ROCKSDB, run_stream, to_end
 from benchmarks.systems import main as run_system
 from benchmarks.workload import FILES_A_STEP, Workload, short
+from siltstone.settings import Settings
+from siltstone.spark.operations import verify
 from streams.nexmark import QUERIES
 from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
 
@@ -140,7 +146,7 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
     for number in numbers:
         titles = {name: TITLES[name] for name in systems if _has(name, number)}
         rounds = run_rounds(titles, [Query(0, *sizes, number=number)], count, scratch, "benchmarks.nexmark")
-        report.tables.append(rounds.steps_table("NEXMark"))
+        report.tables += [rounds.steps_table("NEXMark"), _restores_table(rounds)]
         found += rounds.runs
         for peer in [name for name in titles if OURS in titles and name not in (OURS, SELDOM)]:
             sides: tuple[Side, Side] = (OURS, rounds.workloads[0]), (peer, rounds.workloads[0])
@@ -151,6 +157,17 @@ def run(scratch: Path, numbers: Sequence[int], systems: Collection[str], count: 
             report.goals += compare(f"events per second, {what}", lambda run: 1 / run.wall_s)
     report.numbers = {"runs": [each.to_json() for each in found]}
     return report
+
+
+def _restores_table(rounds: Rounds) -> Table:
+    """Make the table of what a run of ours leaves, and what restoring it takes."""
+    heads = ("MB a checkpoint", "restore s")
+    table = table_of("NEXMark: checkpoints, medians and ranges of rounds", "query, step", "system", *heads, left=2)
+    for workload, name, runs in rounds.sides():
+        if runs and runs[0].system in (OURS, SELDOM):
+            stored = [median(step["bytes"] for step in run.measured if step["bytes"]) / MB for run in runs]
+            table.add_row(workload.name, name, spread_of(stored), spread_of([r.steps[-1]["restore_s"] for r in runs]))
+    return table
 
 
 def _goal(peer: str, number: int) -> float | None:
@@ -186,7 +203,12 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path, **given: Any) -
     """Run a query's stream without its sink."""
     number = int((inputs / QUERY).read_text())
     stream = replace(QUERIES[number], name="bench", sources=dict.fromkeys(QUERIES[number].source_names), sinks={})
-    return run_stream(stream, spark, inputs, work, partial(read, number), **given)
+    steps = run_stream(stream, spark, inputs, work, partial(read, number), **given)
+    settings, began = Settings(warehouse=str(work / "warehouse")), time.perf_counter()
+    if not verify(settings, stream.name).proven:
+        raise AssertionError("the newest checkpoint has another digest")
+    steps[-1]["restore_s"] = time.perf_counter() - began
+    return steps
 
 
 def run_spark(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """NEXMark's events as sources of a stream: Spark counts, and each number becomes an event where it is read.
 
+With the option `kafka`, the address of a broker, they are read from topics (`streams.nexmark.kafka`).
+
 All options are those of the stream: `siltstone run nexmark-q5 --set rate=1000`. A run takes one micro-batch; with
 `--follow` or `--batches N` more. Rows are the same in each run, in a replay, and whatever the parallelism.
 """
@@ -13,12 +15,14 @@ import pyarrow as pa
 import siltstone as st
 
 from .events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
+from .kafka import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OPTIONS = {"events": "50000", "rate": "10000", "seed": "0"}
-"""events of all kinds in a micro-batch; events per second of event time; the seed of all that is random"""
+OPTIONS = {"events": "50000", "rate": "10000", "seed": "0", "kafka": ""}
+"""events of all kinds in a micro-batch; events per second of event time; the seed of all that is random; the address of
+a broker whose topics are read instead"""
 EVENT_TIME = st.EventTime("date_time", delay="1 second")
 """rows are out of order by a tenth of a second at 10,000 events per second of event time"""
 
@@ -31,8 +35,10 @@ def source(kind: str) -> "Callable[[SparkSession, Mapping[str, str]], DataFrame]
 def _read(kind: str, spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    events = Events(int(options["seed"]), int(options["rate"]))
     count = SLOTS if kind == "side" else max(1, int(options["events"]) // EPOCH) * PER_EPOCH[kind]
+    if options["kafka"]:
+        return read_topic(spark, options["kafka"], kind, count)
+    events = Events(int(options["seed"]), int(options["rate"]))
     numbers = (
         spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", count)

@@ -20,24 +20,30 @@ class Greatest(st.Operator):
 
     key = pa.schema({"window_end": TIME})
 
-    def __init__(self, name: str, reads: str, by: str, columns: dict[str, pa.DataType]) -> None:
+    def __init__(
+        self, name: str, reads: str, by: str, columns: dict[str, pa.DataType], inputs: tuple[str, ...] = ()
+    ) -> None:
         self.by, self.columns = by, list(columns)
         self.most = st.ValueState({by: pa.int64()})
         self.rows = st.ListState(columns)
         self.closes = st.Timer()
         kept = pa.schema([*self.key, *pa.schema(columns)])
-        super().__init__(name=name, reads=reads, inputs=tuple(columns), output=kept, output_time="window_end")
+        super().__init__(name=name, reads=reads, inputs=inputs or tuple(columns), output=kept, output_time="window_end")
 
     def process(self, rows: st.Rows, state: st.State) -> None:
         """Keep the rows that are the greatest so far."""
+        table = self.choose_from(rows.table)
         old = state.most.get(rows.keys)[self.by]
-        most = rows.max(self.by, initial=old)
+        most = rows.max(table[self.by], initial=old)
         state.rows.delete(rows.keys.take(np.flatnonzero(pc.fill_null(pc.greater(most, old), False))))
-        greatest = pc.equal(rows.table[self.by], most.take(pa.array(rows.key_index)))
-        chosen = rows.table.filter(greatest).select(self.columns)
-        state.rows.append(rows.keys, rows.key_index[greatest.to_numpy()], chosen)
+        greatest = pc.equal(table[self.by], most.take(pa.array(rows.key_index)))
+        state.rows.append(rows.keys, rows.key_index[greatest.to_numpy()], table.filter(greatest).select(self.columns))
         state.most.put(rows.keys, {self.by: most})
         state.closes.set(rows.keys, rows.keys.columns["window_end"])
+
+    def choose_from(self, table: pa.Table) -> pa.Table:
+        """Return one row for each that was read."""
+        return table
 
     def on_timer(self, due: st.Due, state: st.State) -> pa.Table:
         """Return the rows of windows that have ended."""
@@ -65,22 +71,13 @@ Q5 = query(
 """the auctions with the most bids of the last ten seconds, every two seconds"""
 
 
-class UnnestTop(st.Operator):
-    """Takes the bid out of `top`, a list of one."""
+class GreatestTop(Greatest):
+    """Returns the greatest of rows that are in `top`, each in a list of its own."""
 
-    key = pa.schema({"auction": pa.int64()})
-    reads = "dearest"
-    inputs = ("window_end", "window_time", "top")
-    output = pa.schema(
-        {**_AUCTION, "window_end": TIME, "window_time": TIME, "price": pa.int64(), "date_time": TIME, **_BIDDER}
-    )
-    output_time = "window_time"
-
-    def process(self, rows: st.Rows, state: st.State) -> pa.Table:
-        """Return one row per window and auction."""
-        bids = pa.Table.from_struct_array(pc.list_flatten(rows.table["top"]))
-        columns = [(bids if name in bids.column_names else rows.table)[name] for name in self.output.names]
-        return pa.table(columns, schema=self.output)
+    def choose_from(self, table: pa.Table) -> pa.Table:
+        """Take the rows out of their lists."""
+        top = pa.Table.from_struct_array(pc.list_flatten(table["top"]))
+        return top.append_column("auction", table["auction"])
 
 
 Q7 = query(
@@ -94,9 +91,12 @@ Q7 = query(
             reads="bids",
             window=st.Tumbling("10 seconds", on="date_time"),
         ),
-        UnnestTop(name="bids_of_windows"),
-        Greatest(
-            "highest", "bids_of_windows", "price", {**_AUCTION, "price": pa.int64(), "date_time": TIME, **_BIDDER}
+        GreatestTop(
+            "highest",
+            "dearest",
+            "price",
+            {**_AUCTION, "price": pa.int64(), "date_time": TIME, **_BIDDER},
+            inputs=("auction", "top"),
         ),
     ],
 )
