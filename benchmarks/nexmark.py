@@ -19,9 +19,8 @@ one bid per window, and in q5 the windows' counts alone. Rows are made and go no
 subtask reads the chain, merges it, and compares the digests. Spark's and Flink's restores are not timed.
 
 Flink has no steps. It runs two jobs in one JVM: over the files of the warm-up, and then over those of the measured
-steps, whose time is divided by their number. The second begins without state, which is to Flink's advantage, and
-includes some seconds in which Flink plans it and starts a local cluster, which is not. Flink runs eleven queries whose
-answers do not depend on the order in which it reads files.
+steps, whose time is divided by their number, from when it runs. The second begins without state, which is to Flink's
+advantage. Flink runs eleven queries whose answers do not depend on the order in which it reads files.
 
 The answers are not compared here. Siltstone's are, by tests, with DuckDB's. They differ in what they keep: `JoinUnique`
 (q3, q20) relies on unique ids, and q4 and q9 give up an auction once it has expired, where a join in SQL keeps all

@@ -8,16 +8,22 @@ What every worker needs is imported once, here, and shared by those that are for
 steps. PySpark's daemon does not, because a library may start threads when it is imported, and a forked process does not
 have them. Of ours only Arrow's allocator would, to give memory back in the background; here it does so as it goes.
 
+What a worker has received it confirms when it waits for more (`confirm_at_once`).
+
 The workers log events in the level and format of the command that started the session, if there is one.
 """
 
 import gc
+import io
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import BinaryIO
 
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 """environment variable with the options of Arrow's allocator"""
@@ -49,9 +55,48 @@ def import_for_workers() -> None:
     gc.freeze()
 
 
+class ConfirmedInput(io.RawIOBase):
+    """What a worker reads from the JVM by TCP. Before it waits for more, it confirms what it has.
+
+    The JVM sends a task in several small pieces, and holds one back until the one before is confirmed (Nagle's
+    algorithm). Linux confirms up to 40 ms late: longer than most tasks of a micro-batch take.
+    """
+
+    def __init__(self, infile: io.BufferedReader, connection: socket.socket) -> None:
+        self._infile, self._connection = infile, connection
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._infile.fileno()
+
+    def readinto(self, buffer: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # Linux forgets this option: it holds for what has come until now.
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return self._infile.readinto1(buffer)
+
+
+def confirm_at_once(main: Callable[[BinaryIO, BinaryIO], None]) -> Callable[[io.BufferedReader, BinaryIO], None]:
+    """Return a worker's main function whose input is confirmed as it is read, where the system can."""
+
+    def run(infile: io.BufferedReader, outfile: BinaryIO) -> None:
+        with socket.socket(fileno=os.dup(infile.fileno())) as connection:
+            if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_QUICKACK"):
+                main(infile, outfile)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                main(io.BufferedReader(ConfirmedInput(infile, connection), io.DEFAULT_BUFFER_SIZE * 8), outfile)
+
+    return run
+
+
 if __name__ == "__main__":
     sys.path[:] = prefer_unpacked(sys.path)
 
+    from pyspark import worker
+
+    worker.main = confirm_at_once(worker.main)  # before PySpark's daemon imports it
     from pyspark.daemon import manager
 
     from siltstone.log import configure_worker

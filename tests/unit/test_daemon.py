@@ -1,13 +1,18 @@
 """What the process does from which Python workers are forked."""
 
 import os
+import random
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from siltstone.spark.daemon import prefer_unpacked
+from siltstone.spark.daemon import confirm_at_once, prefer_unpacked
 
 FORKS = """
 import os
@@ -59,3 +64,38 @@ def test_it_forks_with_one_thread_and_workers_draw_numbers_of_their_own() -> Non
     threads, *numbers = said.stdout.split()
     assert threads == "1"
     assert len(set(numbers)) == len(numbers) == 2
+
+
+@pytest.mark.parametrize("tcp", [True, False], ids=["TCP", "Unix"])
+def test_a_worker_reads_what_was_sent_also_before_it_began(tcp: bool) -> None:
+    chance, said = random.Random(1), [bytes([n % 256]) * size for n, size in enumerate([3, 1, 200_000, 8, 70_000, 1])]
+    ours, theirs = _connected() if tcp else socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=_send, args=(theirs, said))
+
+        def main(infile: Any, outfile: Any) -> None:
+            found = infile.read(1)
+            while piece := infile.read(chance.choice([1, 10, 100_000])):
+                found += piece
+            outfile.write(found[-5:])
+            assert found == b"".join(said)[2:]
+
+        with open(os.dup(ours.fileno()), "rb") as infile, open(os.dup(ours.fileno()), "wb") as outfile:
+            sender.start()
+            assert infile.read(2) == said[0][:2], "as the secret, which PySpark reads itself"
+            confirm_at_once(main)(infile, outfile)
+            sender.join()
+        ours.shutdown(socket.SHUT_WR)
+        assert theirs.recv(100) == b"".join(said)[-5:]
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
+
+
+def _send(to: socket.socket, pieces: Sequence[bytes]) -> None:
+    for piece in pieces:
+        to.sendall(piece)
+    to.shutdown(socket.SHUT_WR)
