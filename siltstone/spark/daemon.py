@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 """environment variable with the options of Arrow's allocator"""
+_READ_BYTES = 1 << 16
 
 
 def prefer_unpacked(path: list[str]) -> list[str]:
@@ -74,7 +75,10 @@ class ConfirmedInput(io.RawIOBase):
     def readinto(self, buffer: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Linux forgets this option: it holds for what has come until now.
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        return self._infile.readinto1(buffer)
+        # Not readinto1: with bytes left of an earlier read, it may wait for more than there will be.
+        found = self._infile.read1(min(len(buffer), _READ_BYTES))
+        buffer[: len(found)] = found
+        return len(found)
 
 
 def confirm_at_once(main: Callable[[BinaryIO, BinaryIO], None]) -> Callable[[io.BufferedReader, BinaryIO], None]:
@@ -82,11 +86,12 @@ def confirm_at_once(main: Callable[[BinaryIO, BinaryIO], None]) -> Callable[[io.
 
     def run(infile: io.BufferedReader, outfile: BinaryIO) -> None:
         with socket.socket(fileno=os.dup(infile.fileno())) as connection:
+            connection.settimeout(None)  # with a default timeout, reads would return before anything has come
             if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_QUICKACK"):
                 main(infile, outfile)
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                main(io.BufferedReader(ConfirmedInput(infile, connection), io.DEFAULT_BUFFER_SIZE * 8), outfile)
+                main(io.BufferedReader(ConfirmedInput(infile, connection), _READ_BYTES), outfile)
 
     return run
 

@@ -75,7 +75,9 @@ def run_stream(
                     break
         if runner.failure is None:
             runner.finish()
-    except Exception as error:
+    except BaseException as error:
+        if error is not runner.failure and not isinstance(error, Exception):
+            raise
         if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
             raise
         _raise_reason(runner, error)

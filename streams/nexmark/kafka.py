@@ -4,6 +4,7 @@ Times are microseconds since 1970.
 """
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 from .events import EPOCH, KINDS, PER_EPOCH, SLOTS, TIME, Events
 
 if TYPE_CHECKING:
-    from confluent_kafka import Producer
+    from confluent_kafka import Message, Producer
     from pyspark.sql import DataFrame, SparkSession
 
 TOPIC = "nexmark-{}"
@@ -50,6 +51,8 @@ def write_topics(address: str, events: Events, count: int) -> dict[str, int]:
 
     Raises:
         KafkaException: the broker does not answer, or refuses.
+        TimeoutError: it does not confirm that it has all.
+        ValueError: a topic has other records than the n-th event as the n-th.
     """
     from confluent_kafka import Producer
 
@@ -110,13 +113,15 @@ def _write(producer: "Producer", events: Events, kind: str, places: range) -> No
     """Write the events at some places of a kind, and wait until the broker has them."""
     from confluent_kafka import KafkaException
 
-    def check(error: object, _: object) -> None:
+    def check(place: int, error: object, message: "Message") -> None:
         if error is not None:
             raise KafkaException(error)
+        if message.offset() != place:
+            raise ValueError(f"event {place} is record {message.offset()} of {TOPIC.format(kind)}: delete the topic")
 
     if places:
         made = events.make(kind, np.arange(places.start, places.stop)).cast(_with_numbers(KINDS[kind]))
-        for row in made.to_pylist():
-            producer.produce(TOPIC.format(kind), json.dumps(row), on_delivery=check)
+        for place, row in zip(places, made.to_pylist(), strict=True):
+            producer.produce(TOPIC.format(kind), json.dumps(row), partition=0, on_delivery=partial(check, place))
         if producer.flush(WAIT_S):
             raise TimeoutError(f"the broker did not confirm all events of {TOPIC.format(kind)}")

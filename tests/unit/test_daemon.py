@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,12 @@ def test_it_forks_with_one_thread_and_workers_draw_numbers_of_their_own() -> Non
     assert len(set(numbers)) == len(numbers) == 2
 
 
+@pytest.mark.parametrize("timeout_s", [None, 0.001])
 @pytest.mark.parametrize("tcp", [True, False], ids=["TCP", "Unix"])
-def test_a_worker_reads_what_was_sent_also_before_it_began(tcp: bool) -> None:
+def test_a_worker_reads_what_was_sent_also_before_it_began(tcp: bool, timeout_s: float | None) -> None:
     chance, said = random.Random(1), [bytes([n % 256]) * size for n, size in enumerate([3, 1, 200_000, 8, 70_000, 1])]
     ours, theirs = _connected() if tcp else socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, ExitStack() as stack:
         sender = threading.Thread(target=_send, args=(theirs, said))
 
         def main(infile: Any, outfile: Any) -> None:
@@ -82,6 +84,9 @@ def test_a_worker_reads_what_was_sent_also_before_it_began(tcp: bool) -> None:
 
         with open(os.dup(ours.fileno()), "rb") as infile, open(os.dup(ours.fileno()), "wb") as outfile:
             sender.start()
+            if timeout_s is not None:
+                stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+                socket.setdefaulttimeout(timeout_s)  # as a user's code in an earlier task may
             assert infile.read(2) == said[0][:2], "as the secret, which PySpark reads itself"
             confirm_at_once(main)(infile, outfile)
             sender.join()
@@ -99,3 +104,24 @@ def _send(to: socket.socket, pieces: Sequence[bytes]) -> None:
     for piece in pieces:
         to.sendall(piece)
     to.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("buffer_bytes", [16, 4096, 1 << 20])
+def test_a_worker_waits_for_no_more_than_was_sent(buffer_bytes: int) -> None:
+    """Whatever the buffer of what it reads from, with bytes left in that when it begins."""
+    ours, theirs = _connected()
+    with ours, theirs, open(os.dup(ours.fileno()), "rb", buffer_bytes) as infile:
+        theirs.sendall(bytes(5000))
+        found: list[bytes] = []
+
+        def main(infile: Any, _: Any) -> None:
+            found.append(infile.read(4990))
+            theirs.sendall(b"next")
+            found.append(infile.read(10) + infile.read(4))
+
+        infile.read(2)
+        theirs.sendall(bytes(2))
+        reading = threading.Thread(target=confirm_at_once(main), args=(infile, None), daemon=True)
+        reading.start()
+        reading.join(20)
+        assert not reading.is_alive() and [*map(len, found)] == [4990, 14] and found[1].endswith(b"next")

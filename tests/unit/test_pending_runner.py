@@ -1,10 +1,12 @@
 """The stream's runner while checkpoints are pending, without Spark: its threads are real, and so is all they call."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -304,6 +306,26 @@ def test_a_failure_at_any_point_goes_back_to_the_newest_complete_checkpoint(
     assert run.runner.failure is away
     assert place.catalog.checkpoints.last_id(NAME) >= POINTS.index(point) // 2
     check_rest(place, heard, digest, monkeypatch, max_pending=max_pending)
+
+
+def test_a_sink_that_exits_stops_the_stream_as_any_error_does(
+    place: OpenWarehouse, heard: Heard, digest: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave() -> None:
+        sys.exit(0)
+
+    def take_two(query: Query) -> None:
+        for n in range(2):
+            rows: Any = Rows(batch(n + 1))
+            query.function(rows, n)
+        query.stopped.wait(WAIT_S)  # so that the query does not tell of the failure
+        query.ended.set()
+
+    run = Run(place, heard, monkeypatch, max_pending=2)
+    monkeypatch.setattr(run.query, "_run", partial(take_two, run.query))
+    with at("deliver", leave, monkeypatch, heard), pytest.raises(StateError, match="stopped in step"):
+        run.perform()
+    check_rest(place, heard, digest, monkeypatch, max_pending=2)
 
 
 class Telling(Tallies):
