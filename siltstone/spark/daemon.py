@@ -69,9 +69,6 @@ class ConfirmedInput(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        return self._infile.fileno()
-
     def readinto(self, buffer: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Linux forgets this option: it holds for what has come until now.
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)

@@ -21,6 +21,7 @@ TOPIC = "nexmark-{}"
 AT_ONCE = 10_000
 """about how many events are made together"""
 WAIT_S = 20
+"""for each answer of the broker"""
 
 
 def read_topic(spark: "SparkSession", address: str, kind: str, at_once: int) -> "DataFrame":

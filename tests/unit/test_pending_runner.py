@@ -318,7 +318,7 @@ def test_a_sink_that_exits_stops_the_stream_as_any_error_does(
         for n in range(2):
             rows: Any = Rows(batch(n + 1))
             query.function(rows, n)
-        query.stopped.wait(WAIT_S)  # so that the query does not tell of the failure
+        query.stopped.wait(WAIT_S)  # for input: Spark raises what the sink did only with a next micro-batch
         query.ended.set()
 
     run = Run(place, heard, monkeypatch, max_pending=2)
