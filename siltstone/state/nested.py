@@ -25,6 +25,7 @@ values whose new fields are null. (As columns that were added to a table, they t
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as of_each
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,7 @@ from siltstone.state.columns import canonical_bits, fixed_values, null_mask, one
 
 _BYTES_MAX = (1 << 31) - 1
 _COUNT = np.dtype("<u4")
-_LONG_BYTES = 256
+_BINARY = pa.binary()
 _PIECE_BYTES = 16 << 20
 
 
@@ -56,15 +57,7 @@ def encode_nested(array: pa.Array) -> pa.Array:
         out.fields(present)
     else:
         out.values(present, np.arange(len(present)))
-    data, lengths = out.join()
-    every = np.zeros(len(array), np.int64)
-    every[~absent] = lengths
-    ends = np.concatenate(([0], np.cumsum(every)))
-    if ends[-1] > _BYTES_MAX:
-        raise UsageError("nested values of 2 GiB cannot be put at once: put fewer rows")
-    valid = pa.py_buffer(np.packbits(~absent, bitorder="little")) if absent.any() else None
-    buffers = [valid, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), len(array), buffers)
+    return _spread_values(out.join(), ~absent)
 
 
 def decode_nested(array: pa.Array, kind: pa.DataType, name: str = "a nested value") -> pa.Array:
@@ -120,28 +113,28 @@ class _Writer:
             values = fixed_values(array)
             self._add(canonical_bits(values, fold_zeros=False) if pa.types.is_floating(kind) else values, owners)
 
-    def join(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes of all values, one after the other, and their lengths (int64)."""
-        sizes = np.array([size for _, size in self.parts]).reshape(len(self.parts), self.rows)
-        used = sizes.sum(axis=0)
-        lengths = np.maximum(used, _least_bytes(sum(self.null_bytes, np.zeros(self.rows, np.int64))))
-        out = np.zeros(lengths.sum(), np.uint8)
-        if self.rows and (sizes == sizes[:, :1]).all() and (lengths == used).all():
-            at, table = 0, out.reshape(self.rows, -1)
-            for data, size in self.parts:
-                table[:, at : at + size[0]] = data.reshape(self.rows, -1) if size[0] else 0
-                at += size[0]
-            return out, lengths
-        starts = np.cumsum(lengths) - lengths
-        for data, size in self.parts:
-            if _is_long(size):
-                ends = np.cumsum(size)
-                for start, first, end in zip(starts.tolist(), (ends - size).tolist(), ends.tolist(), strict=True):
-                    out[start : start + end - first] = data[first:end]
+    def join(self) -> pa.Array:
+        """Return the bytes of each value (binary).
+
+        Raises:
+            UsageError: they take 2 GiB or more.
+        """
+        none = np.zeros(self.rows, np.int64)
+        used = sum((sizes for _, sizes in self.parts), none)
+        padding = np.maximum(_least_bytes(sum(self.null_bytes, none)) - used, 0)
+        if (used + padding).sum() > _BYTES_MAX:
+            raise UsageError("nested values of 2 GiB cannot be put at once: put fewer rows")
+        parts = [(data, sizes) for data, sizes in self.parts if len(data)]
+        if padding.any():
+            parts.append((np.zeros(padding.sum(), np.uint8), padding))
+        columns = [] if parts else [_binary(np.zeros(0, np.uint8), none)]
+        for is_fixed, some in groupby(parts, lambda part: bool((part[1] == part[1][0]).all())):
+            if is_fixed:  # one column of them takes less time than several
+                table = np.hstack([data.reshape(self.rows, -1) for data, _ in some])
+                columns.append(_binary(table.reshape(-1), np.full(self.rows, table.shape[1])))
             else:
-                out[_places(starts, size)] = data
-            starts = starts + size
-        return out, lengths
+                columns += [_binary(data, sizes) for data, sizes in some]
+        return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, b"")  # pyright: ignore[reportAttributeAccessIssue]
 
     def _slots(self, array: pa.Array, owners: np.ndarray) -> None:
         absent = null_mask(array)
@@ -190,8 +183,7 @@ class _Reader:
             return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements, type=kind)
         if pa.types.is_string(kind) or pa.types.is_binary(kind):
             lengths, ends = self._counts(counts)
-            data = self._take(_sums(lengths, counts))
-            return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
+            return _values_between(ends, self._take(_sums(lengths, counts)), kind)
         if pa.types.is_boolean(kind):
             data = np.packbits(self._flags(counts), bitorder="little")
         else:
@@ -233,20 +225,22 @@ class _Reader:
         if (sizes > self._lengths - (self._at - self._starts)).any():
             raise ValueError("a value ends too early")
         before, self._at = self._at, self._at + sizes
-        if _is_long(sizes):
-            parts = zip(before.tolist(), self._at.tolist(), strict=True)
-            return np.concatenate([self._data[start:end] for start, end in parts])
-        return self._data[_places(before, sizes)]
+        # Arrow copies ranges of bytes as values: every second one of those that these bounds are between.
+        bounds = np.column_stack((before, self._at)).reshape(-1)
+        ranges = _values_between(bounds, self._data).take(pa.array(np.arange(0, len(bounds), 2)))
+        data, _, _ = spans(ranges)
+        return data
 
 
-def _is_long(sizes: np.ndarray) -> bool:
-    """Whether rows are long enough to be copied one by one, rather than by the position of each byte."""
-    return bool(sizes.sum() > _LONG_BYTES * len(sizes))
+def _binary(data: np.ndarray, sizes: np.ndarray) -> pa.Array:
+    """Return `data` (uint8) as binary values of these sizes."""
+    return _values_between(np.concatenate(([0], np.cumsum(sizes))), data)
 
 
-def _places(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of `sizes[0]` bytes from `starts[0]` on, then of the next, and so on."""
-    return np.arange(int(sizes.sum())) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+def _values_between(bounds: np.ndarray, data: np.ndarray, kind: pa.DataType = _BINARY) -> pa.Array:
+    """Return the bytes between each two of `bounds` (int64, ascending) as binary values, or as strings."""
+    buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, max(len(bounds) - 1, 0), buffers)
 
 
 def _spread_values(values: pa.Array, valid: np.ndarray) -> pa.Array:
