@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy nexmark nexmark-quick profile fault fault-timers fault-joins fault-kafka fuzz licenses docs release ui screenshots clean
+.PHONY: help demo demo-kafka test test-smoke test-system test-cluster test-cassandra test-kafka test-thorough test-fast test-lowest test-spark test-versions lint bench bench-quick bench-cluster bench-kafka bench-policy nexmark nexmark-quick feldera profile fault fault-timers fault-joins fault-kafka fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -19,6 +19,8 @@ UV := uv==0.13.9
 FLINK := .venv-flink
 # So are other versions of Spark. 3.5 needs Python 3.11; with a newer one it says so.
 SPARK := .venv-spark-
+# Feldera's engine, for the same benchmark as Flink, is part of a program in Rust.
+FELDERA := benchmarks/feldera
 OLDER = PYTHON="$(or $(PYTHON),python3.11 python3)"
 READY := .venv/.installed-
 
@@ -134,11 +136,15 @@ bench-kafka: $(READY)dev ## from Kafka to Kafka, exactly once, beside Spark's ow
 profile: $(READY)dev ## where a step's time goes, phase by phase, as flame graphs in profile.png
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks profile
 
-nexmark: $(READY)dev $(FLINK)/.installed ## NEXMark's queries beside Spark's own and Flink's, three rounds of half a million events a step; hours
+nexmark: $(READY)dev $(FLINK)/.installed ## NEXMark's queries beside Spark's own, Flink's and, where Rust is, Feldera's, three rounds of half a million events a step; hours
+	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory feldera; fi
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark
 
 nexmark-quick: $(READY)dev ## the same without Flink in one round of fewer and smaller steps: half an hour
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks nexmark --quick --rounds 1 --systems siltstone seldom spark
+
+feldera: ## Feldera's engine for `make nexmark`, built with Rust's cargo; twenty minutes the first time
+	@cargo build --release --manifest-path $(FELDERA)/Cargo.toml --target-dir $(FELDERA)/target
 
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy
@@ -177,7 +183,7 @@ screenshots: $(READY)screenshots ## docs/pictures from a running page; needs Deb
 	@$(WITH_JAVA) $(BIN)/python -m scripts.screenshots
 
 clean: ## remove the environment, the fetched JDK and everything tools left behind; warehouses stay
-	rm -rf .venv $(LOWEST) $(SPARK)* .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf .venv $(LOWEST) $(SPARK)* $(FELDERA)/target .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is compiled on all

@@ -11,6 +11,7 @@ All read the same Parquet files, some of each kind of event per micro-batch, in 
     spark       the same question as a query of Spark's, with RocksDB and changelog checkpointing where it has state
     flink       Flink's own SQL, state in its hash table with a changelog, a checkpoint per second (`make nexmark`)
     flink-rocksdb   the same with RocksDB and incremental checkpoints
+    feldera     circuits of DBSP, Feldera's engine, with two workers; all in memory, no checkpoints (`make feldera`)
 
 No query of Spark's is here for q4, q6, q9 (an aggregate over a join), q10, q13, q15, q16 (exact numbers of distinct
 values) and q19 (the first rows of a group), and q12, which goes by the time of day, is left out. In q7 its answer is
@@ -21,6 +22,10 @@ chain, merge it, and compare the digests (`restore_s`). Spark's and Flink's rest
 Flink has no steps. It runs two jobs in one JVM: over the files of the warm-up, and then over those of the measured
 steps, whose time is divided by their number, from when it runs. The second begins without state, which is to Flink's
 advantage. Flink runs eleven queries whose answers do not depend on the order in which it reads files.
+
+DBSP runs fourteen queries, with one transaction per step. Nothing of it is durable: it writes no state and takes no
+digest, and would begin with the first event after a failure, which is to its advantage. Its rows are dropped in its
+workers. `feldera/src/queries.rs` says in what its queries differ. Only the time of all measured steps is known.
 
 The answers are not compared here. Siltstone's are, by tests, with DuckDB's. They differ in what they keep: `JoinUnique`
 (q3, q20) relies on unique ids, and q4 and q9 give up an auction once it has expired, where a join in SQL keeps all
@@ -48,7 +53,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import flink, recorded
+from benchmarks import flink, nexmark_feldera, recorded
 from benchmarks.goals import Report, spread_of, table_of
 from benchmarks.nexmark_flink import QUERIES as FLINK_QUERIES
 from benchmarks.rounds import MB, Rounds, Run, Side, run_rounds
@@ -71,7 +76,7 @@ STATELESS = (0, 1, 2, 14, 21, 22)
 LARGE = (18, 20)
 """queries whose state grows with their input"""
 SECONDS = 10
-OURS, SELDOM, PEER = "siltstone", "seldom", "spark"
+OURS, SELDOM, PEER, FELDERA = "siltstone", "seldom", "spark", "feldera"
 FLINK = {"flink": "hashmap", "flink-rocksdb": "rocksdb"}
 TITLES = {
     OURS: "Siltstone, heap",
@@ -79,6 +84,7 @@ TITLES = {
     PEER: "Spark, RocksDB",
     "flink": "Flink, hash table",
     "flink-rocksdb": "Flink, RocksDB",
+    FELDERA: "Feldera's DBSP, in memory",
 }
 AT_LEAST = {"stateless": 0.8, "small": 1.0, "large": 3.0, "flink": 1.0}
 """goals of events per CPU second, as multiples of Spark's; and of Flink's"""
@@ -122,7 +128,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--queries", type=int, nargs="+", default=EVERY, metavar="N", help="their numbers (default: all but 12)"
     )
-    parser.add_argument("--systems", nargs="+", choices=TITLES, default=list(TITLES), help="default: all")
+    there = [name for name in TITLES if name != FELDERA or nexmark_feldera.is_built()]
+    parser.add_argument(
+        "--systems", nargs="+", choices=TITLES, default=there, help="default: all, feldera only if it is built"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison (default: 3)")
     parser.add_argument("--directory", type=Path, help="temporary files (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench-nexmark.json"), help="file for the numbers")
@@ -130,6 +139,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if FLINK.keys() & set(options.systems) and not flink.jars():
         parser.error(f"Flink is not in {flink.ENVIRONMENT}: `make nexmark` installs it, or leave it out (--systems)")
+    if FELDERA in options.systems and not nexmark_feldera.is_built():
+        parser.error("DBSP is not built: `make feldera` builds it with Rust's cargo, or leave it out (--systems)")
     with tempfile.TemporaryDirectory(prefix="siltstone-nexmark-", dir=options.directory) as scratch:
         report = run(Path(scratch), options.queries, options.systems, options.rounds, quick=options.quick)
     report.show("nexmark: ratios", options.json)
@@ -171,6 +182,8 @@ def _restores_table(rounds: Rounds) -> Table:
 
 def _goal(peer: str, number: int) -> float | None:
     """Return the goal of events per CPU second, as a multiple of a peer's; None if there is none."""
+    if peer == FELDERA:
+        return None
     if peer in FLINK:
         return None if number in STATELESS else AT_LEAST["flink"]
     return AT_LEAST["stateless" if number in STATELESS else "large" if number in LARGE else "small"]
@@ -180,6 +193,8 @@ def _has(system: str, number: int) -> bool:
     """Whether a system has a query."""
     if system in FLINK:
         return number in FLINK_QUERIES
+    if system == FELDERA:
+        return number in nexmark_feldera.QUERIES
     return system != PEER or number in SPARK_QUERIES
 
 
@@ -246,6 +261,17 @@ def run_flink(system: str, inputs: Path, work: Path, result: Path) -> None:
         [flink.PYTHON, "-P", script, work / "task.json"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     began_s, ended_s = json.loads(said.splitlines()[-1])
+    write_steps(result, warm_up, measured, began_s, ended_s)
+
+
+def run_feldera(inputs: Path, _work: Path, result: Path) -> None:
+    """Run DBSP's query over all files, a step at a time."""
+    warm_up, measured = json.loads((inputs / STEPS).read_text())
+    write_steps(result, warm_up, measured, *nexmark_feldera.run(inputs))
+
+
+def write_steps(result: Path, warm_up: int, measured: int, began_s: float, ended_s: float) -> None:
+    """Write the steps of a run of which only the time of all measured steps is known: to each its part of it."""
     step = {"began_s": began_s, "completed_s": ended_s, "trigger_ms": (ended_s - began_s) / measured * 1000}
     step |= {"bytes": 0, "base": False, "durations_ms": {}}
     steps = [step | {"batch": warm_up + each} for each in range(measured)]
@@ -354,5 +380,7 @@ SPARK_QUERIES: dict[int, tuple[str, Callable[[dict[str, DataFrame]], DataFrame]]
 if __name__ == "__main__":
     if sys.argv[1] in FLINK:
         run_flink(sys.argv[1], *map(Path, sys.argv[2:]))
+    elif sys.argv[1] == FELDERA:
+        run_feldera(*map(Path, sys.argv[2:]))
     else:
         sys.exit(run_system(SYSTEMS))

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import flink
+from benchmarks import flink, nexmark_feldera
 from benchmarks.goals import Goal
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +84,11 @@ def add(known: Record, key: str, goals: Sequence[Goal]) -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-        | ({"Flink": flink.VERSION} if any("Flink" in goal.what for goal in goals) else {}),
+        | {
+            name: number
+            for name, number in (("Flink", flink.VERSION), ("DBSP", nexmark_feldera.VERSION))
+            if any(name in goal.what for goal in goals)
+        },
         "ratios": list((before | {each["what"]: each for each in found}).values()),
     }
 

@@ -1,0 +1,67 @@
+"""What the circuits of `benchmarks/feldera` answer to NEXMark's queries is what SQL answers over all events."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks import nexmark_feldera
+from benchmarks.workload import FILES_A_STEP
+from siltstone.times import to_us
+from streams.nexmark import QUERIES
+from streams.nexmark.events import PER_EPOCH, Events
+from tests.nexmark_answers import answer_of
+
+pytestmark = pytest.mark.skipif(not nexmark_feldera.is_built(), reason="needs DBSP: make feldera")
+STEPS, EPOCHS = 12, 20
+EVENTS = Events(seed=7, rate=400, out_of_order=400)
+"""half a minute"""
+
+
+def made(kind: str, first: int, last: int) -> pa.Table:
+    return EVENTS.make(kind, np.arange(first * PER_EPOCH[kind], last * PER_EPOCH[kind]))
+
+
+def write(number: int, inputs: Path) -> None:
+    """Write what the program reads: a query's events, those of some epochs in each step."""
+    inputs.mkdir()
+    (inputs / "query").write_text(str(number))
+    (inputs / "steps").write_text(json.dumps([1, STEPS - 1]))
+    for kind in QUERIES[number].source_names:
+        (inputs / kind).mkdir()
+        for step in range(STEPS):
+            rows = made(kind, step * EPOCHS, (step + 1) * EPOCHS)
+            for part, places in enumerate(np.array_split(np.arange(len(rows)), FILES_A_STEP)):
+                path = inputs / kind / f"{step * FILES_A_STEP + part:06d}.parquet"
+                pq.write_table(rows.take(pa.array(places)), path)
+
+
+def flat(row: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """A row's columns; of one that ends with a list of rows, the columns before it with each of those."""
+    *columns, last = row.values()
+    for each in last if isinstance(last, list) else [{"": last}]:
+        yield [plain(value) for value in (*columns, *each.values())]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_us(value)
+    return float(f"{value:.10g}") if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("number", nexmark_feldera.QUERIES)
+def test_a_circuit_answers_what_sql_does(number: int, tmp_path: Path) -> None:
+    write(number, tmp_path / "input")
+    began_s, ended_s = nexmark_feldera.run(tmp_path / "input", tmp_path / "answers")
+    found = Counter(repr([plain(value) for value in json.loads(line)]) for line in (tmp_path / "answers").open())
+    events = {kind: made(kind, 0, STEPS * EPOCHS) for kind in PER_EPOCH}
+    expected = Counter(repr(columns) for row in answer_of(number, events) for columns in flat(row))
+    assert expected and found == expected
+    assert began_s < ended_s
