@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from siltstone.errors import SiltstoneError
+from siltstone.spark.batches import join_batches
 from siltstone.spark.masters import is_local
 from siltstone.store.identity import check_on_this_machine
 from siltstone.store.open import Warehouse
@@ -36,13 +37,21 @@ def map_in_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType,
 ) -> DataFrame:
-    """Call `DataFrame.mapInArrow`, which takes a dot in a column's name for a field, and refuses a backtick."""
+    """Call `DataFrame.mapInArrow`, which takes a dot in a column's name for a field, and refuses a backtick.
+
+    Args:
+        function: gets batches that were joined (`join_batches`).
+    """
     names = rows.columns
     if not any(character in name for name in names for character in ".`"):
-        return rows.mapInArrow(function, schema)
+
+        def run_joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from function(join_batches(batches))
+
+        return rows.mapInArrow(run_joined, schema)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from function(batch.rename_columns(names) for batch in batches)
+        yield from function(join_batches(batch.rename_columns(names) for batch in batches))
 
     return rows.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(run, schema)
 

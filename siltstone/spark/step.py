@@ -1,7 +1,7 @@
 """Run a step of operators as Spark jobs: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -21,6 +21,7 @@ from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, result_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import report_failure, run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
+from siltstone.spark.batches import choose_batches
 from siltstone.spark.executor import freeze_imports, map_in_arrow
 from siltstone.spark.inputs import columns_read, hash_of, keyed_inputs, keyed_rows, rows_of_source, schemas_of
 from siltstone.spark.jobs import tag_jobs
@@ -102,6 +103,7 @@ def run_step(
     else:
         spark, schema = rows.sparkSession, rows.schema
         _set_query_settings(spark)
+        choose_batches(rows, _made_schemas(tasks.values()))
         run = StepRun(batch=rows)
         if sum(bool(task.read_sources) for task in tasks.values()) > 1:
             # Each of them would read the sources by itself, and see other rows if one makes some at random.
@@ -117,6 +119,14 @@ def run_step(
         run.unpersist()
         raise
     return run
+
+
+def _made_schemas(tasks: Iterable[StepTask]) -> Iterator[T.StructType]:
+    """Return the columns of rows that operators make for each other, and of those that they combine."""
+    for task in tasks:
+        made = outputs_of([task.operator]) if task.hands_on else {}
+        combined = task.operator.combined
+        yield from map(spark_schema, (*made.values(), *(() if combined is None else (combined,))))
 
 
 def _needed(rows: DataFrame, tasks: Mapping[str, StepTask]) -> DataFrame:
