@@ -146,16 +146,19 @@ def open_operator(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[N
 
 
 def calls(batches: Iterator[pa.RecordBatch], *, at_once: bool = False) -> Iterator[pa.Table]:
-    """Split the rows of a step into calls, or make one `at_once`; the same batches give the same calls."""
+    """Split the rows of a step into calls, or make one `at_once`; the same rows give the same calls, however they are
+    cut into batches."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        if waiting and count + batch.num_rows > ROWS_A_CALL and not at_once:
-            yield pa.Table.from_batches(waiting)
-            waiting, count = [], 0
-        if batch.num_rows:
-            waiting.append(batch)
-            count += batch.num_rows
+        left = batch
+        while not at_once and count + left.num_rows > ROWS_A_CALL:
+            fits = ROWS_A_CALL - count
+            yield pa.Table.from_batches([*waiting, left.slice(0, fits)])
+            waiting, count, left = [], 0, left.slice(fits)
+        if left.num_rows:
+            waiting.append(left)
+            count += left.num_rows
     if waiting:
         yield pa.Table.from_batches(waiting)
 

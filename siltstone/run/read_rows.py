@@ -122,16 +122,19 @@ class ReadRows:
     Attributes:
         read: those that came so far; None for an operator that reads no source.
         counts: source -> number of its rows, of an operator that reads several inputs.
+        bytes: those of all rows that came so far.
     """
 
     def __init__(self, operator: Operator, sources: Sequence[str], subtask: int = 0) -> None:
         self.read: DigestedRows | None = DigestedRows() if sources else None
         self.counts = dict.fromkeys(sources, 0) if operator.reads_several else {}
+        self.bytes = 0
         self._operator, self._sources, self._subtask = operator, sources, subtask
 
     def watch(self, batches: Iterator[pa.RecordBatch], clock: PhaseTimer) -> Iterator[pa.RecordBatch]:
         """Yield the rows, without `READ`, and digest them; this is the phase `digest`."""
         for batch in batches:
+            self.bytes += batch.nbytes
             with clock.phase("digest"):
                 rows = batch if self.read is None else self._take(self.read, batch)
             yield rows

@@ -1,55 +1,79 @@
 """How many rows Spark hands to a Python task at once.
 
-Where Spark bounds the bytes of a batch (`spark.sql.execution.arrow.maxBytesPerBatch`), it measures the batch after each
-row, which takes as long as all else that it does for the row in Python's stage, and several times as long for the
-structs of several inputs. So the bytes are not bounded where the rows that a step's tasks get are narrow: numbers,
-times and texts, of which a batch has few thousand (`spark.sql.execution.arrow.maxRecordsPerBatch`). They stay bounded
-for binary values, lists and maps, which one row may have megabytes of; if Python code of the user's runs in the
-source, since nobody knows what it is given; and if the user has chosen a bound.
-
-The batches are joined again in Python, because each takes a digest and a call of what handles it.
+Newer versions of Spark bound the bytes of a batch (`spark.sql.execution.arrow.maxBytesPerBatch`). To know them, Spark
+measures the batch after each row, which takes as long as all else that it does for the row in Python's stage, and
+several times as long for the structs of several inputs (ADR 83). `BatchBounds` lifts the bound while rows are narrow,
+and gives batches few rows instead. `join_batches` joins them again, because each takes a digest and a call of all that
+handles it.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
-BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-BOUNDED, UNBOUNDED = str(64 << 20), str((1 << 31) - 1)
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.operator import Operator
+from siltstone.spark.versions import has_setting
+
+BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
+LIFTED = {BYTES: str((1 << 31) - 1), ROWS: "2048"}
+"""settings of a query while its rows are narrow"""
+NARROW_BYTES = 2048
+"""the most bytes of a row, on average over a subtask's rows of a step: a batch then has 4 MiB; Spark's bound is 64"""
 _JOINED_ROWS = 1 << 17
 _JOINED_BYTES = 64 << 20
-_NARROW = (T.NumericType, T.BooleanType, T.StringType, T.DateType, T.TimestampType, T.TimestampNTZType)
-_RUNS_PYTHON = ("python", "pandas", "inarrow")
-"""parts of the names of a plan's nodes that run Python"""
 
 
-def choose_batches(rows: DataFrame, others: Iterable[T.StructType]) -> None:
-    """Decide, once per query, whether Spark bounds the bytes of its batches: set it in the session of a micro-batch.
+class BatchBounds:
+    """Lifts Spark's bound of bytes in the session of one query, and puts it back.
+
+    It stays where a user has set one; where Python code of a user's runs in the source, since nobody knows how wide the
+    rows are that it gets; and where rows are combined before the shuffle. It is lifted once the run has completed a
+    checkpoint. So a run that comes after one which failed because rows were suddenly far wider gets past them.
 
     Args:
-        rows: the micro-batch, of a session of the query's own.
-        others: the columns of other rows that reach Python tasks: what operators return to others, or combine.
+        operators: those of the stream.
     """
-    spark = rows.sparkSession
-    if not isinstance(spark, SparkSession) or spark.conf.get(BYTES, None) is not None:
-        return
-    is_narrow = all(_is_narrow(field.dataType) for schema in (rows.schema, *others) for field in schema)
-    spark.conf.set(BYTES, UNBOUNDED if is_narrow and not _runs_python(rows) else BOUNDED)
 
+    def __init__(self, operators: Iterable[Operator]) -> None:
+        self._may_lift = all(operator.combined is None for operator in operators)
+        self._given: dict[str, str | None] = {}
+        self._widest, self._is_proven, self._is_lifted = 0.0, False, False
 
-def _is_narrow(kind: T.DataType) -> bool:
-    if isinstance(kind, T.StructType):
-        return all(_is_narrow(field.dataType) for field in kind)
-    return isinstance(kind, _NARROW)
+    def begin(self, rows: DataFrame, plan: Any) -> None:
+        """Look at the query's first micro-batch.
 
+        Args:
+            plan: the query's analyzed plan, of the JVM: that of `rows` does not have what comes before `foreachBatch`.
+        """
+        frame, jvm = cast("Any", rows)._jdf, cast("Any", rows.sparkSession)._jvm
+        self._given = {name: rows.sparkSession.conf.get(name, None) for name in LIFTED}
+        python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+        runs_python = any(each.containsPattern(python) for each in (plan, frame.queryExecution().analyzed()))
+        is_bounded = has_setting(rows.sparkSession, BYTES) and self._given[BYTES] is None
+        self._may_lift = self._may_lift and is_bounded and not runs_python
 
-def _runs_python(rows: DataFrame) -> bool:
-    frame: Any = rows
-    plan = frame._jdf.queryExecution().optimizedPlan().toString().lower()  # which has UDFs as nodes
-    return any(name in plan for name in _RUNS_PYTHON)
+    def note(self, received: Iterable[Acknowledgement]) -> None:
+        """Note how wide the rows of a step were."""
+        self._widest = max([self._widest, *(each.bytes_in / each.rows_in for each in received if each.rows_in)])
+
+    def note_checkpoint(self) -> None:
+        """Note that the run has completed a checkpoint."""
+        self._is_proven = True
+
+    def choose(self, spark: SparkSession) -> None:
+        """Set the session of the query for its next step."""
+        lifts = self._may_lift and self._is_proven and 0 < self._widest <= NARROW_BYTES
+        if lifts == self._is_lifted:
+            return
+        self._is_lifted = lifts
+        for name, value in (LIFTED if lifts else self._given).items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
 
 
 def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROWS) -> Iterator[pa.RecordBatch]:
@@ -57,8 +81,8 @@ def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROW
     waiting, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         if waiting and (rows + batch.num_rows > most_rows or size + batch.nbytes > _JOINED_BYTES):
-            yield from _joined(waiting)
-            waiting, rows, size = [], 0, 0
+            joined, waiting, rows, size = _joined(waiting), [], 0, 0
+            yield from joined
         waiting.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
     yield from _joined(waiting)

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from siltstone.errors import SiltstoneError
-from siltstone.spark.batches import join_batches
 from siltstone.spark.masters import is_local
 from siltstone.store.identity import check_on_this_machine
 from siltstone.store.open import Warehouse
@@ -37,21 +36,13 @@ def map_in_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType,
 ) -> DataFrame:
-    """Call `DataFrame.mapInArrow`, which takes a dot in a column's name for a field, and refuses a backtick.
-
-    Args:
-        function: gets batches that were joined (`join_batches`).
-    """
+    """Call `DataFrame.mapInArrow`, which takes a dot in a column's name for a field, and refuses a backtick."""
     names = rows.columns
     if not any(character in name for name in names for character in ".`"):
-
-        def run_joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from function(join_batches(batches))
-
-        return rows.mapInArrow(run_joined, schema)
+        return rows.mapInArrow(function, schema)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from function(join_batches(batch.rename_columns(names) for batch in batches))
+        yield from function(batch.rename_columns(names) for batch in batches)
 
     return rows.toDF(*(f"c{place}" for place in range(len(names)))).mapInArrow(run, schema)
 

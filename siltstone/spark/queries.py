@@ -59,6 +59,15 @@ def check_query(spark: SparkSession, query_id: str) -> None:
         )
 
 
+def analyzed_plan(spark: SparkSession, query_id: str) -> Any:
+    """Return the plan of a running query, of the JVM.
+
+    Raises:
+        StateError: no query of this id is running.
+    """
+    return _execution(spark, query_id).analyzedPlan()
+
+
 def _walk(plan: Any) -> Iterator[Any]:
     yield plan
     for child in _iterate(plan.children()):

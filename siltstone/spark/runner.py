@@ -36,11 +36,13 @@ from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.sinks.resolve import resolve_sinks
+from siltstone.spark.batches import BatchBounds
 from siltstone.spark.delivery import check_frames, deliverers
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import (
+    analyzed_plan,
     check_query,
     check_source,
     read_backlog,
@@ -126,6 +128,7 @@ class StreamRunner:
         self._names, self._schema = (None, None) if source is None else (source.names, source.rows.schema)
         self._log = source_log(spark, local.spark_log(stream.name, region.epoch), local.root, self._names)
         self._sources_checked = False
+        self._bounds = BatchBounds(stream.operators)
         position = region.input_position()
         self._log.prepare(position)
         self._next_batch = position.next_batch
@@ -328,6 +331,8 @@ class StreamRunner:
         if not self._sources_checked:
             self._note_sources(rows)
             self._check_sources(rows.sparkSession, batch)
+            self._bounds.begin(rows, analyzed_plan(rows.sparkSession, self._log.query_id))
+        self._bounds.choose(rows.sparkSession)
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
@@ -411,6 +416,7 @@ class StreamRunner:
     def _acknowledge(self, done: StepRun) -> None:
         for name, received in done.received.items():
             self.region.acknowledge(name, received)
+            self._bounds.note(received)
         self._progress.add_step(done.received, self._placement.take_moves() if self._placement else 0)
 
     def follow_log(self, source: DataFrame, interrupted: Callable[[], bool] = lambda: False) -> None:
@@ -487,6 +493,7 @@ class StreamRunner:
 
     def _complete(self, completed: Completed) -> None:
         """Deliver the outputs of a complete checkpoint, and say that it exists."""
+        self._bounds.note_checkpoint()
         _LOG.debug("checkpoint completed", bytes=completed.bytes, seconds=round(completed.seconds, 3))
         self._deliver(checked=True)
         callbacks.region_checkpointed(self.region.stream.operators, completed.id, self.region.options.upload)

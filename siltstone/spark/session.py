@@ -39,8 +39,7 @@ SETTINGS = {
     "spark.speculation": "false",
     # A subtask runs where its state is (`spark.placement`), not where most of its rows come from.
     "spark.shuffle.reduceLocality.enabled": "false",
-    # Few enough rows that they need not be measured one by one (`spark.batches`).
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.session.timeZone": "UTC",
     # How often a waiting stream polls its source. Spark's default of 10 ms keeps 0.4 cores busy with a directory of 200
     # files, 100 ms 0.1.

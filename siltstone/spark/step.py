@@ -1,7 +1,7 @@
 """Run a step of operators as Spark jobs: hash in the JVM, one shuffle per operator, one Arrow task per subtask."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -21,7 +21,7 @@ from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, result_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import report_failure, run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
-from siltstone.spark.batches import choose_batches
+from siltstone.spark.batches import join_batches
 from siltstone.spark.executor import freeze_imports, map_in_arrow
 from siltstone.spark.inputs import columns_read, hash_of, keyed_inputs, keyed_rows, rows_of_source, schemas_of
 from siltstone.spark.jobs import tag_jobs
@@ -103,7 +103,6 @@ def run_step(
     else:
         spark, schema = rows.sparkSession, rows.schema
         _set_query_settings(spark)
-        choose_batches(rows, _made_schemas(tasks.values()))
         run = StepRun(batch=rows)
         if sum(bool(task.read_sources) for task in tasks.values()) > 1:
             # Each of them would read the sources by itself, and see other rows if one makes some at random.
@@ -119,14 +118,6 @@ def run_step(
         run.unpersist()
         raise
     return run
-
-
-def _made_schemas(tasks: Iterable[StepTask]) -> Iterator[T.StructType]:
-    """Return the columns of rows that operators make for each other, and of those that they combine."""
-    for task in tasks:
-        made = outputs_of([task.operator]) if task.hands_on else {}
-        combined = task.operator.combined
-        yield from map(spark_schema, (*made.values(), *(() if combined is None else (combined,))))
 
 
 def _needed(rows: DataFrame, tasks: Mapping[str, StepTask]) -> DataFrame:
@@ -401,10 +392,11 @@ def _in_partition(
         except SiltstoneError as error:
             yield report_failure(task, subtask, error)
             return
+        rows = check_rows(task, subtask, join_batches(batches))
         if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
-            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), check_rows(task, subtask, batches))
+            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), rows)
         else:  # a later job computes a lost partition again
-            yield from run_subtask_again(placed, subtask, check_rows(task, subtask, batches))
+            yield from run_subtask_again(placed, subtask, rows)
         freeze_imports()
 
     return run

@@ -14,6 +14,7 @@ import pyarrow as pa
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark import inheritable_thread_target
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -87,6 +88,15 @@ def _call(target: Any, method: str) -> Any:
 def has_python_sources(spark: SparkSession) -> bool:
     """Whether Spark has data sources in Python: from 4.0 on."""
     return hasattr(spark, "dataSource")
+
+
+def has_setting(spark: SparkSession, name: str) -> bool:
+    """Whether this version of Spark has a setting, or it was set."""
+    try:
+        spark.conf.get(name)
+    except (Py4JError, PySparkException):
+        return False
+    return True
 
 
 def inherit_properties(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,69 +1,123 @@
-"""Spark bounds the bytes of what it hands to Python only where rows may be wide."""
+"""Spark bounds the bytes of what Python gets, but for narrow rows of a query without Python of the user's own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import functions as F
 
-from siltstone.spark.batches import BOUNDED, BYTES, UNBOUNDED, choose_batches
-from siltstone.spark.step import own_session
+import siltstone as st
+from siltstone.aggregates.operator import Aggregate, Count
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.spark.batches import BYTES, LIFTED, NARROW_BYTES, ROWS
+from siltstone.spark.operations import open_region
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.versions import has_setting
+from siltstone.stream import Stream
+from tests.spark_runs import at, state
 
-
-@pytest.fixture
-def query(spark: SparkSession) -> SparkSession:
-    """A session of a query's own."""
-    session = own_session(spark)
-    session.conf.unset(BYTES)
-    return session
-
-
-def chosen(rows: DataFrame, *others: T.StructType) -> str | None:
-    choose_batches(rows, others)
-    return rows.sparkSession.conf.get(BYTES, None)
+A_BATCH = 5000
 
 
-@pytest.mark.parametrize(
-    "wide",
-    ["binary(cast(id as string)) as raw", "array(id) as ids", "map(id, id) as ids", "struct(array(id) as n) as s"],
-)
-def test_only_narrow_rows_are_not_measured(query: SparkSession, wide: str) -> None:
-    rows = query.range(3)
-    assert chosen(rows.selectExpr("*", wide)) == BOUNDED
-    query.conf.unset(BYTES)
-    assert chosen(rows.selectExpr("*", "cast(id as string) as text", "date(now()) as day", "1.5 as x")) == UNBOUNDED
+class Widths(st.Operator):
+    """Counts rows, and reads a text of theirs."""
+
+    name, key, inputs = "fifths", {"fifth": pa.int64()}, ("text",)
+    totals = st.ValueState({"n": pa.int64()})
+
+    def process(self, rows: st.Rows, state: st.State) -> None:
+        state.totals.put(rows.keys, {"n": rows.count(initial=state.totals.get(rows.keys)["n"])})
 
 
-def test_structs_of_several_inputs_are_narrow(query: SparkSession) -> None:
-    assert (
-        chosen(query.range(3).selectExpr("struct(id, now() as at) as bids", "struct(id = 1 as is_one) as people"))
-        == UNBOUNDED
-    )
+def settings_of(
+    spark: SparkSession,
+    path: Path,
+    source: Callable[[DataFrame], DataFrame],
+    *,
+    steps: int = 4,
+    interval: int = 1,
+    before: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+    operator: st.Operator | None = None,
+) -> list[tuple[str | None, str | None]]:
+    """Run a query; return the settings of its session after each step."""
+    found, given = list[tuple[str | None, str | None]](), before_of(spark)
+    settings = at(path, checkpoint_steps=interval)
+    with OpenWarehouse.open_writable(settings.warehouse) as place:
+        stream = Stream("own", source=lambda *_: None, operators=[operator or Widths()])
+        runner = StreamRunner(spark, open_region(settings, stream, place, {}, 2), max_steps=steps)
+
+        def batch(rows: DataFrame, id: int) -> None:
+            runner(before(rows), id)
+            found.append(tuple(rows.sparkSession.conf.get(name, None) for name in (BYTES, ROWS)))
+
+        ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", A_BATCH).load()
+        rows = source(ticks.selectExpr("value", "value % 5 as fifth"))
+        query = rows.writeStream.foreachBatch(batch).option("checkpointLocation", runner.checkpoint_location).start()
+        runner.await_query(query)
+        runner.finish()
+        runner.close()
+    counted = state(settings, "own", "fifths", "totals", path / "out")
+    assert counted.column("n").to_pylist() == [steps * A_BATCH // 5] * 5
+    assert before_of(spark) == given, "the user's session stays"
+    return found[:steps]
 
 
-def test_what_operators_hand_on_counts(query: SparkSession) -> None:
-    lists = T.StructType([T.StructField("top", T.ArrayType(T.LongType()))])
-    assert chosen(query.range(3), lists) == BOUNDED
+def lifted(spark: SparkSession) -> tuple[str | None, str | None]:
+    return (LIFTED[BYTES], LIFTED[ROWS]) if has_setting(spark, BYTES) else before_of(spark)
 
 
-def test_a_bound_of_the_users_stays(query: SparkSession) -> None:
-    query.conf.set(BYTES, "1000000")
-    assert chosen(query.range(3)) == "1000000"
+def before_of(spark: SparkSession) -> tuple[str | None, str | None]:
+    return spark.conf.get(BYTES, None), spark.conf.get(ROWS, None)
 
 
-def test_python_in_the_source_stays_bounded(query: SparkSession) -> None:
-    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-
-    assert chosen(query.range(3).mapInArrow(same, "id long")) == BOUNDED
-    query.conf.unset(BYTES)
-    assert chosen(query.range(3).mapInPandas(same, "id long").where("id > 1")) == BOUNDED
-    query.conf.unset(BYTES)
-    query.udf.register("again", lambda n: n, "long")
-    assert chosen(query.range(3).selectExpr("again(id) as id")) == BOUNDED
+def text_of(length: str) -> Callable[[DataFrame], DataFrame]:
+    return lambda rows: rows.selectExpr("fifth", f"repeat('x', int({length})) as text")
 
 
-def test_it_is_decided_once(query: SparkSession) -> None:
-    assert chosen(query.range(3)) == UNBOUNDED
-    assert chosen(query.range(3).selectExpr("array(id) as ids")) == UNBOUNDED
+def test_narrow_rows_are_not_measured_once_a_checkpoint_is_complete(spark: SparkSession, tmp_path: Path) -> None:
+    given, few = before_of(spark), lifted(spark)
+    found = settings_of(spark, tmp_path, text_of("10"), interval=2)
+    assert found == [given, given, few, few]
+
+
+def test_rows_that_become_wide_are_measured_again(spark: SparkSession, tmp_path: Path) -> None:
+    given, few = before_of(spark), lifted(spark)
+    wide = f"case when value < {2 * A_BATCH} then 10 else {2 * NARROW_BYTES} end"
+    assert settings_of(spark, tmp_path, text_of(wide)) == [given, few, few, given]
+
+
+def in_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch([batch.column(0), pa.array(["x"] * len(batch))], ["fifth", "text"])
+
+
+def texts(numbers: pd.Series) -> pd.Series:
+    return numbers.astype(str)
+
+
+def text(number: int) -> str:
+    return str(number)
+
+
+OF_THE_USER = {
+    "mapInArrow": lambda rows: rows.select("fifth").mapInArrow(in_arrow, "fifth long, text string"),
+    "pandas_udf": lambda rows: rows.select("fifth", F.pandas_udf(texts, "string")("fifth").alias("text")),
+    "udf": lambda rows: rows.select("fifth", F.udf(text, "string")("fifth").alias("text")),
+}
+
+
+@pytest.mark.parametrize("way", OF_THE_USER)
+@pytest.mark.parametrize("where", ["source", "before"])
+def test_python_of_the_users_keeps_its_batches(spark: SparkSession, tmp_path: Path, way: str, where: str) -> None:
+    given, same = before_of(spark), {"source": lambda rows: rows, "before": lambda rows: rows}
+    found = settings_of(spark, tmp_path, **(same | {where: OF_THE_USER[way]}), steps=3)
+    assert found == [given] * 3
+
+
+def test_rows_that_are_combined_are_measured(spark: SparkSession, tmp_path: Path) -> None:
+    given = before_of(spark)
+    operator = Aggregate("fifths", {"fifth": pa.int64()}, [Count("n")], map_side=True)
+    assert settings_of(spark, tmp_path, lambda rows: rows, steps=3, operator=operator) == [given] * 3
