@@ -18,10 +18,12 @@ from siltstone.operator import Operator
 from siltstone.spark.versions import has_setting
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
-LIFTED = {BYTES: str((1 << 31) - 1), ROWS: "2048"}
-"""settings of a query while its rows are narrow"""
-NARROW_BYTES = 2048
-"""the most bytes of a row, on average over a subtask's rows of a step: a batch then has 4 MiB; Spark's bound is 64"""
+UNBOUNDED = str((1 << 31) - 1)
+_BATCH_BYTES = 4 << 20
+"""about what a batch has that is not measured; Spark's bound is 64 MiB"""
+_LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
+NARROW_BYTES = _BATCH_BYTES // _LEAST_ROWS
+"""the most bytes of a narrow row, on average over a subtask's rows of a step"""
 _JOINED_ROWS = 1 << 17
 _JOINED_BYTES = 64 << 20
 
@@ -40,7 +42,8 @@ class BatchBounds:
     def __init__(self, operators: Iterable[Operator]) -> None:
         self._may_lift = all(operator.combined is None for operator in operators)
         self._given: dict[str, str | None] = {}
-        self._widest, self._is_proven, self._is_lifted = 0.0, False, False
+        self._chosen: dict[str, str | None] = {}
+        self._widest, self._is_proven = 0.0, False
 
     def begin(self, rows: DataFrame, plan: Any) -> None:
         """Look at the query's first micro-batch.
@@ -49,7 +52,7 @@ class BatchBounds:
             plan: the query's analyzed plan, of the JVM: that of `rows` does not have what comes before `foreachBatch`.
         """
         frame, jvm = cast("Any", rows)._jdf, cast("Any", rows.sparkSession)._jvm
-        self._given = {name: rows.sparkSession.conf.get(name, None) for name in LIFTED}
+        self._given = self._chosen = {name: rows.sparkSession.conf.get(name, None) for name in (BYTES, ROWS)}
         python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
         runs_python = any(each.containsPattern(python) for each in (plan, frame.queryExecution().analyzed()))
         is_bounded = has_setting(rows.sparkSession, BYTES) and self._given[BYTES] is None
@@ -66,14 +69,21 @@ class BatchBounds:
     def choose(self, spark: SparkSession) -> None:
         """Set the session of the query for its next step."""
         lifts = self._may_lift and self._is_proven and 0 < self._widest <= NARROW_BYTES
-        if lifts == self._is_lifted:
+        chosen = {BYTES: UNBOUNDED, ROWS: str(rows_a_batch(self._widest))} if lifts else self._given
+        if chosen == self._chosen:
             return
-        self._is_lifted = lifts
-        for name, value in (LIFTED if lifts else self._given).items():
+        self._chosen = chosen
+        for name, value in chosen.items():
             if value is None:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
+
+
+def rows_a_batch(widest: float) -> int:
+    """Return how many rows a batch has that is not measured: a power of two, since it seldom changes then."""
+    fits = int(_BATCH_BYTES / widest)
+    return 1 << (min(max(fits, _LEAST_ROWS), _MOST_ROWS).bit_length() - 1)
 
 
 def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROWS) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 import siltstone as st
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.spark.batches import BYTES, LIFTED, NARROW_BYTES, ROWS
+from siltstone.spark.batches import BYTES, NARROW_BYTES, ROWS, UNBOUNDED, rows_a_batch
 from siltstone.spark.operations import open_region
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.versions import has_setting
@@ -66,7 +66,7 @@ def settings_of(
 
 
 def lifted(spark: SparkSession) -> tuple[str | None, str | None]:
-    return (LIFTED[BYTES], LIFTED[ROWS]) if has_setting(spark, BYTES) else before_of(spark)
+    return (UNBOUNDED, "8192") if has_setting(spark, BYTES) else before_of(spark)
 
 
 def before_of(spark: SparkSession) -> tuple[str | None, str | None]:
@@ -121,3 +121,7 @@ def test_rows_that_are_combined_are_measured(spark: SparkSession, tmp_path: Path
     given = before_of(spark)
     operator = Aggregate("fifths", {"fifth": pa.int64()}, [Count("n")], map_side=True)
     assert settings_of(spark, tmp_path, lambda rows: rows, steps=3, operator=operator) == [given] * 3
+
+
+def test_a_batch_has_four_mebibytes() -> None:
+    assert [rows_a_batch(width) for width in (1, 512, 513, 1024, NARROW_BYTES)] == [8192, 8192, 4096, 4096, 2048]
