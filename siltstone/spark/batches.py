@@ -69,9 +69,8 @@ class BatchBounds:
     def choose(self, spark: SparkSession) -> None:
         """Set the session of the query for its next step."""
         lifts = self._may_lift and self._is_proven and 0 < self._widest <= NARROW_BYTES
-        chosen = self._given
-        if lifts:
-            chosen = {BYTES: UNBOUNDED, ROWS: str(rows_a_batch(self._widest))}
+        lifted: dict[str, str | None] = {BYTES: UNBOUNDED, ROWS: str(rows_a_batch(self._widest))} if lifts else {}
+        chosen = lifted or self._given
         if chosen == self._chosen:
             return
         self._chosen = chosen
