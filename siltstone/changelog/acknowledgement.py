@@ -36,7 +36,8 @@ class Acknowledgement:
         uploads: statistics of the uploads (`UploadStatistics.to_json`); empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows that the subtask got.
-        bytes_in: the bytes that these had, as Arrow has them.
+        row_bytes: the bytes of a row in Arrow, on average over the widest batch of rows that it got; of a batch with
+            fewer than 1,024 rows, as if it had so many.
         rows_out: rows that its operator returned.
         dead_letters: rows that its operator could not process, and late ones that are dead letters.
         late: late rows, whatever happened to them.
@@ -69,7 +70,7 @@ class Acknowledgement:
     uploads: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0
-    bytes_in: int = 0
+    row_bytes: float = 0.0
     rows_out: int = 0
     dead_letters: int = 0
     late: int = 0

@@ -24,7 +24,7 @@ _TIMES = pa.timestamp("us", tz="UTC")
 _FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1, 2), (9999, 12, 31)))
 """within which each time has a date in every time zone"""
 ROWS_A_CALL = 1 << 18
-"""most rows per call of `Operator.process`, unless one record batch has more"""
+"""rows per call of `Operator.process`; the last call has the rest"""
 
 
 @dataclass
@@ -154,7 +154,7 @@ def calls(batches: Iterator[pa.RecordBatch], *, at_once: bool = False) -> Iterat
         left = batch
         while not at_once and count + left.num_rows > ROWS_A_CALL:
             fits = ROWS_A_CALL - count
-            yield pa.Table.from_batches([*waiting, left.slice(0, fits)])
+            yield pa.Table.from_batches([*waiting, left.slice(0, fits)] if fits else waiting)
             waiting, count, left = [], 0, left.slice(fits)
         if left.num_rows:
             waiting.append(left)

@@ -21,6 +21,8 @@ from siltstone.run.processing import combine
 from siltstone.state.columns import null_mask, one_array
 from siltstone.state.rows_digest import DigestedRows, describe_columns
 
+_FEW_ROWS = 1024
+"""a batch that has fewer tells little about how wide rows are"""
 _ROW, _NO_ROW = b"r", b"-"
 """what the value in `READ` begins with: whether it is of a combined row, or only carries the digest"""
 
@@ -122,19 +124,19 @@ class ReadRows:
     Attributes:
         read: those that came so far; None for an operator that reads no source.
         counts: source -> number of its rows, of an operator that reads several inputs.
-        bytes: those of all rows that came so far.
+        row_bytes: the bytes of a row, as `Acknowledgement` tells them.
     """
 
     def __init__(self, operator: Operator, sources: Sequence[str], subtask: int = 0) -> None:
         self.read: DigestedRows | None = DigestedRows() if sources else None
         self.counts = dict.fromkeys(sources, 0) if operator.reads_several else {}
-        self.bytes = 0
+        self.row_bytes = 0.0
         self._operator, self._sources, self._subtask = operator, sources, subtask
 
     def watch(self, batches: Iterator[pa.RecordBatch], clock: PhaseTimer) -> Iterator[pa.RecordBatch]:
         """Yield the rows, without `READ`, and digest them; this is the phase `digest`."""
         for batch in batches:
-            self.bytes += batch.nbytes
+            self.row_bytes = max(self.row_bytes, batch.nbytes / max(batch.num_rows, _FEW_ROWS))
             with clock.phase("digest"):
                 rows = batch if self.read is None else self._take(self.read, batch)
             yield rows

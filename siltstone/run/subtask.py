@@ -133,7 +133,7 @@ def _run(
         report = replace(report, rows_in=report.rows_in + shared.rows)
         if sorted_out is not None and DEAD_LETTERS in made:
             made[DEAD_LETTERS] = sorted_out.digest()
-        report = replace(report, prepared=prepared, bytes_in=reading.bytes)
+        report = replace(report, prepared=prepared, row_bytes=reading.row_bytes)
         of_sources = {"read": reading.read, "rows_of": reading.counts, "heard": heard.heard}
         yield _acknowledge(replace(report, made=made, **of_sources), task)
 

@@ -8,6 +8,7 @@ handles it.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.operator import Operator
+from siltstone.spark.plans import runs_python
 from siltstone.spark.versions import has_setting
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -23,68 +25,80 @@ _BATCH_BYTES = 4 << 20
 """about what a batch has that is not measured; Spark's bound is 64 MiB"""
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 NARROW_BYTES = _BATCH_BYTES // _LEAST_ROWS
-"""the most bytes of a narrow row, on average over a subtask's rows of a step"""
+"""the most bytes of a narrow row (`Acknowledgement.row_bytes`)"""
 _JOINED_ROWS = 1 << 17
 _JOINED_BYTES = 64 << 20
 
 
 class BatchBounds:
-    """Lifts Spark's bound of bytes in the session of one query, and puts it back.
+    """Lifts Spark's bound of bytes in the session of one query, during its steps.
 
-    It stays where a user has set one; where Python code of a user's runs in the source, since nobody knows how wide the
-    rows are that it gets; and where rows are combined before the shuffle. It is lifted once the run has completed a
-    checkpoint. So a run that comes after one which failed because rows were suddenly far wider gets past them.
+    It stays where a user has set one; where Python code of a user's runs in the query or in `foreachBatch`, since
+    nobody knows how wide the rows are that it gets; and where rows are combined before the shuffle. It stays until the
+    query has completed a checkpoint: a run that failed because rows were suddenly far wider is followed by one with at
+    least one more checkpoint, and in the end by one that has seen them.
 
     Args:
         operators: those of the stream.
     """
 
     def __init__(self, operators: Iterable[Operator]) -> None:
-        self._may_lift = all(operator.combined is None for operator in operators)
-        self._given: dict[str, str | None] = {}
-        self._chosen: dict[str, str | None] = {}
-        self._widest, self._is_proven = 0.0, False
+        self._combines = any(operator.combined is not None for operator in operators)
+        self._may_lift, self._is_proven, self._widest = False, False, 0.0
 
-    def begin(self, rows: DataFrame, plan: Any) -> None:
-        """Look at the query's first micro-batch.
+    def begin(self, spark: SparkSession, plan: Any) -> None:
+        """Begin a query.
 
         Args:
-            plan: the query's analyzed plan, of the JVM: that of `rows` does not have what comes before `foreachBatch`.
+            spark: the session of its micro-batches.
+            plan: its analyzed plan, of the JVM: that of a micro-batch does not have what comes before `foreachBatch`.
         """
-        frame, jvm = cast("Any", rows)._jdf, cast("Any", rows.sparkSession)._jvm
-        self._given = self._chosen = {name: rows.sparkSession.conf.get(name, None) for name in (BYTES, ROWS)}
-        python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
-        runs_python = any(each.containsPattern(python) for each in (plan, frame.queryExecution().analyzed()))
-        is_bounded = has_setting(rows.sparkSession, BYTES) and self._given[BYTES] is None
-        self._may_lift = self._may_lift and is_bounded and not runs_python
+        given = spark.conf.get(BYTES, None)
+        is_bounded = given is None and has_setting(spark, BYTES) and UNBOUNDED not in str(spark.conf.get(BYTES))
+        self._is_proven = False
+        self._may_lift = is_bounded and not self._combines and not runs_python(spark, plan)
 
     def note(self, received: Iterable[Acknowledgement]) -> None:
         """Note how wide the rows of a step were."""
-        self._widest = max([self._widest, *(each.bytes_in / each.rows_in for each in received if each.rows_in)])
+        self._widest = max([self._widest, *(each.row_bytes for each in received)])
 
     def note_checkpoint(self) -> None:
-        """Note that the run has completed a checkpoint."""
+        """Note that a checkpoint is complete."""
         self._is_proven = True
 
-    def choose(self, spark: SparkSession) -> None:
-        """Set the session of the query for its next step."""
-        lifts = self._may_lift and self._is_proven and 0 < self._widest <= NARROW_BYTES
-        lifted: dict[str, str | None] = {BYTES: UNBOUNDED, ROWS: str(rows_a_batch(self._widest))} if lifts else {}
-        chosen = lifted or self._given
-        if chosen == self._chosen:
+    @contextmanager
+    def lifted(self, rows: DataFrame | None) -> Iterator[None]:
+        """Lift the bound while a step runs, if that is allowed."""
+        narrow = self._is_proven and 0 < self._widest <= NARROW_BYTES
+        if rows is None or not (self._may_lift and narrow) or runs_python(rows.sparkSession, _plan_of(rows)):
+            yield
             return
-        self._chosen = chosen
-        for name, value in chosen.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
+        conf = rows.sparkSession.conf
+        given = {name: conf.get(name, None) for name in (BYTES, ROWS)}
+        conf.set(BYTES, UNBOUNDED)
+        conf.set(ROWS, str(rows_a_batch(self._widest, given[ROWS])))
+        try:
+            yield
+        finally:
+            for name, value in given.items():
+                if value is None:
+                    conf.unset(name)
+                else:
+                    conf.set(name, value)
 
 
-def rows_a_batch(widest: float) -> int:
-    """Return how many rows a batch has that is not measured: a power of two, since it seldom changes then."""
-    fits = int(_BATCH_BYTES / widest)
-    return 1 << (min(max(fits, _LEAST_ROWS), _MOST_ROWS).bit_length() - 1)
+def _plan_of(rows: DataFrame) -> Any:
+    return cast("Any", rows)._jdf.queryExecution().analyzed()
+
+
+def rows_a_batch(widest: float, given: str | None = None) -> int:
+    """Return how many rows a batch has that is not measured.
+
+    Args:
+        given: the bound of rows that the session has, if any was set.
+    """
+    fits = min(max(int(_BATCH_BYTES / widest), _LEAST_ROWS), _MOST_ROWS)
+    return min(fits, int(given)) if given is not None and int(given) > 0 else fits
 
 
 def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROWS) -> Iterator[pa.RecordBatch]:

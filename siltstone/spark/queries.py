@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 from siltstone.run.lag import Backlog
+from siltstone.spark.plans import iterate, walk
 from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
 from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
@@ -52,7 +53,7 @@ def check_query(spark: SparkSession, query_id: str) -> None:
     execution = _execution(spark, query_id)
     _check_plan(execution.analyzedPlan())
     stateful = stateful_operator(spark)
-    if any(stateful.isInstance(node) for node in _walk(execution.lastExecution().executedPlan())):
+    if any(stateful.isInstance(node) for node in walk(execution.lastExecution().executedPlan())):
         raise UsageError(
             "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
             "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
@@ -66,12 +67,6 @@ def analyzed_plan(spark: SparkSession, query_id: str) -> Any:
         StateError: no query of this id is running.
     """
     return _execution(spark, query_id).analyzedPlan()
-
-
-def _walk(plan: Any) -> Iterator[Any]:
-    yield plan
-    for child in _iterate(plan.children()):
-        yield from _walk(child)
 
 
 def read_progress(query: StreamingQuery, names: Sequence[str] | None = None) -> dict[tuple[str, str], float]:
@@ -130,7 +125,7 @@ def _count_between(end: Any, latest: Any) -> int | None:
 
 
 def _check_plan(plan: Any) -> None:
-    for leaf in _iterate(plan.collectLeaves()):
+    for leaf in iterate(plan.collectLeaves()):
         kind = leaf.getClass().getSimpleName()
         if kind == "StreamingRelationV2" and leaf.sourceName() == _SOCKET:
             raise UsageError(
@@ -145,7 +140,7 @@ def _check_plan(plan: Any) -> None:
 
 def _check_options(options: Any) -> None:
     """Check the options of a source of Spark's first interface, such as one of files."""
-    for name in _iterate(options.keys().toSeq()):
+    for name in iterate(options.keys().toSeq()):
         value = options.apply(name)
         if name.lower() == _CLEANING.lower() and value.lower() != "off":
             raise UsageError(
@@ -190,7 +185,7 @@ def names_own_sources(spark: SparkSession) -> bool:
 def streaming_leaves(rows: DataFrame) -> list[Any]:
     """Return the leaves of a streaming DataFrame's plan that Spark makes sources of, in the order of their offsets."""
     frame: Any = rows
-    leaves = _iterate(frame._jdf.queryExecution().analyzed().collectLeaves())
+    leaves = iterate(frame._jdf.queryExecution().analyzed().collectLeaves())
     return [leaf for leaf in leaves if leaf.getClass().getSimpleName() in ("StreamingRelation", "StreamingRelationV2")]
 
 
@@ -229,7 +224,7 @@ def source_names(spark: SparkSession, query_id: str) -> list[str] | None:
     """
     execution = _execution(spark, query_id)
     names = names_of_sources(execution)
-    return None if names is None else [names.apply(source) for source in _iterate(execution.sources())]
+    return None if names is None else [names.apply(source) for source in iterate(execution.sources())]
 
 
 @dataclass(frozen=True)
@@ -250,7 +245,7 @@ def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
         StateError: no query of this id is running.
     """
     found: dict[str, ReadFile] = {}
-    for leaf in _iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
+    for leaf in iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
         # Not tables that the stream is joined with, nor Delta tables, which list their files in other ways.
         if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
             continue
@@ -282,7 +277,7 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
     try:
         execution = _execution(spark, query_id)
         data = start_of_batch(execution)
-        holders = [data.get(source) for source in _iterate(execution.sources())]
+        holders = [data.get(source) for source in iterate(execution.sources())]
         return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:
         raise StateError(
@@ -307,7 +302,3 @@ def _execution(spark: SparkSession, query_id: str) -> Any:
         f"no query {query_id} is running",
         advice="start it with .option('checkpointLocation', runner.checkpoint_location)",
     )
-
-
-def _iterate(sequence: Any) -> Iterator[Any]:
-    return (sequence.apply(i) for i in range(sequence.size()))

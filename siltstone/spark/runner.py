@@ -331,8 +331,7 @@ class StreamRunner:
         if not self._sources_checked:
             self._note_sources(rows)
             self._check_sources(rows.sparkSession, batch)
-            self._bounds.begin(rows, analyzed_plan(rows.sparkSession, self._log.query_id))
-        self._bounds.choose(rows.sparkSession)
+            self._bounds.begin(rows.sparkSession, analyzed_plan(rows.sparkSession, self._log.query_id))
         last = self._steps_left == 1
         # A checkpoint may have become due only now; it has to wait while too many are pending.
         ends = self._ends_next and self._behind.has_room
@@ -385,7 +384,8 @@ class StreamRunner:
                 self._next_batch, self._before = step.batch_id + 1, step
             try:
                 self._schema = self._schema or (None if rows is None else rows.schema)
-                done = run_step(self._own_session, rows, tasks, self._placement, self._schema)
+                with self._bounds.lifted(rows):
+                    done = run_step(self._own_session, rows, tasks, self._placement, self._schema)
             except Exception as error:
                 if self.unreadable is not None and not self._to_follow:
                     self.unreadable.note(error, self._log.files_of(step))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -12,9 +13,11 @@ from pyspark.sql import functions as F
 import siltstone as st
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.spark import step
 from siltstone.spark.batches import BYTES, NARROW_BYTES, ROWS, UNBOUNDED, rows_a_batch
 from siltstone.spark.operations import open_region
 from siltstone.spark.runner import StreamRunner
+from siltstone.spark.step import StepRun
 from siltstone.spark.versions import has_setting
 from siltstone.stream import Stream
 from tests.spark_runs import at, state
@@ -34,6 +37,7 @@ class Widths(st.Operator):
 
 def settings_of(
     spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
     path: Path,
     source: Callable[[DataFrame], DataFrame],
     *,
@@ -42,7 +46,7 @@ def settings_of(
     before: Callable[[DataFrame], DataFrame] = lambda rows: rows,
     operator: st.Operator | None = None,
 ) -> list[tuple[str | None, str | None]]:
-    """Run a query; return the settings of its session after each step."""
+    """Run a query; return the settings of its session in each step."""
     found, given = list[tuple[str | None, str | None]](), before_of(spark)
     settings = at(path, checkpoint_steps=interval)
     with OpenWarehouse.open_writable(settings.warehouse) as place:
@@ -51,7 +55,14 @@ def settings_of(
 
         def batch(rows: DataFrame, id: int) -> None:
             runner(before(rows), id)
-            found.append(tuple(rows.sparkSession.conf.get(name, None) for name in (BYTES, ROWS)))
+            assert before_of(rows.sparkSession) == given, "only steps have others"
+
+        def run_step(own: SparkSession, rows: DataFrame | None, *arguments: Any) -> StepRun:
+            if rows is not None:
+                found.append(before_of(rows.sparkSession))
+            return step.run_step(own, rows, *arguments)
+
+        monkeypatch.setattr("siltstone.spark.runner.run_step", run_step)
 
         ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", A_BATCH).load()
         rows = source(ticks.selectExpr("value", "value % 5 as fifth"))
@@ -77,16 +88,20 @@ def text_of(length: str) -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.selectExpr("fifth", f"repeat('x', int({length})) as text")
 
 
-def test_narrow_rows_are_not_measured_once_a_checkpoint_is_complete(spark: SparkSession, tmp_path: Path) -> None:
+def test_narrow_rows_are_not_measured_once_a_checkpoint_is_complete(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given, few = before_of(spark), lifted(spark)
-    found = settings_of(spark, tmp_path, text_of("10"), interval=2)
+    found = settings_of(spark, monkeypatch, tmp_path, text_of("10"), interval=2)
     assert found == [given, given, few, few]
 
 
-def test_rows_that_become_wide_are_measured_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_that_become_wide_are_measured_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given, few = before_of(spark), lifted(spark)
-    wide = f"case when value < {2 * A_BATCH} then 10 else {2 * NARROW_BYTES} end"
-    assert settings_of(spark, tmp_path, text_of(wide)) == [given, few, few, given]
+    wide = f"case when value < {3 * A_BATCH} then 10 else {2 * NARROW_BYTES} end"
+    assert settings_of(spark, monkeypatch, tmp_path, text_of(wide), steps=5) == [given, few, few, few, given]
 
 
 def in_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,17 +126,23 @@ OF_THE_USER = {
 
 @pytest.mark.parametrize("way", OF_THE_USER)
 @pytest.mark.parametrize("where", ["source", "before"])
-def test_python_of_the_users_keeps_its_batches(spark: SparkSession, tmp_path: Path, way: str, where: str) -> None:
+def test_python_of_the_users_keeps_its_batches(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, where: str
+) -> None:
     given, same = before_of(spark), {"source": lambda rows: rows, "before": lambda rows: rows}
-    found = settings_of(spark, tmp_path, **(same | {where: OF_THE_USER[way]}), steps=3)
+    found = settings_of(spark, monkeypatch, tmp_path, **(same | {where: OF_THE_USER[way]}), steps=3)
     assert found == [given] * 3
 
 
-def test_rows_that_are_combined_are_measured(spark: SparkSession, tmp_path: Path) -> None:
+def test_combined_rows_are_measured(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = before_of(spark)
     operator = Aggregate("fifths", {"fifth": pa.int64()}, [Count("n")], map_side=True)
-    assert settings_of(spark, tmp_path, lambda rows: rows, steps=3, operator=operator) == [given] * 3
+    assert settings_of(spark, monkeypatch, tmp_path, lambda rows: rows, steps=3, operator=operator) == [given] * 3
 
 
 def test_a_batch_has_four_mebibytes() -> None:
-    assert [rows_a_batch(width) for width in (1, 512, 513, 1024, NARROW_BYTES)] == [8192, 8192, 4096, 4096, 2048]
+    assert [rows_a_batch(width) for width in (1, 512, 513, 1024, NARROW_BYTES)] == [8192, 8192, 8176, 4096, 2048]
+
+
+def test_a_bound_of_rows_that_is_lower_stays() -> None:
+    assert [rows_a_batch(100, given) for given in ("100", "0", "131072", None)] == [100, 8192, 8192, 8192]

@@ -22,6 +22,8 @@ def cut(rows: int, ends: list[int]) -> list[pa.RecordBatch]:
 def test_calls_do_not_depend_on_batches(rows: int, ends: list[int], most: int, at_once: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processing, "ROWS_A_CALL", most)
-        found = [table.column("n").to_pylist() for table in calls(iter(cut(rows, ends)), at_once=at_once)]
+        made = list(calls(iter(cut(rows, ends)), at_once=at_once))
+    found = [table.column("n").to_pylist() for table in made]
+    assert all(len(chunk) for table in made for chunk in table.column("n").chunks), "no empty chunk"
     size = rows if at_once else most
     assert found == [list(range(first, min(first + size, rows))) for first in range(0, rows, size or 1)]
