@@ -8,6 +8,7 @@ from benchmarks import recorded
 from benchmarks.goals import Goal
 
 
+@pytest.mark.slow  # it asks git for the commit
 def test_what_got_slower_is_told_whichever_way_is_better(tmp_path: Path) -> None:
     """A ratio that is worse in each round by more than the noise; not one that nobody has a direction for."""
     before = [
@@ -29,6 +30,7 @@ def test_what_got_slower_is_told_whichever_way_is_better(tmp_path: Path) -> None
     assert [(each["what"], each["measured"]) for each in known["part"]["ratios"]] == [("step", 0.76), ("times", 3.5)]
 
 
+@pytest.mark.slow  # so does this
 def test_the_page_has_one_table_which_each_record_writes_anew(tmp_path: Path) -> None:
     path, page, known = tmp_path / "recorded.json", tmp_path / "page.md", recorded.Record()
     page.write_text("# How fast\n\n" + recorded.BEGIN)

@@ -67,6 +67,7 @@ def test_it_forks_with_one_thread_and_workers_draw_numbers_of_their_own() -> Non
     assert len(set(numbers)) == len(numbers) == 2
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("timeout_s", [None, 0.001])
 @pytest.mark.parametrize("tcp", [True, False], ids=["TCP", "Unix"])
 def test_a_worker_reads_what_was_sent_also_before_it_began(tcp: bool, timeout_s: float | None) -> None:
@@ -106,6 +107,7 @@ def _send(to: socket.socket, pieces: Sequence[bytes]) -> None:
     to.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("buffer_bytes", [16, 4096, 1 << 20])
 def test_a_worker_waits_for_no_more_than_was_sent(buffer_bytes: int) -> None:
     """Whatever the buffer of what it reads from, with bytes left in that when it begins."""

@@ -262,6 +262,7 @@ def test_an_option_that_the_client_does_not_know_is_named(place: OpenWarehouse) 
         topic_of(place, sink).check(STREAM.operators[0].output)
 
 
+@pytest.mark.server
 def test_a_broker_that_is_away_is_an_outage(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_marker, "REQUEST_S", 0.5)
     monkeypatch.setenv("SERVERS", f"127.0.0.1:{free_port()}")

@@ -19,7 +19,10 @@ from streams.nexmark import QUERIES
 from streams.nexmark.events import PER_EPOCH, Events
 from tests.nexmark_answers import answer_of
 
-pytestmark = pytest.mark.skipif(not nexmark_feldera.is_built(), reason="needs DBSP: make feldera")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not nexmark_feldera.is_built(), reason="needs DBSP: make feldera"),
+]
 STEPS, EPOCHS = 12, 20
 EVENTS = Events(seed=7, rate=400, out_of_order=400)
 """half a minute"""

@@ -147,9 +147,12 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced = {"run_step": run_step, "SparkSession": object, "STOP_POLL_S": 0.01}
     replaced["source_log"] = lambda *_: Log()
     replaced["shape_of"] = lambda *_: SourceShape({}, {}, reads_all=False)
-    nothing = dict.fromkeys(("check_query", "check_source", "source_names", "start_offsets"), lambda *_: None)
+    nothing = dict.fromkeys(
+        ("check_query", "check_source", "source_names", "start_offsets", "analyzed_plan"), lambda *_: None
+    )
     for name, value in (replaced | nothing).items():
         monkeypatch.setattr(runner_module, name, value)
+    monkeypatch.setattr(runner_module.BatchBounds, "begin", lambda *_: None)
     monkeypatch.setattr("siltstone.spark.jobs.use_session", lambda _: None)
 
 
