@@ -134,7 +134,8 @@ class Winners(st.Operator):
         """Keep the best bid so far."""
         old = state.best.get(rows.keys)
         at, bidder = (pc.negate(rows.table[name].cast(_ID)) for name in ("date_time", "bidder"))
-        new = {name: rows.last(name, by=("price", at, bidder)) for name in old.column_names}
+        # Times of another operator's rows have the zone of Spark's session.
+        new = {each.name: rows.last(each.name, by=("price", at, bidder)).cast(each.type) for each in old.schema}
         first = pc.or_(
             pc.less(new["date_time"], old["date_time"]),
             pc.and_(pc.equal(new["date_time"], old["date_time"]), pc.less(new["bidder"], old["bidder"])),

@@ -148,7 +148,7 @@ def test_an_instant_is_one_key_in_every_zone(
     def source(session: SparkSession, options: Mapping[str, str]) -> DataFrame:
         return session.readStream.schema(f"at {given}").parquet((tmp_path / "files").as_uri())
 
-    found = set()
+    found, before = set(), str(spark.conf.get("spark.sql.session.timeZone"))
     for session_zone in ZONES:
         spark.conf.set("spark.sql.session.timeZone", session_zone)
         try:
@@ -158,7 +158,7 @@ def test_an_instant_is_one_key_in_every_zone(
             assert verify(settings, "counts", every=True).failed == []
             rows = state(settings, "counts", "counts", "totals", tmp_path / f"state-{len(session_zone)}")
         finally:
-            spark.conf.unset("spark.sql.session.timeZone")
+            spark.conf.set("spark.sql.session.timeZone", before)
         assert sorted(at.cast(pa.timestamp("us", "UTC")).as_py() for at in rows["at"]) == sorted(
             time.replace(tzinfo=UTC) for time in times
         )
