@@ -18,7 +18,6 @@ from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents
 
 WORDS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.string())]))
-REMIX = 0x9E3779B97F4A7C15
 
 
 def open_state(directory: Path) -> HeapState:
@@ -34,39 +33,38 @@ def delete(table: HeapTable, keys: range) -> None:
     table.delete(batch_of(WORDS, pa.table({"k": list(keys)}).cast(WORDS.primary_key)))
 
 
-def found(index: Index, hashes: np.ndarray, rows: int) -> list[int]:
+def found(index: Index, of: np.ndarray, rows: int) -> list[int]:
     """The rows that a search comes upon first; tags are distinct in these tests."""
-    return index.probe(index.home(hashes), tags(hashes), rows).tolist()
+    return index.probe(index.home(of), of, rows).tolist()
 
 
 def one_slot(count: int) -> np.ndarray:
-    """Hashes with different tags that all start their search at slot 0."""
-    inverse = pow(REMIX, -1, 2**64)
-    return np.array([i * inverse % 2**64 for i in range(1, count + 1)], np.uint64)
+    """Different tags that all start their search at slot 0."""
+    return np.arange(1, count + 1, dtype=np.uint64) << np.uint64(32)
 
 
-def no_hashes(rows: np.ndarray) -> np.ndarray:
-    """What an empty index asks for."""
-    assert not len(rows)
-    return np.zeros(0, np.uint64)
+def random_tags(seed: int, count: int) -> np.ndarray:
+    """The tags of random hashes; those of these seeds are distinct."""
+    made = tags(np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64))
+    assert len(np.unique(made)) == count
+    return made
 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_taking_out_the_newest_rows_breaks_no_search_for_older_ones(alike: bool):
     """Also after segments were split, which enters old and new rows together."""
-    rng = np.random.default_rng(3)
-    hashes = one_slot(300) if alike else rng.integers(0, 2**64, 9000, dtype=np.uint64)
-    half = len(hashes) // 2
+    made = one_slot(300) if alike else random_tags(3, 9000)
+    half = len(made) // 2
     entries = Index(None)
-    entries.make_room(half, 0, no_hashes)
-    entries.insert(hashes[:half], np.arange(half))
-    entries.make_room(len(hashes), half, lambda rows: hashes[rows])
-    entries.insert(hashes[half:], np.arange(half, len(hashes)))
-    assert found(entries, hashes, len(hashes)) == list(range(len(hashes)))
-    for keep in (len(hashes) - 7, half, half // 3):
-        entries.remove(hashes[keep:], np.arange(keep, len(hashes)))
-        assert found(entries, hashes, len(hashes)) == [*range(keep), *[-1] * (len(hashes) - keep)]
-    entries.remove(hashes, np.arange(len(hashes)))
+    entries.make_room(half, 0)
+    entries.insert(made[:half], np.arange(half))
+    entries.make_room(len(made), half)
+    entries.insert(made[half:], np.arange(half, len(made)))
+    assert found(entries, made, len(made)) == list(range(len(made)))
+    for keep in (len(made) - 7, half, half // 3):
+        entries.truncate(keep)
+        assert found(entries, made, len(made)) == [*range(keep), *[-1] * (len(made) - keep)]
+    entries.truncate(0)
     assert not entries.slots.any()
 
 
@@ -81,16 +79,16 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_segments_are_split_in_turn_and_every_row_stays_found(tmp_path: Path, seed: int):
     rng, rows = np.random.default_rng(seed), 0
-    hashes = rng.integers(0, 2**64, 4000, dtype=np.uint64)
+    made = random_tags(seed, 4000)
     grown = Index(tmp_path)
     sizes = [grown.segments]
-    while rows < len(hashes):
-        more = min(len(hashes) - rows, int(rng.integers(1, 300)))
-        grown.make_room(rows + more, rows, lambda which: hashes[which])
-        grown.insert(hashes[rows : rows + more], np.arange(rows, rows + more))
+    while rows < len(made):
+        more = min(len(made) - rows, int(rng.integers(1, 300)))
+        grown.make_room(rows + more, rows)
+        grown.insert(made[rows : rows + more], np.arange(rows, rows + more))
         rows += more
         sizes.append(grown.segments)
-        assert found(grown, hashes, rows) == [*range(rows), *[-1] * (len(hashes) - rows)]
+        assert found(grown, made, rows) == [*range(rows), *[-1] * (len(made) - rows)]
         if rng.random() < 0.3:
             grown.close()
             grown = Index(tmp_path, rows)
@@ -101,21 +99,21 @@ def test_segments_are_split_in_turn_and_every_row_stays_found(tmp_path: Path, se
 
 @pytest.mark.usefixtures("small_segments")
 def test_a_split_that_a_process_did_not_finish_is_repeated(tmp_path: Path):
-    hashes = np.random.default_rng(5).integers(0, 2**64, 900, dtype=np.uint64)
+    made = random_tags(5, 900)
     torn = Index(tmp_path)
-    torn.make_room(700, 0, no_hashes)
-    torn.insert(hashes[:700], np.arange(700))
+    torn.make_room(700, 0)
+    torn.insert(made[:700], np.arange(700))
 
     def die(position: np.ndarray, entry: np.ndarray) -> None:
         torn.slots[position[::3]] = entry[::3]
         raise KeyboardInterrupt
 
     with patch.object(torn, "_enter", die), pytest.raises(KeyboardInterrupt):
-        torn.make_room(900, 700, lambda rows: hashes[rows])
+        torn.make_room(900, 700)
     assert (tmp_path / "split").exists()
     torn = Index(tmp_path, 700)
     assert not (tmp_path / "split").exists()
-    assert found(torn, hashes, 900) == [*range(700), *[-1] * 200]
+    assert found(torn, made, 900) == [*range(700), *[-1] * 200]
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -125,24 +123,24 @@ def test_keys_with_hashes_that_are_too_much_alike_are_refused():
 
 
 def test_rows_are_entered_oldest_first_whatever_their_order():
-    hashes = one_slot(50)
+    made = one_slot(50)
     entries = Index(None)
     order = np.random.default_rng(4).permutation(50)
     for part in np.array_split(order, 3):
-        entries.insert(hashes[part], part)
+        entries.insert(made[part], part)
     assert (entries.slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
 
 
 def test_entries_of_rows_that_are_no_more_are_stepped_over():
     """As a rollback leaves them that was itself cut short."""
-    hashes = one_slot(20)
+    made = one_slot(20)
     entries = Index(None)
-    entries.insert(hashes, np.arange(20))
-    assert found(entries, hashes, 10) == [*range(10), *[-1] * 10]
+    entries.insert(made, np.arange(20))
+    assert found(entries, made, 10) == [*range(10), *[-1] * 10]
     # The same row numbers go to other keys now; an entry left behind may name a row, but never hides one.
-    entries.insert(hashes[10:][::-1], np.arange(10, 20))
+    entries.insert(made[10:][::-1], np.arange(10, 20))
     for i, row in enumerate([*range(10), *range(19, 9, -1)]):
-        position, tag, candidates = entries.home(hashes[i : i + 1]), tags(hashes[i : i + 1]), []
+        position, tag, candidates = entries.home(made[i : i + 1]), made[i : i + 1], []
         while not candidates or candidates[-1] >= 0:
             candidates += entries.probe(position, tag, 20).tolist()
             position = entries.advance(position)

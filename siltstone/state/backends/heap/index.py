@@ -1,16 +1,17 @@
 """A hash index that grows in small steps: linear hashing (Litwin, 1980) over segments of open addressing.
 
-A slot is a uint64: the low 32 bits of the hash as a tag, above the row's number plus one; 0 is a free slot. A search
-stays in the segment of its hash, and is done for many keys at once in rounds. To grow, segments are split in turn, each
+A slot is a uint64: a tag, which is 32 bits of the mixed hash, above the row's number plus one; 0 is a free slot. The tag
+alone says where a search begins, so slots move without the rows' hashes, which no record has (docs/adr/0084). A search
+stays in the segment of its tag, and is done for many keys at once in rounds. To grow, segments are split in turn, each
 into itself and a new last one; so a growing table costs a little with each batch, never a pause. Only the newest
-entries are ever removed, by `remove` at rollback, so that no probe sequence breaks.
+entries are ever removed, by `truncate` at rollback, so that no probe sequence breaks.
 
     slots    8 numbers, the first of which is how many segments there are; then the segments
-    split    entries and hashes of the segments that are being split; while it is there, the split is to be repeated
+    split    entries of the segments that are being split; while it is there, the split is to be repeated
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,19 +27,21 @@ MAX_LOAD = 0.45
 """mean load of the segments; those that are not split yet have up to twice as much"""
 _HEAD = 8
 _SPLIT_AT_ONCE = 64
+_READ_SLOTS = 1 << 20
 _TAG_SHIFT = np.uint64(32)
+_TAG_BITS = 32
 _ROW = np.uint64(0xFFFFFFFF)
+_TAG = ~_ROW
 # 2**64 / golden ratio: the top bits of the product depend on every bit of the hash. The hash's own low bits
 # decide its key group, so within one subtask they are far from uniform.
 _REMIX = np.uint64(0x9E3779B97F4A7C15)
 
-HashesOf = Callable[[np.ndarray], np.ndarray]
-"""returns the hashes (uint64[n]) of rows (int64[n]) that are in the index"""
-
 
 def tags(hashes: np.ndarray) -> np.ndarray:
     """Return the tag of each hash, in the upper half as in a slot."""
-    return hashes << _TAG_SHIFT
+    mixed = hashes * _REMIX
+    mixed &= _TAG
+    return mixed
 
 
 class Index:
@@ -52,9 +55,7 @@ class Index:
         segments = int(self._region.items[0])
         if rows and not segments:
             raise self._damaged_error()
-        bits, self._size = SEGMENT_BITS, 1 << SEGMENT_BITS
-        # The segment comes from other bits of the product than the place in it.
-        self._in_segment, self._above, self._below = np.uint64(64 - bits), np.uint64(bits), np.uint64(32 - bits)
+        self._size = 1 << SEGMENT_BITS
         self._resize(segments or 1)
         if self._split and self._split.exists():
             self._finish_split()
@@ -75,18 +76,20 @@ class Index:
             f"{self._region.path} is missing or cut short", advice="delete this working state and restore it"
         )
 
-    def home(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the slot (int64) at which the search for each hash starts."""
-        mixed = hashes * _REMIX
-        position = mixed >> self._below
-        segment = position & self._wide
+    def home(self, entries: np.ndarray) -> np.ndarray:
+        """Return the slot (int64) at which the search for the tag of each entry starts.
+
+        The tag's low bits choose the segment, and its high bits the place in it.
+        """
+        tag = entries >> _TAG_SHIFT
+        segment = tag & self._wide
         if (self.segments & (self.segments - 1)) == 0:
-            segment = position & self._narrow
+            segment &= self._narrow
         else:
             np.bitwise_and(segment, self._narrow, out=segment, where=segment >= self.segments)
-        segment <<= self._above
-        mixed >>= self._in_segment
-        segment |= mixed
+        segment <<= np.uint64(SEGMENT_BITS)
+        tag >>= np.uint64(_TAG_BITS - SEGMENT_BITS)
+        segment |= tag
         return segment.view(np.int64)
 
     def advance(self, position: np.ndarray) -> np.ndarray:
@@ -123,7 +126,7 @@ class Index:
             pending, at, wanted = pending[rest], at[rest], wanted[rest]
         return result
 
-    def make_room(self, rows: int, held: int, hashes_of: HashesOf) -> None:
+    def make_room(self, rows: int, held: int) -> None:
         """Make room for `rows` rows in total.
 
         Args:
@@ -148,18 +151,15 @@ class Index:
         while self.segments < segments:
             # Each doubles the segments at most, so that none is split twice at once.
             first, until = self._next_split()
-            self._begin_split(min(segments, until) - self.segments, first, held, hashes_of)
+            self._begin_split(min(segments, until) - self.segments, first, held)
 
     def _next_split(self) -> tuple[int, int]:
         """Return the next segment to split, and how many segments there may be after splitting some at once."""
         first = self.segments - (1 << (self.segments.bit_length() - 1))
         return first, min(self.segments + _SPLIT_AT_ONCE, 1 << self.segments.bit_length())
 
-    def _begin_split(self, count: int, first: int, held: int, hashes_of: HashesOf) -> None:
-        entries = self.slots[first * self._size : (first + count) * self._size]
-        rows = (entries & _ROW).view(np.int64) - 1
-        kept = np.flatnonzero((rows >= 0) & (rows < held))
-        moving = np.stack([entries[kept], hashes_of(rows[kept])])
+    def _begin_split(self, count: int, first: int, held: int) -> None:
+        moving = _entries_of(self.slots[first * self._size : (first + count) * self._size], held)
         if self._split is None:
             self._apply_split(first, count, moving)
             return
@@ -178,26 +178,32 @@ class Index:
         """Repeat a split that a process did not live to finish."""
         assert self._split is not None
         first, count, segments = np.fromfile(self._split, np.int64, 3).tolist()
-        moving = np.fromfile(self._split, np.uint64, offset=24).reshape(2, -1)
+        moving = np.fromfile(self._split, np.uint64, offset=24)
         self._resize(segments)
         self._apply_split(first, count, moving)
         self._split.unlink()
 
     def _apply_split(self, first: int, count: int, moving: np.ndarray) -> None:
-        """Split `count` segments, which had these entries and hashes (uint64[2, n])."""
+        """Split `count` segments, which had these entries (uint64[n])."""
         before = self.segments
         self._resize(before + count)
         for start in (first, before):
             self.slots[start * self._size : (start + count) * self._size] = 0
-        self._enter(self.home(moving[1]), moving[0])
+        self._enter(self.home(moving), moving)
 
-    def insert(self, hashes: np.ndarray, rows: np.ndarray) -> None:
+    def entries(self, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the tags (in the upper half) and the numbers (int64) of the rows below `rows`, some at a time."""
+        for at in range(0, len(self.slots), _READ_SLOTS):
+            found = _entries_of(self.slots[at : at + _READ_SLOTS], rows)
+            yield found & _TAG, (found & _ROW).view(np.int64) - 1
+
+    def insert(self, tag: np.ndarray, rows: np.ndarray) -> None:
         """Insert keys that are not in the index yet; there must be room.
 
         Whatever the order of insertion, the older row (the lower number) comes first: a newer one in its slot is moved
         on. So a search only passes older rows, and removing the newest ones breaks no search.
         """
-        self._enter(self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1)))
+        self._enter(self.home(tag), tag | (rows.astype(np.uint64) + np.uint64(1)))
 
     def _enter(self, position: np.ndarray, entry: np.ndarray) -> None:
         for _ in range(self._size):
@@ -220,22 +226,19 @@ class Index:
             f"the hashes of more than {self._size} keys of one table are alike", advice="choose other keys"
         )
 
-    def remove(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        """Remove the newest entries, all at once; entries that were never written are no error."""
-        entry = tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
-        position = self.home(hashes)
-        at, wanted, which = position.copy(), entry, np.arange(len(entry))
-        found = np.zeros(len(entry), np.bool_)
-        while which.size:
-            slot = np.take(self.slots, at, mode="clip")
-            hit = slot == wanted
-            position[which[hit]] = at[hit]
-            found[which[hit]] = True
-            rest = np.flatnonzero(~hit & (slot != 0))
-            at, wanted, which = self.advance(at[rest]), wanted[rest], which[rest]
-        self.slots[position[found]] = 0
+    def truncate(self, rows: int) -> None:
+        """Remove the entries of row number `rows` and of later ones. It reads all slots, a millisecond per million."""
+        for at in range(0, len(self.slots), _READ_SLOTS):
+            part = self.slots[at : at + _READ_SLOTS]
+            part[np.flatnonzero(part & _ROW > np.uint64(rows))] = 0
 
     def close(self) -> None:
         """Close the file."""
         self._region.close()
         self.slots = self._region.items
+
+
+def _entries_of(slots: np.ndarray, rows: int) -> np.ndarray:
+    """Return the entries of rows below `rows`: others are left by an interrupted rollback."""
+    number = slots & _ROW
+    return slots[np.flatnonzero((number != 0) & (number <= np.uint64(rows)))]

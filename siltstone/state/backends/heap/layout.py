@@ -2,7 +2,6 @@
 
 The fields of a record, widest first so that each is aligned:
 
-    hash    u64   of the primary key, as the caller gave it
     digest  u64   of the row; 0 if it is deleted
     f0..fn        the columns: fixed-width values as in Arrow (decimal128 two words, bool one byte), strings and
                   binary as a u64 entry of the table's arena
@@ -49,7 +48,7 @@ class Layout:
         self._bit = {i: len(self.values) + nth for nth, i in enumerate(nullable)}
         """of each nullable key column, the position of its bit in `nulls`"""
         self.variable_columns = sum(_is_variable(field.type) for _, field in [*self.keys, *self.values])
-        fields: list[tuple[str, np.dtype]] = [(name, np.dtype(np.uint64)) for name in ("hash", "digest")]
+        fields: list[tuple[str, np.dtype]] = [("digest", np.dtype(np.uint64))]
         fields += [(name, _stored_type(field.type)) for name, field in [*self.keys, *self.values]]
         fields += [
             ("mark", np.dtype(np.uint32)),

@@ -58,7 +58,7 @@ class Records:
     def find(self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Find encoded keys: (int64[n] ids, -1 if missing; the records, arbitrary if missing)."""
         tag = tags(hashes)
-        position = self.index.home(hashes)
+        position = self.index.home(tag)
         ids = self.index.probe(position, tag, self.rows)
         block = self.take(ids)
         wrong = self._find_wrong(ids, block, keys)
@@ -81,34 +81,36 @@ class Records:
     def make_room(self, rows: int) -> None:
         """Make room for `rows` records in total."""
         self._region.reserve(rows)
-        self.index.make_room(rows, self.rows, lambda ids: self.column("hash")[ids])
+        self.index.make_room(rows, self.rows)
 
     def add(self, ids: np.ndarray, hashes: np.ndarray) -> None:
         """Count and index new records, already written at `ids`, which follow the last record."""
-        self.index.insert(hashes, ids)
+        self.index.insert(tags(hashes), ids)
         self.rows += len(ids)
 
     def restore(self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int, entries: int) -> None:
         """Undo mutations, newest first: (maximum rows after the mutation, ids, their old records)."""
         for _, ids, records in images:
             self.scatter(ids, np.frombuffer(records, self.layout.dtype))
-        most = max([rows, *(after for after, _, _ in images)])
-        added = np.arange(rows, min(most, len(self._region.items)))
-        self.index.remove(self._region.items["hash"][added], added)
+        if any(after > rows for after, _, _ in images):
+            self.index.truncate(rows)
         self.rows, self.arena.entries = rows, entries
 
     def copy(self, ids: np.ndarray, home: Path | None) -> "Records":
-        """Return new records in `home` with copies of only `ids`, numbered in that order."""
+        """Return new records in `home` with copies of only `ids` (ascending), numbered in that order."""
         new = Records(self.layout, home)
         new.make_room(len(ids))
         at = 0
         for batch in self.batches(ids):
             block = self.take(batch)
             self.layout.move_values(block, self.arena, new.arena)
-            there = np.arange(at, at + len(block))
+            new.scatter(np.arange(at, at + len(block)), block)
             at += len(block)
-            new.scatter(there, block)
-            new.add(there, block["hash"])
+        for tag, rows in self.index.entries(self.rows):
+            there = np.searchsorted(ids, rows)
+            kept = np.flatnonzero(np.take(ids, there, mode="clip") == rows) if len(ids) else there[:0]
+            new.index.insert(tag[kept], there[kept])
+        new.rows = len(ids)
         return new
 
     def batches(self, ids: np.ndarray) -> Iterator[np.ndarray]:

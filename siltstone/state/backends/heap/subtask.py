@@ -34,7 +34,7 @@ from siltstone.state.backends.table_records import load_record, record_empty, re
 from siltstone.state.schema import TableSchema
 from siltstone.store.private import make_private_directory, private_mode, write_private_file
 
-FORMAT = 2
+FORMAT = 3
 _MADE_FIRST = {"undo", "opaque", "header.new"}
 """what a new directory has before its header"""
 

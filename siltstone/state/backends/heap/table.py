@@ -170,7 +170,6 @@ class HeapTable:
         del batch.memo[self]  # until the block equals the table's records again
         if len(missing):
             block.view(self._layout.opaque)[missing] = np.void(bytes(self._layout.dtype.itemsize))
-            block["hash"][missing] = batch.hashes[missing]
             block["group"][missing] = batch.key_groups[missing]
             self._layout.write_keys(block, missing, found.encoded, records.arena)
             ids[missing] = np.arange(records.rows, rows)
