@@ -26,7 +26,7 @@ from siltstone.changelog.uploader import uploader_of
 from siltstone.errors import Unreachable, UsageError, summarize
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
-from siltstone.format.manifests import objects_of, read_manifest, schemas_of, variables_of, with_materializations
+from siltstone.format.manifests import objects_of, read_many, schemas_of, variables_of, with_materializations
 from siltstone.format.opaque import encode_opaque
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
@@ -35,7 +35,6 @@ from siltstone.restore.plan_rules import RestoreUnit
 from siltstone.restore.restore import MemoryState, apply_reads, compare_digests, opaque_digests
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
-from siltstone.store.ahead import read_ahead
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath, materialization_of
@@ -282,7 +281,7 @@ def _read_chain(
         stored = chains.list_manifests_before(stream, checkpoint, operator)
     else:
         stored = chains.list_manifests(stream, checkpoint)
-    manifests = read_ahead(lambda each: read_manifest(warehouse.warehouse.store, each, stream), stored)
+    manifests = read_many(warehouse.warehouse.store, stored, stream)
     return [(each.name, manifest) for each, manifest in zip(stored, manifests, strict=True)]
 
 

@@ -1,7 +1,9 @@
 """Read manifests from a store, and look up what they describe."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import pyarrow as pa
 
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
@@ -39,7 +41,23 @@ def read_manifest(store: Store, stored: StoredObject, stream: str | None = None)
         CorruptObject: it is missing, cut or altered, or another manifest, or its digest is not the catalog's.
         NewerFormat: a newer Siltstone wrote it.
     """
-    manifest = decode_manifest(store.read(stored), stored.name)
+    return _decode(store.read(stored), stored, stream)
+
+
+def read_many(store: Store, stored: Sequence[StoredObject], stream: str | None = None) -> list[Manifest]:
+    """Read manifests, in order.
+
+    Threads fetch them and then this one decodes them, since threads that take turns at Python take twice as long.
+
+    Raises:
+        CorruptObject, NewerFormat: as `read_manifest`, of the first such one.
+    """
+    fetched = list(read_ahead(store.read, stored))
+    return [_decode(data, each, stream) for data, each in zip(fetched, stored, strict=True)]
+
+
+def _decode(data: pa.Buffer, stored: StoredObject, stream: str | None) -> Manifest:
+    manifest = decode_manifest(data, stored.name)
     _check_expected(manifest, stored)
     return manifest if stream is None else replace(manifest, stream=stream)
 
@@ -65,7 +83,7 @@ def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
         )
 
 
-def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
+def read_manifests(store: Store, stored: Sequence[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
     """Read checkpoint id -> manifest; bases of materializations among them replace what they materialized.
 
     Args:
@@ -74,7 +92,7 @@ def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | N
     Raises:
         CorruptObject: one of them is missing, cut or altered.
     """
-    return with_materializations(list(read_ahead(lambda each: read_manifest(store, each, stream), stored)))
+    return with_materializations(read_many(store, stored, stream))
 
 
 def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:

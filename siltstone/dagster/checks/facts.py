@@ -5,7 +5,6 @@ Each function takes a `Subject` and raises `SiltstoneError` if the facts cannot 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,13 +16,12 @@ from siltstone.chains.chain_rules import restore_s as predicted_restore_s
 from siltstone.chains.costs import recorded_states
 from siltstone.chains.due import materialization_health
 from siltstone.client import Client, StreamClient
-from siltstone.format.manifests import read_manifest, with_materializations
+from siltstone.format.manifests import read_many, with_materializations
 from siltstone.model import Form, Kind
 from siltstone.settings import Settings
 from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.sinks.resolve import DatabaseOrTopic, resolve_sinks
-from siltstone.store.ahead import read_ahead
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import Stream
 
@@ -81,7 +79,7 @@ def links(subject: Subject) -> Facts:
         records = catalog.checkpoints.list(subject.name)
         chains = {c.id: catalog.chains.list_manifests(subject.name, c.id) for c in records}
         named = {stored.name: stored for chain in chains.values() for stored in chain}
-        read = read_ahead(partial(read_manifest, warehouse.warehouse.store), named.values())
+        read = read_many(warehouse.warehouse.store, [*named.values()])
         manifests = dict(zip(named, read, strict=True))
     for record in records:
         # If a materialization begins the chain here, the delta that the checkpoint wrote is no longer read.

@@ -1,10 +1,10 @@
 """A hash index that grows in small steps: linear hashing (Litwin, 1980) over segments of open addressing.
 
-A slot is a uint64: a tag, which is 32 bits of the mixed hash, above the row's number plus one; 0 is a free slot. The tag
-alone says where a search begins, so slots move without the rows' hashes, which no record has (docs/adr/0084). A search
-stays in the segment of its tag, and is done for many keys at once in rounds. To grow, segments are split in turn, each
-into itself and a new last one; so a growing table costs a little with each batch, never a pause. Only the newest
-entries are ever removed, by `truncate` at rollback, so that no probe sequence breaks.
+A slot is a uint64: a tag, which is 32 bits of the mixed hash, above the row's number plus one; 0 is a free slot. The
+tag alone says where a search begins, so slots move without the rows' hashes, which no record has (docs/adr/0084). A
+search stays in the segment of its tag, and is done for many keys at once in rounds. To grow, segments are split in
+turn, each into itself and a new last one; so a growing table costs a little with each batch, never a pause. Only the
+newest entries are ever removed, by `truncate` at rollback, so that no probe sequence breaks.
 
     slots    8 numbers, the first of which is how many segments there are; then the segments
     split    entries of the segments that are being split; while it is there, the split is to be repeated
