@@ -9,6 +9,7 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.operator import SOURCE, Due, Operator, Rows, State, Timer
 from siltstone.state.columns import null_mask, read_times
+from siltstone.state.ordering import stable_order
 from siltstone.state.variables import CLOCKS, ColumnTypes, schema_of
 from siltstone.times import LONGEST, parse_duration
 
@@ -78,7 +79,7 @@ class Deduplicate(Operator):
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Return the rows that repeat none, and remember when they were."""
         at, until = self._read_times(rows, state), self._read_ends(state.seen.get(rows.keys))
-        order = np.lexsort((at, rows.key_index))  # stable: the operator's order decides among equal times
+        order = stable_order(rows.key_index, at)  # the operator's order decides among equal times
         at, owner = at[order], rows.key_index[order]
         passes = np.zeros(len(order), bool)
         while True:  # once for each row that a key passes on

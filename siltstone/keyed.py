@@ -57,6 +57,7 @@ from siltstone.operator import (
     WindowState,
 )
 from siltstone.state.backend import Keys
+from siltstone.state.ordering import stable_order
 from siltstone.state.python_values import NAN, RowCast, cast_value, to_comparable
 from siltstone.state.ttl import RENEWALS
 from siltstone.state.types import is_nested
@@ -112,7 +113,7 @@ class KeyedProcessor(Operator):
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Call `handle_input` for each key."""
         views = self._views(rows.keys, rows, state)
-        order = np.argsort(rows.key_index, kind="stable")
+        order = stable_order(rows.key_index)
         records = _read_records(rows.table, order)
         starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
         own, made = self._key_state(views, state), list[Record]()

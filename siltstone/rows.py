@@ -27,6 +27,7 @@ from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import Keys
 from siltstone.state.columns import find_misfits, null_mask, one_array
 from siltstone.state.hashing import find_distinct, key_groups, normalise_keys, xxhash64
+from siltstone.state.ordering import stable_order
 from siltstone.state.reduction import choose_by, ends_by, extreme_by, running_by, sum_by, sum_type, take_or_null
 
 __all__ = ["Due", "Keys", "Rows"]
@@ -209,7 +210,7 @@ class Rows:
             again = self._flags(restart).fill_null(False).to_numpy(zero_copy_only=False)
         array, index = self._with_initial(array, initial)
         ahead = len(array) - len(self)
-        order = np.argsort(index, kind="stable")
+        order = stable_order(index)
         begins = np.append(np.zeros(ahead, np.bool_), again)[order] | (np.diff(index[order], prepend=-1) != 0)
         first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
         sums, overflow = running_by(array.take(pa.array(order)), first)
@@ -274,7 +275,7 @@ class Rows:
         first, index = find_distinct(self.hashes, columns.columns)
         if self._owners is not self.hashes:
             # Entries of one operator key are kept together in state, so that they compress better once stored.
-            order = np.argsort(self._owners[first], kind="stable")
+            order = stable_order(self._owners[first])
             place = np.empty(len(order), np.int64)
             place[order] = np.arange(len(order))
             first, index = first[order], place[index]

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from siltstone.errors import UsageError
 from siltstone.state.columns import null_mask, spans
+from siltstone.state.ordering import stable_order
 
 PRECISIONS = range(4, 17)
 """p: fewer registers estimate nothing, and more take more than 64 KiB"""
@@ -68,7 +69,7 @@ def merge_sketches(array: pa.Array, group: np.ndarray, size: int, precision: int
     sparse = ~is_dense[owner]
     made[np.repeat(~is_dense, sizes)] = entries[sparse]
     rows = np.flatnonzero(dense)
-    rows = rows[np.argsort(group[rows], kind="stable")]
+    rows = rows[stable_order(group[rows])]
     entries, owner = entries[~sparse], owner[~sparse]
     for groups in _chunks(np.flatnonzero(is_dense), registers):
         merged = np.zeros((len(groups), registers), np.uint8)

@@ -33,6 +33,7 @@ from siltstone.errors import UsageError
 from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
 from siltstone.state.columns import null_mask, read_times, row_bytes, take_from
+from siltstone.state.ordering import stable_order
 from siltstone.state.time_index import DueRows
 
 PANE = "pane"
@@ -189,7 +190,7 @@ class PaneTotals(Windowed):
         k = panes.index(read_times(columns.column(PANE)))
         low = panes.ends_after(k, np.concatenate([batch.at for batch in batches]) - 1)
         high = panes.ends_until(k, watermark)
-        order = np.argsort(owner, kind="stable")
+        order = stable_order(owner)
         counts = (high - low) // panes.end_step + 1
         sizes = counts * np.maximum(1, np.concatenate([row_bytes(table) for table in values]) // _ROW_BYTES)
         for part in split_whole(owner[order], sizes[order], ROWS_A_BATCH):

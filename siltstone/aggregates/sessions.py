@@ -30,6 +30,7 @@ from siltstone.operator import Keys, Rows, State
 from siltstone.state.access import DUE
 from siltstone.state.columns import fixed_values, one_array, read_times
 from siltstone.state.edits import Edited
+from siltstone.state.ordering import stable_order
 from siltstone.state.protocol import split_changes
 from siltstone.state.variables import check_not_null
 
@@ -93,7 +94,7 @@ class SessionTotals(Windowed):
         together = [pa.concat_arrays([one, other]) for one, other in columns]
         times = np.append(kept.start, start), np.append(kept.end, end)
         every = _Open(np.append(kept.owner, owner[put]), *times, together)
-        every = every.choose(np.lexsort((every.start, every.owner)))
+        every = every.choose(stable_order(every.owner, every.start))
         overlap = (every.owner[1:] == every.owner[:-1]) & (every.start[1:] <= every.end[:-1])
         if overlap.any():
             found = np.isin(np.arange(len(keys)), every.owner[1:][overlap])
@@ -155,7 +156,7 @@ class SessionTotals(Windowed):
             row, slot = explode(np.ones(len(keys), np.int64), count - 1)
             further = access.read(access.address(keys, row, slot)).values
             owner = np.concatenate([owner, row])
-            order = np.argsort(owner, kind="stable")
+            order = stable_order(owner)
             owner, values = owner[order], pa.concat_tables([values, further]).take(pa.array(order))
         times = read_times(values.column(START)), read_times(values.column(DUE))
         return _Open(owner, *times, self._totals.of_state(values)), count, heads

@@ -17,6 +17,7 @@ from siltstone.state.backend import KeyedState, Lookup
 from siltstone.state.edits import Edited, edit_table
 from siltstone.state.hashing import xxhash64
 from siltstone.state.nested import is_variable, stored_columns
+from siltstone.state.ordering import stable_order
 from siltstone.state.time_index import DueRows
 from siltstone.state.types import is_nested
 from siltstone.state.variables import CLOCKS, DueColumn, Purpose, schema_of
@@ -207,7 +208,7 @@ def distinct_pairs(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, n
     """Return (row, group): a row with each distinct pair, in their order, and the group of each row (int64)."""
     if not len(first):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    order = np.lexsort((second, first))
+    order = stable_order(first, second)
     one, two = first[order], second[order]
     new = np.r_[True, (one[1:] != one[:-1]) | (two[1:] != two[:-1])]
     group = np.empty(len(order), np.int64)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from siltstone.errors import UsageError
+from siltstone.state.ordering import stable_order
 from siltstone.times import parse_duration
 
 _compute: Any = pyarrow.compute
@@ -363,7 +364,7 @@ def merge_sessions(owner: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.
     """
     if not len(owner):
         return np.empty(0, np.int64)
-    order = np.lexsort((start, owner))
+    order = stable_order(owner, start)
     own, begin = owner[order], start[order]
     ends, rank = np.unique(end[order], return_inverse=True)
     highest = np.maximum.accumulate(own * len(ends) + rank) % len(ends)  # per owner, since owners ascend

@@ -21,6 +21,7 @@ from siltstone.format.parquet import UntrustedParquet, claim, padding
 from siltstone.model import KeyGroupRange
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes
 from siltstone.state.nested import nested_columns
+from siltstone.state.ordering import stable_order
 from siltstone.state.ranks import is_integer_like, ranks
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
@@ -249,7 +250,7 @@ def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
     rank = ranks(one_array(piece.column(0)).to_numpy(), piece.column(1)) if len(keys) == 1 else None
     if rank is not None:
         ordered = (rank[1:] >= rank[:-1]).all()
-        return piece if ordered else piece.take(pa.array(np.argsort(rank, kind="stable")))
+        return piece if ordered else piece.take(pa.array(stable_order(rank)))
     order = [(name, "ascending") for name in (KEY_GROUP, *keys.names)]
     return piece.take(pc.sort_indices(piece, sort_keys=order))
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
+from siltstone.state.ordering import stable_order
 from siltstone.state.ranks import ranks
 from siltstone.state.types import type_of
 
@@ -164,7 +165,7 @@ def _order(changes: pa.Table, groups: np.ndarray) -> tuple[pa.RecordBatch, np.nd
     if rank is None:
         rank = groups
     if not (rank[1:] >= rank[:-1]).all():
-        order = np.argsort(rank, kind=None if ordered else "stable")
+        order = stable_order(rank) if ordered else np.argsort(rank, kind="stable")
         batch, groups = batch.take(pa.array(order)), groups[order]
     return batch, groups, ordered
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from siltstone.state.columns import null_mask
 from siltstone.state.nested import encode_nested
+from siltstone.state.ordering import stable_order
 from siltstone.state.reduction import order_codes
 from siltstone.state.types import is_nested
 
@@ -32,7 +33,7 @@ class TimeOrder:
     def __init__(self, owner: np.ndarray, at: np.ndarray) -> None:
         self._times = np.sort(at)
         codes = self._code(owner, np.searchsorted(self._times, at))
-        self.order: np.ndarray = np.argsort(codes, kind="stable")
+        self.order: np.ndarray = stable_order(codes)
         self._codes = codes[self.order]
 
     def find(self, owner: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,4 +77,4 @@ def sort_rows(owner: np.ndarray, columns: Sequence[pa.Array]) -> np.ndarray:
             keys += [there, np.where(there, codes, 0)]
         else:
             keys.append(codes)
-    return np.lexsort([*reversed(keys), owner])
+    return stable_order(owner, *keys)

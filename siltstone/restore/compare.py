@@ -18,6 +18,7 @@ from siltstone.restore.restore import opaque_digests
 from siltstone.state.backend import StateTable
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.ordering import stable_order
 from siltstone.state.schema import OPAQUE_SCHEMA, TableSchema
 from siltstone.store.base import Store
 from siltstone.store.paths import snapshot_of
@@ -166,7 +167,7 @@ def _by_hash(keys: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """Return (the keys' digests, ascending; the positions of these keys). The hashes of keys that differ in which of
     their columns are null may be equal, their digests not."""
     hashes = np.concatenate([np.zeros(0, np.uint64), *map(row_digests, _batches(keys))])
-    order = np.argsort(hashes, kind="stable")
+    order = stable_order(hashes)
     return hashes[order], order
 
 

@@ -20,6 +20,7 @@ from siltstone.run.users_code import users_code
 from siltstone.state.access import DUE
 from siltstone.state.backend import TIME_INDEXES, KeyedState, StateTable, SubtaskState
 from siltstone.state.columns import read_times
+from siltstone.state.ordering import stable_order
 from siltstone.state.time_index import DueRows, TimedTable
 from siltstone.state.ttl import UNSTAMPED_DUE, StampedTable
 from siltstone.state.variables import DueColumn, Purpose
@@ -242,12 +243,12 @@ def _calls(batch: Mapping[str, DueRows], *, in_order: bool) -> Iterator[Due]:
     variable = np.repeat(np.arange(len(names)), [len(batch[name].at) for name in names])
     within = np.concatenate([np.arange(len(batch[name].at)) for name in names])
     if in_order:
-        order = np.lexsort((variable, hashes, at))
+        order = stable_order(at, hashes, variable)
         for run in np.split(order, np.flatnonzero(np.diff(variable[order])) + 1):
             name = names[variable[run[0]]]
             yield _make_due(name, batch[name].take(within[run]))
         return
-    order = np.lexsort((variable, at, hashes))
+    order = stable_order(hashes, at, variable)
     starts = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]])
     rank = np.empty(len(at), np.int64)
     rank[order] = np.arange(len(at)) - np.repeat(starts, np.diff(np.r_[starts, len(at)]))

@@ -22,6 +22,7 @@ from siltstone.state.columns import find_broken, fixed_values, null_mask, one_ar
 from siltstone.state.hashing import find_distinct, normalise_keys, xxhash64
 from siltstone.state.json_rows import describe_broken
 from siltstone.state.nested import nested_columns, stored_columns
+from siltstone.state.ordering import stable_order
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import TableSchema
 from siltstone.state.ttl import read_table
@@ -243,10 +244,10 @@ class ListAccess:
             keys, counts = keys.take(touched), counts[touched]
             at = np.searchsorted(touched, at)
         head, tail = self.read_bounds(keys)
-        order = np.argsort(at, kind="stable")
         rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
         if (at[1:] < at[:-1]).any():
             # Rows of one key are kept together in state, so that they compress better once stored.
+            order = stable_order(at)
             at, table = at[order], table.take(pa.array(order))
         self._table.put(address(keys, at, positions(tail[at] + rank)), table)
         self.write_bounds(keys, head, tail + counts)
@@ -346,7 +347,7 @@ class WindowAccess(ListAccess):
         at, _, rows = self._read(keys, renews=renews)
         moments = self._moments(rows)
         if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
-            order = np.lexsort((moments, at))
+            order = stable_order(at, moments)
             at, rows = at[order], rows.take(pa.array(order))
         return at, nested_columns(rows, self._table.schema.nested)
 
@@ -406,7 +407,7 @@ def _null_error(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any)
 
 def count_from(head: np.ndarray, owner: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Count the positions of each owner that follow each other from its head on (int64[owners])."""
-    order = np.lexsort((position, owner))
+    order = stable_order(owner, position)
     owner, position = owner[order], position[order]
     sizes = np.bincount(owner, minlength=len(head))
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

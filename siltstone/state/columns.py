@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.state.ordering import stable_order
+
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 _DAY_US = 86_400_000_000
 _DAYS_MAX = ((1 << 63) - 1) // _DAY_US
@@ -189,7 +191,7 @@ def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
         return tables[0].take(pa.array(rows))
     starts = np.cumsum([0, *map(len, tables)])
     which = np.searchsorted(starts, rows, side="right") - 1
-    order = np.argsort(which, kind="stable")
+    order = stable_order(which)
     ordered, ends = rows[order], np.cumsum([0, *np.bincount(which, minlength=len(tables))])
     parts = zip(tables, starts[:-1], pairwise(ends), strict=True)
     taken = [table.take(pa.array(ordered[begin:end] - start)) for table, start, (begin, end) in parts if end > begin]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from siltstone.state.access import ListAccess, address, find_owners, positions, positions_of
 from siltstone.state.backend import KeyedState, StateTable
 from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.ordering import stable_order
 from siltstone.state.protocol import apply_delta, key_batch, split_changes
 from siltstone.state.schema import KEY_GROUP, OPAQUE_VALUE
 
@@ -85,7 +86,7 @@ def edit_list(
 def _rank(owner: np.ndarray, value: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Return, of the chosen rows, the rank of the value among those of its owner (int64[n]); 0 elsewhere."""
     chosen = np.flatnonzero(which)
-    order = chosen[np.lexsort((value[chosen], owner[chosen]))]
+    order = chosen[stable_order(owner[chosen], value[chosen])]
     first = np.searchsorted(owner[order], owner[order])
     ranks = np.zeros(len(owner), np.int64)
     ranks[order] = np.arange(len(order)) - first

@@ -4,11 +4,10 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.state.columns import Column, fixed_values, null_mask, one_array
+from siltstone.state.ordering import stable_order
 
 KEY_BITS = 48
-"""maximum bits of keys that have ranks; the 16 bits above are the key group"""
-
-_FEW_RUNS = 16
+"""maximum bits of keys that have ranks; those above are the key group's"""
 
 
 def is_integer_like(kind: pa.DataType) -> bool:
@@ -33,19 +32,17 @@ def ranks(key_groups: np.ndarray, key: Column) -> np.ndarray | None:
     # In unsigned arithmetic the difference to the least is right even if that is negative.
     words = words - np.array(values.min(), np.int64 if signed else np.uint64).view(np.uint64)
     last = int(words.max()) + (absent is not None)
-    if last.bit_length() > KEY_BITS:
+    bits = last.bit_length()
+    if bits > KEY_BITS:
         return None
     if absent is not None:
         words[absent] = last
-    words |= key_groups.astype(np.uint64) << np.uint64(KEY_BITS)
+    words |= key_groups.astype(np.uint64) << np.uint64(bits)
     return words
 
 
 def first_of_each(rank: np.ndarray) -> np.ndarray:
     """Return the first row of each rank (int64[m]), ranks ascending."""
-    # The stable sort merges sorted runs, which pays if there are few; otherwise the other is twice as fast.
-    stable = np.count_nonzero(rank[1:] < rank[:-1]) < _FEW_RUNS
-    order = np.argsort(rank, kind="stable" if stable else None)
+    order = stable_order(rank)
     in_order = rank[order]
-    begins = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
-    return order[begins] if stable or len(begins) == len(order) else np.minimum.reduceat(order, begins)
+    return order[np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))]

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from siltstone.errors import UsageError
 from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask
 from siltstone.state.exact import fits_int64, running_int64, running_words, sum_int64, sum_words, to_decimal
+from siltstone.state.ordering import stable_order
 
 _LAST = np.int64(2**63 - 1)
 _LONG_GROUP = 256
@@ -115,11 +116,11 @@ def sort_by(orders: Sequence[pa.Array], group: np.ndarray, *, largest: bool = Fa
     """
     first, *rest = orders
     codes = order_codes(first)
-    keys = [~codes if largest else codes, group]
+    keys = [group, ~codes if largest else codes]
     if first.null_count:
         absent = null_mask(first)
-        keys = [np.where(absent, 0, keys[0]), absent, group]
-    rows = np.lexsort(keys)
+        keys = [group, absent, np.where(absent, 0, keys[1])]
+    rows = stable_order(*keys)
     same = np.zeros(len(rows), np.bool_)  # as the row before
     same[1:] = np.logical_and.reduce([key[rows[1:]] == key[rows[:-1]] for key in keys])
     if rest and same.any():
@@ -140,7 +141,7 @@ def first_in_order(rows: np.ndarray, group: np.ndarray, limit: int) -> np.ndarra
 def distinct_in_order(rows: np.ndarray, array: pa.Array, group: np.ndarray) -> np.ndarray:
     """Return the first row with each distinct value of each group, of rows in some order, in that order."""
     codes, of = order_codes(array)[rows], group[rows]
-    order = np.lexsort([codes, of])  # stable
+    order = stable_order(of, codes)
     codes, of = codes[order], of[order]
     new = np.r_[True, (codes[1:] != codes[:-1]) | (of[1:] != of[:-1])] if len(of) else np.empty(0, np.bool_)
     return rows[np.sort(order[new])]

@@ -106,10 +106,12 @@ class Records:
             self.layout.move_values(block, self.arena, new.arena)
             new.scatter(np.arange(at, at + len(block)), block)
             at += len(block)
+        number = np.zeros(self.rows, np.uint32)  # counted from 1
+        number[ids] = np.arange(1, len(ids) + 1)
         for tag, rows in self.index.entries(self.rows):
-            there = np.searchsorted(ids, rows)
-            kept = np.flatnonzero(np.take(ids, there, mode="clip") == rows) if len(ids) else there[:0]
-            new.index.insert(tag[kept], there[kept])
+            there = number[rows]
+            kept = np.flatnonzero(there)
+            new.index.insert(tag[kept], there[kept].astype(np.int64) - 1)
         new.rows = len(ids)
         return new
 

@@ -9,6 +9,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.backends.checks import as_table
 from siltstone.state.backends.heap.records import Records
 from siltstone.state.columns import one_array
+from siltstone.state.ordering import stable_order
 from siltstone.state.schema import TableSchema
 
 PART_ROWS = 1 << 18
@@ -87,6 +88,6 @@ def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:
     keys = pa.concat_tables(parts)
     if keys.num_columns == 2 and pa.types.is_integer(keys.column(1).type) and not keys.column(1).null_count:
         group, key = (one_array(column).to_numpy() for column in keys.columns)
-        return ids[np.lexsort((key, group))]
+        return ids[stable_order(group, key)]
     order = [(name, "ascending") for name in keys.column_names]
     return one_array(keys.append_column("id", pa.array(ids)).sort_by(order).column("id")).to_numpy()
