@@ -50,7 +50,8 @@ def read_many(store: Store, stored: Sequence[StoredObject], stream: str | None =
     Threads fetch them and then this one decodes them, since threads that take turns at Python take twice as long.
 
     Raises:
-        CorruptObject, NewerFormat: as `read_manifest`, of the first such one.
+        CorruptObject, NewerFormat: as `read_manifest`.
+        Unreachable: one of them cannot be fetched, which is told first.
     """
     fetched = list(read_ahead(store.read, stored))
     return [_decode(data, each, stream) for data, each in zip(fetched, stored, strict=True)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from siltstone.changelog.log import NOWHERE
-from siltstone.format.manifests import read_many
+from siltstone.format.manifests import read_manifest
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.live_rules import replaces
@@ -21,6 +21,7 @@ from siltstone.restore.tables import open_changes
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.protocol import apply_delta, key_batch
+from siltstone.store.ahead import read_ahead
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.paths import is_materialization_manifest
 
@@ -169,7 +170,8 @@ def _list_stored(task: StepTask, state: SubtaskState, version: int) -> tuple[lis
     newest_first = [each for each in task.restore.manifests[::-1] if not is_materialization_manifest(each.name)]
     # Each checkpoint has a step of its own, so no more are needed.
     newest_first = newest_first[: task.restore.step - version + 1]
-    for manifest in read_many(task.warehouse.store, newest_first, task.stream):
+    # Not `read_many`: what is older than the version is not needed, and may be damaged.
+    for manifest in read_ahead(lambda each: read_manifest(task.warehouse.store, each, task.stream), newest_first):
         if manifest.step <= version:
             return blocks, objects
         wanted = [

@@ -24,6 +24,7 @@ from siltstone.state.json_rows import describe_broken
 from siltstone.state.nested import nested_columns, stored_columns
 from siltstone.state.ordering import stable_order
 from siltstone.state.protocol import key_batch
+from siltstone.state.reduction import order_codes
 from siltstone.state.schema import TableSchema
 from siltstone.state.ttl import read_table
 from siltstone.state.types import check_fields
@@ -347,7 +348,7 @@ class WindowAccess(ListAccess):
         at, _, rows = self._read(keys, renews=renews)
         moments = self._moments(rows)
         if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
-            order = stable_order(at, moments)
+            order = stable_order(at, order_codes(one_array(rows.column(self._order))))
             at, rows = at[order], rows.take(pa.array(order))
         return at, nested_columns(rows, self._table.schema.nested)
 

@@ -1,5 +1,8 @@
 """Map, list and window state behave as plain Python dicts and lists do, whatever is done to them."""
 
+from datetime import UTC, date, datetime, timedelta
+from math import inf, nan
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -138,3 +141,31 @@ def test_state_equals_a_python_model(steps):
         assert task.state.tables["map"].rows == len(model.maps)
         assert task.state.tables["list"].rows == sum(map(len, model.lists.values()))
         assert task.state.tables["window"].rows == sum(map(len, model.windows.values()))
+
+
+DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inserted", "expected"),
+    [
+        (pa.float64(), [nan, 1.5, -inf, 0.0, -0.0], [2, 3, 4, 1, 0]),
+        (pa.float32(), [nan, 1.5, -inf, 0.0, -0.0], [2, 3, 4, 1, 0]),
+        (pa.uint64(), [2**64 - 1, 5, 2**63, 5], [1, 3, 2, 0]),
+        (pa.int64(), [2**63 - 1, 5, -(2**63), 5], [2, 1, 3, 0]),
+        (pa.date32(), [DAY, DAY - timedelta(1), DAY], [1, 0, 2]),
+        (pa.timestamp("us", "UTC"), [TIME, TIME - timedelta(1), TIME], [1, 0, 2]),
+    ],
+    ids=str,
+)
+def test_a_window_is_in_the_order_of_whatever_may_order_it(kind, inserted, expected):
+    class Ordered(Operator):
+        name = "ordered"
+        key = {"k": pa.int64()}  # noqa: RUF012
+        window = WindowState(value={"t": kind, "v": pa.int64()}, order="t")
+
+    with subtask(Ordered(), max_parallelism=4) as task:
+        keys = task.rows({"k": [1]}).keys
+        at, moments = np.zeros(len(inserted), np.int64), pa.array(inserted, kind)
+        task.run(lambda state: state.window.insert(keys, at, {"t": moments, "v": list(range(len(at)))}))
+        assert task.run(lambda state: state.window.get(keys))[1]["v"].to_pylist() == expected

@@ -163,6 +163,24 @@ def test_rollback_leaves_neither_entries_nor_values_behind(tmp_path: Path):
         assert kept.records.arena.entries == counts.entries
 
 
+@pytest.mark.usefixtures("small_segments")
+def test_a_rollback_finishes_a_split_that_an_error_cut_short(tmp_path: Path):
+    state = open_state(tmp_path / "s")
+    kept = state.tables["t"]
+    state.begin(1, tracking=True)
+    put(kept, range(200))
+    state.commit()
+    expected = contents(kept)
+    state.begin(2, tracking=True)
+    with patch.object(kept.records.index, "_enter", side_effect=MemoryError), pytest.raises(MemoryError):
+        put(kept, range(200, 300))
+    state.rollback()
+    state.begin(2, tracking=True)
+    put(kept, range(200))
+    state.commit()
+    assert contents(kept) == expected
+
+
 def test_dead_rows_and_values_are_dropped_when_no_step_can_be_rolled_back(tmp_path: Path):
     state = open_state(tmp_path / "s")
     kept = state.tables["t"]
