@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from siltstone.errors import StateError, Unreachable
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import find_distinct
+from siltstone.state.ordering import stable_order
 from siltstone.store.files import draft_beside
 from siltstone.store.private import open_private, replace_file
 
@@ -242,7 +243,7 @@ def _sort(entries: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     tied = _find_tied(word[order])
     if len(tied):
         those = order[tied]
-        order[tied] = those = those[np.lexsort((hashes[those], due[those]))]
+        order[tied] = those = those[stable_order(due[those], hashes[those])]
         equal = _find_tied(due[those], hashes[those])
         if len(equal):
             order[tied[equal]], repeated[tied[equal]] = _sort_by_key(entries, those[equal])
