@@ -148,16 +148,17 @@ def test_a_missing_and_a_cut_object_are_told_by_name(checked: Checked) -> None:
 
 
 def test_a_table_that_builds_on_what_is_not_there_is_a_gap(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = facts.read_manifest
+    real = facts.read_many
 
-    def without_a_table(store: Any, stored: Any, *rest: Any) -> Any:
-        manifest = real(store, stored, *rest)
-        if manifest.checkpoint == 2:
-            kept = tuple(h for h in manifest.handles if (h.operator, h.variable) != ("places", "best"))
-            object.__setattr__(manifest, "handles", kept)
-        return manifest
+    def without_a_table(store: Any, stored: Any) -> Any:
+        manifests = real(store, stored)
+        for manifest in manifests:
+            if manifest.checkpoint == 2:
+                kept = tuple(h for h in manifest.handles if (h.operator, h.variable) != ("places", "best"))
+                object.__setattr__(manifest, "handles", kept)
+        return manifests
 
-    monkeypatch.setattr(facts, "read_manifest", without_a_table)
+    monkeypatch.setattr(facts, "read_many", without_a_table)
     outcome = checked.outcome(suites.NO_GAP)
     assert not outcome.holds
     (row,) = outcome.rows
