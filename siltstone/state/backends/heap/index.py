@@ -227,7 +227,7 @@ class Index:
         )
 
     def truncate(self, rows: int) -> None:
-        """Remove the entries of row number `rows` and of later ones. It reads all slots, a millisecond per million."""
+        """Remove the entries of row number `rows` and of later ones. It reads all slots, 2 ms per million."""
         if self._split and self._split.exists():  # an error cut it short, such as too little memory
             self._finish_split()
         for at in range(0, len(self.slots), _READ_SLOTS):
