@@ -17,7 +17,6 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.operator import MapState
 from siltstone.state.hashing import xxhash64
-from siltstone.state.ordering import stable_order
 from siltstone.state.ttl import TTL
 
 BLOCK = "block"
@@ -94,7 +93,7 @@ class BloomAccess:
         if not len(bits):
             return
         distinct, index = self._blocks.group(entries)
-        order = stable_order(index)
+        order = np.argsort(index, kind="stable")
         starts = np.searchsorted(index[order], np.arange(distinct.num_rows))
         before = self._read(distinct)
         after = before | np.bitwise_or.reduceat(bits[order], starts, axis=0)
