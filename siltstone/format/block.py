@@ -165,7 +165,7 @@ def _order(changes: pa.Table, groups: np.ndarray) -> tuple[pa.RecordBatch, np.nd
     if rank is None:
         rank = groups
     if not (rank[1:] >= rank[:-1]).all():
-        order = stable_order(rank) if ordered else np.argsort(rank, kind="stable")
+        order = stable_order(rank)
         batch, groups = batch.take(pa.array(order)), groups[order]
     return batch, groups, ordered
 

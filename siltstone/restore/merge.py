@@ -18,6 +18,7 @@ from siltstone.errors import Unreachable
 from siltstone.model import KeyGroupRange
 from siltstone.state.columns import fixed_values, one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.hashing import first_rows
+from siltstone.state.ordering import stable_order
 from siltstone.state.protocol import key_batch
 from siltstone.state.ranks import first_of_each, ranks
 from siltstone.state.schema import DELETED, TableSchema
@@ -96,7 +97,7 @@ class Changes:
         rows = pa.concat_tables([changes for changes, _ in waiting])
         owners = np.concatenate([owner for _, owner in waiting])
         if len(waiting) > 1:
-            order = np.argsort(owners, kind="stable")
+            order = stable_order(owners)
             rows, owners = rows.combine_chunks().take(pa.array(order)), owners[order]
         if scratch is not None:
             rows = _spill(rows, scratch)
@@ -198,7 +199,7 @@ def _find_newest(schema: TableSchema, rows: pa.Table, owners: np.ndarray, max_pa
     newest = np.zeros(len(owners), bool)
     newest[first_rows(batch.hashes, batch.columns.columns)] = True
     chosen = np.flatnonzero(newest)
-    return chosen[np.argsort(owners[chosen], kind="stable")]
+    return chosen[stable_order(owners[chosen])]
 
 
 class _Run:

@@ -10,14 +10,16 @@ import numpy as np
 
 _WORD_BITS = 64
 _FEW_ROWS = 1 << 10
-"""up to so many, `lexsort` is as fast"""
+"""with at most this many rows, `np.lexsort` takes no longer"""
+_RADIX_BYTES = 2
+"""numbers of at most this width NumPy sorts stably by radix, which is faster still"""
 
 
 def stable_order(*columns: np.ndarray) -> np.ndarray:
     """Return the rows (int64[n]) ascending by the first column, then by the next, and so on; equal ones as they were.
 
     Args:
-        columns: integers or bool of any width, n each. For one of uint16, a stable `argsort` is faster.
+        columns: integers or bool of any width, n each.
 
     Raises:
         TypeError: a column has other numbers.
@@ -27,6 +29,8 @@ def stable_order(*columns: np.ndarray) -> np.ndarray:
         raise TypeError("rows are put in order by integers")
     if rows <= _FEW_ROWS:
         return np.lexsort(columns[::-1])
+    if len(columns) == 1 and columns[0].dtype.itemsize <= _RADIX_BYTES:
+        return np.argsort(columns[0], kind="stable")
     row_bits = (rows - 1).bit_length()
     room = _WORD_BITS - row_bits
     if len(columns) == 1 and (order := _by_high_bits(*_code(columns[0]), row_bits)) is not None:

@@ -60,7 +60,7 @@ def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.n
     ends = np.cumsum(counts)
     ids, place = np.empty(int(counts.sum()), np.uint32), ends - counts
     for found, owners in _scan_live(records, groups):
-        order = np.argsort(owners, kind="stable")
+        order = stable_order(owners)
         here = np.bincount(owners, minlength=len(groups))
         # The nth record of a key group in this part goes to its nth free position.
         nth = np.arange(len(order)) - np.repeat(np.cumsum(here) - here, here)

@@ -20,6 +20,7 @@ from siltstone.state.backends.heap.records import Records
 from siltstone.state.backends.heap.scan import scan_records
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import normalise_keys
+from siltstone.state.ordering import stable_order
 from siltstone.state.schema import TableSchema
 
 COMPACT_ROWS = 1 << 16
@@ -243,7 +244,7 @@ class HeapTable:
         if self._by_group is None or self._by_group[0] != of:
             ids = self._listed.items[: self._counts.listed]
             owners = self.records.column("group")[ids]
-            order = np.argsort(owners, kind="stable")
+            order = stable_order(owners)
             self._by_group = of, ids[order], owners[order]
         return self._by_group[1:]
 
