@@ -161,7 +161,7 @@ DAY, TIME = date(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)
 def test_a_window_is_in_the_order_of_whatever_may_order_it(kind, inserted, expected):
     class Ordered(Operator):
         name = "ordered"
-        key = {"k": pa.int64()}  # noqa: RUF012
+        key = pa.schema({"k": pa.int64()})
         window = WindowState(value={"t": kind, "v": pa.int64()}, order="t")
 
     with subtask(Ordered(), max_parallelism=4) as task:

@@ -24,6 +24,15 @@ def open_state(directory: Path) -> HeapState:
     return HeapBackend().open(directory, {"t": WORDS}, ("o",), ALL, MAX_PARALLELISM)
 
 
+def state_of(directory: Path, keys: range) -> tuple[HeapState, HeapTable]:
+    """State whose first step put these keys, and its table."""
+    state = open_state(directory)
+    state.begin(1, tracking=True)
+    put(state.tables["t"], keys)
+    state.commit()
+    return state, state.tables["t"]
+
+
 def put(table: HeapTable, keys: range, text: str = "x") -> None:
     values = pa.table({"v": [f"{text}{key}" for key in keys]}, schema=WORDS.value)
     table.put(batch_of(WORDS, pa.table({"k": list(keys)}).cast(WORDS.primary_key)), values)
@@ -148,11 +157,7 @@ def test_entries_of_rows_that_are_no_more_are_stepped_over():
 
 
 def test_rollback_leaves_neither_entries_nor_values_behind(tmp_path: Path):
-    state = open_state(tmp_path / "s")
-    kept = state.tables["t"]
-    state.begin(1, tracking=True)
-    put(kept, range(100))
-    state.commit()
+    state, kept = state_of(tmp_path / "s", range(100))
     slots, counts = kept.records.index.slots.copy(), kept.counts
     for _ in range(3):
         state.begin(2, tracking=True)
@@ -165,11 +170,7 @@ def test_rollback_leaves_neither_entries_nor_values_behind(tmp_path: Path):
 
 @pytest.mark.usefixtures("small_segments")
 def test_a_rollback_finishes_a_split_that_an_error_cut_short(tmp_path: Path):
-    state = open_state(tmp_path / "s")
-    kept = state.tables["t"]
-    state.begin(1, tracking=True)
-    put(kept, range(200))
-    state.commit()
+    state, kept = state_of(tmp_path / "s", range(200))
     expected = contents(kept)
     state.begin(2, tracking=True)
     with patch.object(kept.records.index, "_enter", side_effect=MemoryError), pytest.raises(MemoryError):
@@ -220,11 +221,8 @@ def test_a_table_in_memory_does_not_keep_replaced_values():
 
 
 def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
-    state = open_state(tmp_path / "s")
-    state.begin(1, tracking=True)
-    put(state.tables["t"], range(10))
-    state.commit()
-    before = contents(state.tables["t"])
+    state, kept = state_of(tmp_path / "s", range(10))
+    before = contents(kept)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for what in ("posix_fallocate", "pwrite"):
         state.begin(2, tracking=True)
