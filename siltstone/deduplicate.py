@@ -41,6 +41,7 @@ class Deduplicate(Operator):
         UsageError: an argument is missing or wrong.
     """
 
+    keeps_key: bool = True
     seen: Timer
 
     def __init__(

@@ -171,6 +171,9 @@ class Operator(StateHandler):
         output      the columns that `process` returns, likewise, or None if it returns nothing
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
+        keeps_key   whether each row of `output` has a key of the call that returns it, in columns with the key's names.
+                    An operator that reads the output by the same key, and no other output, is then fused to it: it
+                    runs in the same tasks, without a shuffle between them. True for those of the library
         side_outputs
                     further outputs: name -> the columns. `process`, and whatever else returns rows, may then return a
                     dict, {"alerts": table}, which has its own output, if any, under the operator's name. Readers and
@@ -194,6 +197,7 @@ class Operator(StateHandler):
     order_by: tuple[str, ...] = ()
     output: Any = None
     output_time: str | None = None
+    keeps_key: bool = False
     side_outputs: Mapping[str, Any] = {}
     side_times: Mapping[str, str] = {}
     holds_back: Any = timedelta(0)
@@ -202,7 +206,7 @@ class Operator(StateHandler):
     """whether one call of `process` gets all rows that a step has for a subtask; for the engine"""
     FIELDS: ClassVar = (
         *("name", "key", "nullable", "reads", "inputs", "order_by"),
-        *("output", "output_time", "side_outputs", "side_times", "holds_back", "combined"),
+        *("output", "output_time", "keeps_key", "side_outputs", "side_times", "holds_back", "combined"),
     )
 
     def __init__(self, **fields: Any) -> None:

@@ -99,6 +99,7 @@ class Aggregate(Operator):
         UsageError: a function or another argument is missing or wrong.
     """
 
+    keeps_key: bool = True
     totals: TotalsState | WindowTotals
 
     def __init__(

@@ -141,6 +141,7 @@ class IntervalJoin(Operator):
         UsageError: an argument is missing or wrong.
     """
 
+    keeps_key: bool = True
     left: KeptRows
     right: KeptRows
 

@@ -64,6 +64,7 @@ class LookupJoin(Operator):
         UsageError: an argument is missing or wrong.
     """
 
+    keeps_key: bool = True
     current: ValueState
 
     def __init__(

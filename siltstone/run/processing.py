@@ -66,9 +66,10 @@ def _nullable(columns: Iterable[pa.Field]) -> pa.Schema:
 
 def result_schema(task: StepTask) -> pa.Schema:
     """Return the schema of what a task of a step returns: `step_schema`, or the acknowledgement alone where only sinks
-    read the output, for which it is staged."""
-    schema = step_schema(task.operator)
-    return schema if task.hands_on else pa.schema([schema.field(ACKNOWLEDGEMENT)])
+    read the output, for which it is staged. Of fused tasks it is that of the last one."""
+    last = task.together[-1]
+    schema = step_schema(last.operator)
+    return schema if last.hands_on else pa.schema([schema.field(ACKNOWLEDGEMENT)])
 
 
 def step_schema(operator: Operator) -> pa.Schema:

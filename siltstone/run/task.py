@@ -96,6 +96,8 @@ class StepTask:
             ones included.
         tracked: tables and opaque variables of which the step logs what it changes; a base needs no tracking.
         logs: whether it does; if not, the tables of `tracked` keep what it changes, for the checkpoint.
+        fused: the task of the operator that reads this one's output, if it runs in the same tasks of Spark
+            (`run.fusing`).
         log: the steps since the newest complete checkpoint, with the changes that were logged.
         checkpoint: set if the step ends in the checkpoint.
         drains: whether the operator drains at its end, and prepares the checkpoint.
@@ -142,6 +144,12 @@ class StepTask:
     dead_letters: DeadLetterOrder | None = None
     drains: bool = False
     logs: bool = True
+    fused: "StepTask | None" = None
+
+    @property
+    def together(self) -> tuple["StepTask", ...]:
+        """This task and those that are fused to it, each behind the one whose output it reads."""
+        return (self,) if self.fused is None else (self, *self.fused.together)
 
     @property
     def sorts_out(self) -> bool:

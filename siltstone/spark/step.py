@@ -16,6 +16,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
+from siltstone.run.fusing import fuse, run_fused
 from siltstone.run.inputs import HASH, TO
 from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, result_schema
 from siltstone.run.roll_forward import is_logged
@@ -35,6 +36,7 @@ from siltstone.state.hashing import key_groups
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
+LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
 QUERY_SETTINGS = {
     # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one.
     "spark.sql.adaptive.enabled": "false",
@@ -80,8 +82,8 @@ def run_step(
 ) -> StepRun:
     """Run one step of every operator.
 
-    Operators whose input is at hand run side by side in one Spark job, then those that read their outputs. Operators do
-    not wait for one that is known to return no rows.
+    Operators whose input is at hand run side by side in one Spark job, those that are fused to them in the same tasks
+    (`run.fusing`), then those that read their outputs. Operators do not wait for one that is known to return no rows.
 
     Args:
         spark: where `rows` is None, the session of the run's own (`own_session`).
@@ -109,7 +111,9 @@ def run_step(
             kept = _needed(rows, tasks).persist()
             run = StepRun(batch=kept, cached=[kept])
     _note_schemas(run, schema, tasks)
-    waiting = dict(tasks)
+    waiting = fuse(tasks)
+    if len(waiting) < len(tasks) and _carries_large_types(spark):
+        waiting = dict(tasks)
     try:
         while waiting:
             ready = _take_ready(waiting, run, silent)
@@ -155,6 +159,11 @@ def own_session(spark: SparkSession) -> SparkSession:
     return own
 
 
+def _carries_large_types(spark: SparkSession) -> bool:
+    """Whether Spark gives text that comes from Arrow another type (from 4.0 on)."""
+    return str(spark.conf.get(LARGE_TYPES, "false")) == "true"
+
+
 def _set_query_settings(spark: SparkSession) -> None:
     for name, value in QUERY_SETTINGS.items():
         spark.conf.set(name, value)
@@ -164,9 +173,9 @@ def _take_ready(waiting: dict[str, StepTask], run: StepRun, silent: set[str]) ->
     """Take the tasks out of `waiting` whose inputs are at hand, and note which of them return no rows."""
     ready: dict[str, StepTask] = {}
     while found := {name: task for name, task in waiting.items() if _has_inputs(task, run, silent)}:
-        silent |= {
-            n for n, task in found.items() if silent.issuperset(task.operator.input_names) and not _makes_rows(task)
-        }
+        for each in (each for task in found.values() for each in task.together):
+            if silent.issuperset(each.operator.input_names) and not _makes_rows(each):
+                silent.add(each.operator.name)
         ready |= found
         for name in found:
             del waiting[name]
@@ -193,7 +202,8 @@ def _run_level(
         acknowledgements and for that operator."""
         rows = None if empty else _input_rows(run, spark, task)
         made = empty_step_frame(spark, task, placed) if rows is None else step_frame(rows, task, placed)
-        if task.hands_on and not silent.issuperset(task.operator.outputs):
+        last = task.together[-1]
+        if last.hands_on and not silent.issuperset(last.operator.outputs):
             run.cached.append(made.persist())
         return made
 
@@ -205,13 +215,15 @@ def _run_level(
         frames |= empty
         received |= collect_acknowledgements(empty, tasks)
     for name, task in tasks.items():
-        run.received[name] = _check_complete(received[name], task)
-        if any(each.rows_out for each in received[name]):
-            if task.hands_on:
-                for output in task.operator.outputs:
-                    run.outputs[output] = output_rows(frames[name], received[name], task.operator, output)
+        told = {each.operator.name: _check_complete(received[each.operator.name], each) for each in task.together}
+        run.received.update(told)
+        last = task.together[-1].operator
+        if any(each.rows_out for each in told[last.name]):
+            if task.together[-1].hands_on:
+                every = [each for some in told.values() for each in some]
+                run.outputs.update({out: output_rows(frames[name], every, last, out) for out in last.outputs})
         else:
-            silent.update(task.operator.outputs)
+            silent.update(last.outputs)
 
 
 def _input_rows(run: StepRun, spark: SparkSession, task: StepTask) -> DataFrame:
@@ -322,11 +334,12 @@ def collect_acknowledgements(
     frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]
 ) -> dict[str, list[Acknowledgement]]:
     """Run the steps of some operators as one job; return the acknowledgements that came, which may not be all."""
-    received: dict[str, list[Acknowledgement]] = {name: [] for name in frames}
+    together = [each for name in frames for each in tasks[name].together]
+    received: dict[str, list[Acknowledgement]] = {each.operator.name: [] for each in together}
     if not frames:
         return received
     job = frame_of_job(frames, tasks)
-    with tag_jobs(job.sparkSession, [_tag(tasks[name]) for name in frames]):
+    with tag_jobs(job.sparkSession, [_tag(each) for each in together]):
         rows = job.collect()
     for row in rows:
         acknowledgement = Acknowledgement.from_bytes(bytes(row[0]))
@@ -337,7 +350,7 @@ def collect_acknowledgements(
 
 def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> DataFrame:
     """Make the frame of the acknowledgements of some steps: their partitions follow each other, one per subtask."""
-    with_rows = [name for name in frames if tasks[name].hands_on]
+    with_rows = [name for name in frames if tasks[name].together[-1].hands_on]
     parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
     together = reduce(lambda one, other: one.union(other), parts)
     return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
@@ -381,6 +394,7 @@ def _in_partition(
     task: StepTask, spark: SparkSession
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     here = isinstance(spark, SparkSession) and is_local(spark.sparkContext.master)
+    zone = "" if task.fused is None else str(spark.conf.get("spark.sql.session.timeZone"))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -393,10 +407,14 @@ def _in_partition(
             yield report_failure(task, subtask, error)
             return
         rows = check_rows(task, subtask, join_batches(batches))
-        if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
-            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), rows)
-        else:  # a later job computes a lost partition again
-            yield from run_subtask_again(placed, subtask, rows)
+        attempt = str(context.taskAttemptId())
+
+        def run_one(own: StepTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            if _tag(own) in (context.getLocalProperty(JOB_TAGS) or ""):
+                return run_subtask(own, subtask, attempt, batches)
+            return run_subtask_again(own, subtask, batches)  # a later job computes a lost partition again
+
+        yield from run_fused(placed, subtask, rows, zone, run_one)
         freeze_imports()
 
     return run

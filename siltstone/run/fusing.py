@@ -1,0 +1,143 @@
+"""Fuse operators: one that reads another's output by the same key runs in the same tasks, right behind it (ADR 85).
+
+Spark has no part in what is between them: no job, no shuffle, no rows that leave Python and come back. Flink calls this
+operator chaining. It changes nothing that can be seen: the reader gets the same rows in the same order, with the types
+that Spark would have given them, and each operator acknowledges its own step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import StateError, UsageError
+from siltstone.operator import Operator
+from siltstone.run.inputs import HASH, internal_names, list_columns
+from siltstone.run.processing import ACKNOWLEDGEMENT, result_schema, rows_of_output
+from siltstone.run.task import StepTask
+from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
+
+RunSubtask = Callable[[StepTask, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""runs one step of one operator in a subtask, as `run.subtask.run_subtask`"""
+_CARRIED = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+"""types that Spark returns as it got them; timestamps it gives its session's zone"""
+
+
+def fuse(tasks: Mapping[str, StepTask]) -> dict[str, StepTask]:
+    """Return the tasks of a step, each with those that are fused to it (`StepTask.fused`), which are no longer by
+    themselves.
+
+    Args:
+        tasks: operator -> its task, of all operators that the step runs.
+    """
+    behind = dict[str, str]()
+    for name, task in tasks.items():
+        readers = [other for other in tasks.values() if task.operator.outputs.keys() & {*other.operator.input_names}]
+        if len(readers) == 1 and readers[0].operator.reads == name and _may_fuse(task.operator, readers[0]):
+            behind[name] = readers[0].operator.name
+
+    def whole(name: str) -> StepTask:
+        return replace(tasks[name], fused=whole(behind[name])) if name in behind else tasks[name]
+
+    return {name: whole(name) for name in tasks if name not in behind.values()}
+
+
+def _may_fuse(maker: Operator, reader: StepTask) -> bool:
+    """Whether the rows of an operator's output are in the subtasks of their reader already, and as Spark would bring
+    them."""
+    operator, output = reader.operator, maker.output
+    if not maker.keeps_key or operator.reads_several or operator.combined is not None or operator.order_by:
+        return False
+    keys = [(field.name, field.type) for field in maker.key]
+    names = [name.casefold() for name in output.names]
+    used = {name.casefold() for name in internal_names(operator)}
+    if keys != [(field.name, field.type) for field in operator.key] or len(set(names)) < len(names) or used & {*names}:
+        return False
+    wanted = _columns(reader, output)
+    return (
+        all(name in output.names for name in wanted)
+        and all(output.field(name).type == kind for name, kind in keys)
+        and all(_is_carried(output.field(name).type) for name in wanted)
+    )
+
+
+def _columns(reader: StepTask, output: pa.Schema) -> list[str]:
+    """List the columns that an operator reads of its only input, the key's first."""
+    (name,) = reader.operator.input_names
+    read = list_columns(reader.operator, name, output.names, reader.times.get(name))
+    return list(dict.fromkeys([*reader.operator.key.names, *read]))
+
+
+def _is_carried(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.unit == "us"
+    return any(is_kind(kind) for is_kind in _CARRIED)
+
+
+def run_fused(
+    task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch], zone: str, run: RunSubtask
+) -> Iterator[pa.RecordBatch]:
+    """Run a step of an operator and of those that are fused to it, each while the one before it returns rows.
+
+    Args:
+        batches: the rows of the first one.
+        zone: the time zone of Spark's session, which timestamps get.
+
+    Yields:
+        What the last one does, and before that the acknowledgements of the others.
+    """
+    if task.fused is None:
+        yield from run(task, batches)
+        return
+    told, schema = list[pa.RecordBatch](), result_schema(task)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in run(replace(task, fused=None), batches):
+            said = batch.column(ACKNOWLEDGEMENT)
+            if said.null_count:
+                yield from _rows_behind(task, subtask, batch, zone)
+                continue
+            told.append(
+                pa.record_batch([said, *(pa.nulls(1, field.type) for field in list(schema)[1:])], schema=schema)
+            )
+            if Acknowledgement.from_bytes(said[0].as_py()).error is not None:
+                raise StateError(f"operator {task.operator.name}, whose output it reads, has failed")
+
+    for batch in run_fused(task.fused, subtask, rows(), zone, run):
+        while told:
+            yield told.pop(0)
+        yield batch
+
+
+def _rows_behind(task: StepTask, subtask: int, batch: pa.RecordBatch, zone: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that an operator returned as the one behind it reads them.
+
+    Raises:
+        UsageError: one has a key of another subtask.
+    """
+    reader = task.fused
+    assert reader is not None
+    name, rows = rows_of_output(task.operator, batch)
+    if name != task.operator.name:
+        return  # a side output, which only a sink reads
+    table = pa.Table.from_batches([rows.select(_columns(reader, rows.schema))])
+    kinds = [pa.timestamp("us", zone) if pa.types.is_timestamp(f.type) and f.type.tz else f.type for f in table.schema]
+    table = table.cast(pa.schema(zip(table.column_names, kinds, strict=True)))
+    hashes = xxhash64(normalise_keys(table.select(reader.operator.key.names)).columns)
+    own, groups = task.groups(subtask), key_groups(hashes, task.max_parallelism)
+    if not ((groups >= own.start) & (groups < own.end)).all():
+        raise UsageError(
+            f"operator {task.operator.name} returned a row of another key than those of its rows: set keeps_key = False"
+        )
+    yield from table.append_column(HASH, pa.array(hashes.view(np.int64))).to_batches()

@@ -1,0 +1,173 @@
+"""Fused operators in runs on Spark: nothing that can be seen tells that they are."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.aggregates.operator import Aggregate, Count, Sum
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.settings import RecoveryOptions
+from siltstone.sinks.parquet import ParquetSink
+from siltstone.spark import step as step_module
+from siltstone.spark.operations import RunRequest, replay, run
+from siltstone.stream import Stream
+from tests.spark_runs import at, check_proven, digests
+from tests.spark_streams import keyed, source_of
+
+ZONE = "spark.sql.session.timeZone"
+KEY = {"key": pa.int64()}
+TIME = pa.timestamp("us", "UTC")
+OUTPUTS = ("stamped", "zones", "sums", "by_zone")
+ROWS = [keyed([n % 17 for n in range(60)], range(60)), keyed(range(30), range(100, 130)), keyed([3, 3], [1, 2])]
+
+
+class Stamped(Operator):
+    """Its rows, each with a time, and how many its key has had; a key's third row goes to a side output as well."""
+
+    name = "stamped"
+    key = KEY
+    inputs = ("value",)
+    output = pa.schema({"value": pa.int64(), "at": TIME, "local": pa.timestamp("us"), "seen": pa.int64(), **KEY})
+    side_outputs = {"third": pa.schema(KEY)}  # noqa: RUF012
+    keeps_key = True
+    counts = ValueState(value={"rows": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> Any:
+        """Count."""
+        seen = rows.count(initial=state.counts.get(rows.keys)["rows"])
+        state.counts.put(rows.keys, {"rows": seen})
+        at = pa.array([1_700_000_000_000_000 + value for value in rows.table["value"].to_pylist()])
+        made = {"value": rows.table["value"], "at": at.cast(TIME), "local": at.cast(pa.timestamp("us"))}
+        made |= {"seen": seen.take(pa.array(rows.key_index)), "key": rows.table["key"]}
+        third = rows.table.select(["key"]).filter(pa.array([n == 3 for n in made["seen"].to_pylist()]))
+        return {"stamped": pa.table(made), "third": third}
+
+
+class Zones(Operator):
+    """What it gets, with the types of the times; `marker` is where it notes that it has died, once."""
+
+    name = "zones"
+    key = KEY
+    reads = "stamped"
+    inputs = ("at", "value", "local")
+    output = pa.schema({**KEY, "value": pa.int64(), "types": pa.string(), "calls": pa.int64()})
+    keeps_key = True
+    calls = ValueState(value={"calls": pa.int64()})
+
+    def __init__(self, marker: Path | None) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Say which columns there are, and in which order the rows came."""
+        if self.marker is not None and 100 in rows.table["value"].to_pylist() and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls = rows.count(initial=state.calls.get(rows.keys)["calls"])
+        state.calls.put(rows.keys, {"calls": calls})
+        types = ", ".join(f"{field.name} {field.type}" for field in rows.table.schema)
+        made = {"key": rows.table["key"], "value": rows.table["value"], "types": [types] * len(rows)}
+        return pa.table(made | {"calls": calls.take(pa.array(rows.key_index))}, schema=self.output)
+
+
+def stream(marker: Path | None = None) -> Stream:
+    """Three operators by one key, each of which reads the one before, and one by another."""
+    operators = [
+        Stamped(),
+        Zones(marker),
+        Aggregate("sums", KEY, [Sum("sum", of="value"), Count("rows")], reads="zones"),
+        Aggregate("by_zone", {"sum": pa.int64()}, [Count("rows")], reads="sums"),
+    ]
+    sinks = {name: ParquetSink() for name in (*OUTPUTS, "stamped-third")}
+    return Stream("fused", source_of(ROWS), operators, sinks=sinks, max_parallelism=16)
+
+
+@pytest.fixture(autouse=True)
+def in_another_zone(spark: SparkSession) -> Iterator[None]:
+    """A session whose zone is not UTC."""
+    before = str(spark.conf.get(ZONE))
+    spark.conf.set(ZONE, "America/St_Johns")
+    yield
+    spark.conf.set(ZONE, before)
+
+
+def sunk(warehouse: Path) -> dict[str, list[Any]]:
+    """Each sink's files of rows, in their order."""
+    found = dict[str, list[Any]]()
+    for name in (*OUTPUTS, "stamped-third"):
+        files = sorted((warehouse / "sink" / "fused" / name).rglob("*.parquet"))
+        partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
+        rows = [
+            ds.dataset(file, partitioning=partitioning, partition_base_dir=str(warehouse / "sink" / "fused" / name))
+            for file in files
+        ]
+        found[name] = sorted(str(row) for each in rows for row in each.to_table().to_pylist())
+    return found
+
+
+def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The operators of each job that runs a step, as they come."""
+    jobs, genuine = list[list[str]](), step_module.frame_of_job
+
+    def noted(frames: Any, tasks: Any) -> DataFrame:
+        jobs.append([each.operator.name for name in frames for each in tasks[name].together])
+        return genuine(frames, tasks)
+
+    monkeypatch.setattr(step_module, "frame_of_job", noted)
+    return jobs
+
+
+def test_fused_operators_leave_what_they_do_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of(monkeypatch)
+    fused = run(at(tmp_path / "fused"), stream(), RunRequest())
+    assert jobs == [["stamped", "zones", "sums"], ["by_zone"]] * len(ROWS)
+    jobs.clear()
+    monkeypatch.setattr(step_module, "fuse", dict)
+    alone = run(at(tmp_path / "alone"), stream(), RunRequest())
+    assert jobs == [["stamped"], ["zones"], ["sums"], ["by_zone"]] * len(ROWS)
+    assert (fused.digest, fused.checkpoints) == (alone.digest, alone.checkpoints)
+    assert digests(at(tmp_path / "fused"), "fused") == digests(at(tmp_path / "alone"), "fused")
+    made = sunk(tmp_path / "fused")
+    assert made == sunk(tmp_path / "alone")
+    assert all(made.values())
+    assert "at timestamp[us, tz=America/St_Johns], value int64, local timestamp[us]" in made["zones"][0]
+    check_proven(at(tmp_path / "fused"), "fused")
+
+
+def test_each_way_replays_what_the_other_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(at(tmp_path / "fused"), stream(), RunRequest())
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "fuse", dict)
+        assert replay(at(tmp_path / "fused"), stream()).steps == len(ROWS)
+        run(at(tmp_path / "alone"), stream(), RunRequest())
+    assert replay(at(tmp_path / "alone"), stream()).steps == len(ROWS)
+
+
+def test_a_worker_that_dies_between_two_fused_operators_changes_nothing(tmp_path: Path) -> None:
+    """The first has taken its step by then, or is about to."""
+    steady = run(at(tmp_path / "steady"), stream(), RunRequest())
+    settings = at(tmp_path / "w", recovery=RecoveryOptions(resets=1, reset_delay_s=0.0))
+    died = run(settings, stream(tmp_path / "died"), RunRequest())
+    assert (tmp_path / "died").exists()
+    assert (died.resets, died.digest, died.checkpoints) == (1, steady.digest, steady.checkpoints)
+    assert sunk(tmp_path / "w") == sunk(tmp_path / "steady")
+    check_proven(settings, "fused")
+
+
+def test_text_of_a_type_that_spark_changes_goes_by_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = jobs_of(monkeypatch)
+    spark.conf.set(step_module.LARGE_TYPES, "true")
+    try:
+        run(at(tmp_path / "w"), stream(), RunRequest())
+    finally:
+        spark.conf.unset(step_module.LARGE_TYPES)
+    assert jobs[0] == ["stamped"]
