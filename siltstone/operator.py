@@ -171,9 +171,10 @@ class Operator(StateHandler):
         output      the columns that `process` returns, likewise, or None if it returns nothing
         output_time the column of `output` with the event time of its rows, for operators that read them; None if they
                     have none
-        keeps_key   whether each row of `output` has a key of the call that returns it, in columns with the key's names.
-                    An operator that reads the output by the same key, and no other output, is then fused to it: it
-                    runs in the same tasks, without a shuffle between them. True for those of the library
+        keeps_key   whether each row of `output` has a key of the rows or timers of the call that returns it, in columns
+                    with the key's names and types. An operator that reads the output by the same key is then fused to
+                    it: it runs in the same tasks, without a shuffle between them (`siltstone.run.fusing`). True for
+                    those of the library
         side_outputs
                     further outputs: name -> the columns. `process`, and whatever else returns rows, may then return a
                     dict, {"alerts": table}, which has its own output, if any, under the operator's name. Readers and
@@ -429,6 +430,12 @@ class Operator(StateHandler):
             raise UsageError(f"{what}: holds_back: {error}") from None
         if self.output is not None:
             self.output = schema_of(self.output, f"the output of {what}")
+            given = {field.name: field.type for field in self.output}
+            if lacks := [f.name for f in self.key if self.keeps_key and given.get(f.name) != f.type]:
+                raise UsageError(
+                    f"{what} keeps the key (keeps_key), so its output needs the key columns, of their types: add "
+                    f"{', '.join(lacks)}, or set keeps_key = False"
+                )
         if self.combined is not None:
             self.combined = schema_of(self.combined, f"the combined columns of {what}")
             if lacks := [n for n in (*self.key.names, *self.order_by) if n not in self.combined.names]:

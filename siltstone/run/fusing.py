@@ -5,7 +5,7 @@ operator chaining. It changes nothing that can be seen: the reader gets the same
 that Spark would have given them, and each operator acknowledges its own step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,8 @@ import pyarrow as pa
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import Operator
-from siltstone.run.inputs import HASH, internal_names, list_columns
-from siltstone.run.processing import ACKNOWLEDGEMENT, result_schema, rows_of_output
+from siltstone.run.inputs import HASH, list_columns
+from siltstone.run.processing import ACKNOWLEDGEMENT, join_batches, result_schema, rows_of_output
 from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 
@@ -59,16 +59,15 @@ def _may_fuse(maker: Operator, reader: StepTask) -> bool:
     operator, output = reader.operator, maker.output
     if not maker.keeps_key or operator.reads_several or operator.combined is not None or operator.order_by:
         return False
-    keys = [(field.name, field.type) for field in maker.key]
-    names = [name.casefold() for name in output.names]
-    used = {name.casefold() for name in internal_names(operator)}
-    if keys != [(field.name, field.type) for field in operator.key] or len(set(names)) < len(names) or used & {*names}:
-        return False
+    keys, names = [(field.name, field.type) for field in maker.key], [name.casefold() for name in output.names]
+    if len(set(names)) < len(names) or any(name.startswith("__") for name in names):
+        return False  # Spark does not tell them apart, or the engine uses them
     wanted = _columns(reader, output)
     return (
-        all(name in output.names for name in wanted)
-        and all(output.field(name).type == kind for name, kind in keys)
+        keys == [(field.name, field.type) for field in operator.key]
+        and {*wanted} <= {*output.names}
         and all(_is_carried(output.field(name).type) for name in wanted)
+        and all(_is_carried(field.type, nested=True) for field in output)
     )
 
 
@@ -79,65 +78,77 @@ def _columns(reader: StepTask, output: pa.Schema) -> list[str]:
     return list(dict.fromkeys([*reader.operator.key.names, *read]))
 
 
-def _is_carried(kind: pa.DataType) -> bool:
+def _is_carried(kind: pa.DataType, *, nested: bool = False) -> bool:
+    """Whether Spark has columns of a type, and returns flat ones as they were but for the zone."""
+    if nested and pa.types.is_struct(kind):
+        return all(_is_carried(field.type, nested=True) for field in kind)
+    if nested and pa.types.is_list(kind):
+        return _is_carried(kind.value_type, nested=True)
     if pa.types.is_timestamp(kind):
         return kind.unit == "us"
     return any(is_kind(kind) for is_kind in _CARRIED)
 
 
 def run_fused(
-    task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch], zone: str, run: RunSubtask
+    tasks: Sequence[StepTask], subtask: int, batches: Iterator[pa.RecordBatch], zone: str, run: RunSubtask
 ) -> Iterator[pa.RecordBatch]:
     """Run a step of an operator and of those that are fused to it, each while the one before it returns rows.
 
     Args:
+        tasks: theirs, each by itself.
         batches: the rows of the first one.
         zone: the time zone of Spark's session, which timestamps get.
 
     Yields:
         What the last one does, and before that the acknowledgements of the others.
     """
-    if task.fused is None:
+    task, *behind = tasks
+    if not behind:
         yield from run(task, batches)
         return
-    told, schema = list[pa.RecordBatch](), result_schema(task)
+    told, schema = list[pa.RecordBatch](), result_schema(tasks[-1])
 
     def rows() -> Iterator[pa.RecordBatch]:
-        for batch in run(replace(task, fused=None), batches):
+        for batch in run(task, batches):
             said = batch.column(ACKNOWLEDGEMENT)
-            if said.null_count:
-                yield from _rows_behind(task, subtask, batch, zone)
+            if not said.null_count:
+                nulls = [pa.nulls(1, field.type) for field in list(schema)[1:]]
+                told.append(pa.record_batch([said, *nulls], schema=schema))
+                if Acknowledgement.from_bytes(said[0].as_py()).error is not None:
+                    raise StateError(f"operator {task.operator.name}, whose output it reads, has failed")
                 continue
-            told.append(
-                pa.record_batch([said, *(pa.nulls(1, field.type) for field in list(schema)[1:])], schema=schema)
-            )
-            if Acknowledgement.from_bytes(said[0].as_py()).error is not None:
-                raise StateError(f"operator {task.operator.name}, whose output it reads, has failed")
+            name, made = rows_of_output(task.operator, batch)
+            if name == task.operator.name:  # else it is for a sink alone
+                yield made
 
-    for batch in run_fused(task.fused, subtask, rows(), zone, run):
+    for batch in run_fused(behind, subtask, _rows_behind(task, subtask, behind[0], rows(), zone), zone, run):
         while told:
             yield told.pop(0)
         yield batch
 
 
-def _rows_behind(task: StepTask, subtask: int, batch: pa.RecordBatch, zone: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that an operator returned as the one behind it reads them.
+def _rows_behind(
+    task: StepTask, subtask: int, reader: StepTask, batches: Iterator[pa.RecordBatch], zone: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that an operator returned as the one behind it reads them."""
+    for batch in join_batches(batches):
+        table = pa.Table.from_batches([batch.select(_columns(reader, batch.schema))])
+        kinds = [pa.timestamp("us", zone) if getattr(f.type, "tz", None) else f.type for f in table.schema]
+        table = table.cast(pa.schema(zip(table.column_names, kinds, strict=True)))
+        hashes = check_keys(task, subtask, table)
+        yield from table.append_column(HASH, pa.array(hashes.view(np.int64))).to_batches()
+
+
+def check_keys(task: StepTask, subtask: int, output: pa.Table) -> np.ndarray:
+    """Return the hashes of the keys of rows that an operator has returned which says that it keeps the key.
 
     Raises:
         UsageError: one has a key of another subtask.
     """
-    reader = task.fused
-    assert reader is not None
-    name, rows = rows_of_output(task.operator, batch)
-    if name != task.operator.name:
-        return  # a side output, which only a sink reads
-    table = pa.Table.from_batches([rows.select(_columns(reader, rows.schema))])
-    kinds = [pa.timestamp("us", zone) if pa.types.is_timestamp(f.type) and f.type.tz else f.type for f in table.schema]
-    table = table.cast(pa.schema(zip(table.column_names, kinds, strict=True)))
-    hashes = xxhash64(normalise_keys(table.select(reader.operator.key.names)).columns)
+    hashes = xxhash64(normalise_keys(output.select(task.operator.key.names)).columns)
     own, groups = task.groups(subtask), key_groups(hashes, task.max_parallelism)
     if not ((groups >= own.start) & (groups < own.end)).all():
         raise UsageError(
             f"operator {task.operator.name} returned a row of another key than those of its rows: set keeps_key = False"
         )
-    yield from table.append_column(HASH, pa.array(hashes.view(np.int64))).to_batches()
+    return hashes

@@ -19,6 +19,7 @@ import pyarrow.compute
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
 from siltstone.operator import Operator
+from siltstone.run.fusing import check_keys
 from siltstone.run.inputs import (
     HASH,
     READ,
@@ -69,7 +70,7 @@ def run_step(
 
     Raises:
         UsageError: rows lack a column that an operator reads, or have a key that cannot be cast.
-        SiltstoneError, OperatorFailed: the error of a subtask.
+        SiltstoneError, OperatorFailed: the error of a subtask, or its operator does not keep the key as it says.
     """
     outputs, received = dict[str, pa.Table](), dict[str, list[Acknowledgement]]()
     for operator in stream.sort_operators():
@@ -94,6 +95,8 @@ def _run_subtasks(
             if batch.column(ACKNOWLEDGEMENT).null_count:
                 name, rows = rows_of_output(task.operator, batch)
                 outputs[name].append(pa.Table.from_batches([rows]))
+                if task.operator.keeps_key and name == task.operator.name:
+                    check_keys(task, subtask, outputs[name][-1])
             else:
                 received.append(Acknowledgement.from_bytes(batch.column(ACKNOWLEDGEMENT)[0].as_py()))
                 received[-1].raise_failure()

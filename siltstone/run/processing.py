@@ -25,6 +25,8 @@ _FIRST, _LAST = (pa.scalar(datetime(*day, tzinfo=UTC), _TIMES) for day in ((1, 1
 """within which each time has a date in every time zone"""
 ROWS_A_CALL = 1 << 18
 """rows per call of `Operator.process`; the last call has the rest"""
+_JOINED_ROWS = 1 << 17
+_JOINED_BYTES = 64 << 20
 
 
 @dataclass
@@ -144,6 +146,22 @@ def open_operator(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[N
         raise
     with clock.phase("process"), users_code(operator):
         operator.close()
+
+
+def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROWS) -> Iterator[pa.RecordBatch]:
+    """Join consecutive batches to batches of at most `most_rows` and 64 MiB; one that is larger stays as it is."""
+    waiting, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > most_rows or size + batch.nbytes > _JOINED_BYTES):
+            joined, waiting, rows, size = _joined(waiting), [], 0, 0
+            yield from joined
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    yield from _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return batches if len(batches) < 2 else pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def calls(batches: Iterator[pa.RecordBatch], *, at_once: bool = False) -> Iterator[pa.Table]:

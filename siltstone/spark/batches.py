@@ -3,15 +3,14 @@
 Newer versions of Spark bound the bytes of a batch (`spark.sql.execution.arrow.maxBytesPerBatch`). To know them, Spark
 measures the batch after each row, which takes as long as all else that it does for the row in Python's stage, and
 several times as long for the structs of several inputs (ADR 83). `BatchBounds` lifts the bound while rows are narrow,
-and gives batches few rows instead. `join_batches` joins them again, because each takes a digest and a call of all that
-handles it.
+and gives batches few rows instead. `run.processing.join_batches` joins them again, because each takes a digest and a
+call of all that handles it.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -26,8 +25,6 @@ _BATCH_BYTES = 4 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 NARROW_BYTES = _BATCH_BYTES // _LEAST_ROWS
 """the most bytes of a narrow row (`Acknowledgement.row_bytes`)"""
-_JOINED_ROWS = 1 << 17
-_JOINED_BYTES = 64 << 20
 
 
 class BatchBounds:
@@ -99,19 +96,3 @@ def rows_a_batch(widest: float, given: str | None = None) -> int:
     """
     fits = min(max(int(_BATCH_BYTES / widest), _LEAST_ROWS), _MOST_ROWS)
     return min(fits, int(given)) if given is not None and int(given) > 0 else fits
-
-
-def join_batches(batches: Iterator[pa.RecordBatch], most_rows: int = _JOINED_ROWS) -> Iterator[pa.RecordBatch]:
-    """Join consecutive batches to batches of at most `most_rows` and 64 MiB; one that is larger stays as it is."""
-    waiting, rows, size = list[pa.RecordBatch](), 0, 0
-    for batch in batches:
-        if waiting and (rows + batch.num_rows > most_rows or size + batch.nbytes > _JOINED_BYTES):
-            joined, waiting, rows, size = _joined(waiting), [], 0, 0
-            yield from joined
-        waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-    yield from _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return batches if len(batches) < 2 else pa.Table.from_batches(batches).combine_chunks().to_batches()

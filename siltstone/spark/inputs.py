@@ -97,7 +97,7 @@ def columns_read(
 
 def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     """Select the columns that the operator reads of its only input and the event time, with keys cast to the declared
-    types.
+    types, and the hash of the key.
 
     With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
@@ -106,33 +106,42 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     columns = _select(rows, columns_read(rows, operator, task.times.get(name)), operator, fails=fails)
     if operator.combined is not None:
         carried = [READ] if task.read_sources else []
-        hashed = [f"{hash_of(operator)} as {HASH}"] if carried else []
-        combined = _combine(rows.selectExpr(*columns).selectExpr("*", *hashed), task)
-        return combined.selectExpr(*_select(combined, operator.combined.names, operator, fails=fails), *carried)
-    if fails:
-        return rows.selectExpr(*columns)
+        combined = _combine(_frame(rows, columns, operator), task)
+        chosen = _select(combined, operator.combined.names, operator, fails=fails)
+        return _frame(combined, chosen, operator, *carried)
     given = rows.schema
     cast = [f.name for f in operator.key if not needs_no_cast(given[f.name].dataType, spark_type(f.type))]
-    return rows.selectExpr(*columns, *(f"{quote(name)} as {quote(original_column(name))}" for name in cast))
+    originals = [] if fails else [f"{quote(name)} as {quote(original_column(name))}" for name in cast]
+    return _frame(rows, columns, operator, *originals)
 
 
-def hash_of(operator: Operator) -> str:
-    """Return SQL for the hash of the key."""
-    return f"xxhash64({', '.join(map(quote, operator.key.names))})"
+def hash_of(keys: Iterable[str]) -> str:
+    """Return SQL that adds the hash of a key.
+
+    It goes through the shuffle: a further call of the Dataset, after it, takes as long as the hashes of 300,000 rows.
+
+    Args:
+        keys: SQL for each of the key's columns.
+    """
+    return f"xxhash64({', '.join(keys)}) as {HASH}"
 
 
-def _select(rows: DataFrame, names: Sequence[str], operator: Operator, *, fails: bool) -> list[str]:
-    """Select columns by name, with those of the key as their declared types (`cast_key`).
+def _select(rows: DataFrame, names: Sequence[str], operator: Operator, *, fails: bool) -> dict[str, str]:
+    """Return column -> SQL for it, of columns by name; for those of the key as their declared types (`cast_key`).
 
     This is SQL because making a `Column` takes a dozen calls of the JVM.
     """
     given, keys = rows.schema, operator.key.names
-    return [
-        f"{cast_key(quote(name), given[name].dataType, operator, name, fails=fails)} as {quote(name)}"
-        if name in keys
-        else quote(name)
+    return {
+        name: cast_key(quote(name), given[name].dataType, operator, name, fails=fails) if name in keys else quote(name)
         for name in names
-    ]
+    }
+
+
+def _frame(rows: DataFrame, columns: Mapping[str, str], operator: Operator, *further: str) -> DataFrame:
+    """Make the frame of some columns, name -> SQL, of further ones, and of the hash of the key."""
+    named = [sql if sql == quote(name) else f"{sql} as {quote(name)}" for name, sql in columns.items()]
+    return rows.selectExpr(*named, *further, hash_of(columns[name] for name in operator.key.names))
 
 
 def _combine(rows: DataFrame, task: StepTask) -> DataFrame:
@@ -154,8 +163,8 @@ def keyed_inputs(
     schemas: Mapping[str, T.StructType],
     task: StepTask,
 ) -> DataFrame:
-    """Make the rows of an operator with several inputs: the key's columns, of the declared types, and a struct per
-    input (`run.inputs`); with broadcast tables also `TO`.
+    """Make the rows of an operator with several inputs: the key's columns, of the declared types, a struct per input
+    (`run.inputs`), and the hash of the key; with broadcast tables also `TO`.
 
     Args:
         batch: the micro-batch; None in a step without one.
@@ -181,14 +190,15 @@ def keyed_inputs(
 def _select_sources(batch: DataFrame, inputs: Sequence["_InputOf"], task: StepTask) -> DataFrame:
     """Select the rows of some sources of a micro-batch, with the key of each."""
     some = {each.name: f"{quote(each.name)} is not null" for each in inputs}
-    rows = batch.where(" or ".join(some.values()))
-    keys = [
-        f"case {' '.join(f'when {some[each.name]} then {each.keys[key]}' for each in inputs)} end as {quote(key)}"
+    rows = batch if len(inputs) == len(task.sources) else batch.where(" or ".join(some.values()))
+    keys = {
+        key: f"case {' '.join(f'when {some[each.name]} then {each.keys[key]}' for each in inputs)} end"
         for key in task.operator.key.names
-    ]
+    }
     own = [f"case when {some[each.name]} then {each.struct} end as {quote(each.name)}" for each in inputs]
     shared = " or ".join(some[each.name] for each in inputs if each.is_broadcast)
-    return rows.selectExpr(*keys, *own, *_receivers(task, shared or "false"))
+    named = [f"{sql} as {quote(key)}" for key, sql in keys.items()]
+    return rows.selectExpr(*named, *own, *_receivers(task, shared or "false"), hash_of(keys.values()))
 
 
 def _receivers(task: StepTask, shared: str) -> list[str]:
@@ -236,10 +246,10 @@ class _InputOf:
         self.kind = T.StructType([T.StructField(each, kind) for each, kind in [*chosen, *further]])
 
     def select(self, rows: DataFrame) -> DataFrame:
-        """Select the key's columns and the struct of rows that are all of the input."""
+        """Select the key's columns, the struct and the hash of rows that are all of the input."""
         keys = [f"{sql} as {quote(key)}" for key, sql in self.keys.items()]
         receivers = _receivers(self._task, "true" if self.is_broadcast else "false")
-        return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}", *receivers)
+        return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}", *receivers, hash_of(self.keys.values()))
 
 
 def _struct(columns: Iterable[str], renamed: Mapping[str, str], name: str, prefix: str = "") -> str:

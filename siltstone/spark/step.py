@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -18,13 +18,12 @@ from siltstone.operator import Operator
 from siltstone.run.callbacks import drains
 from siltstone.run.fusing import fuse, run_fused
 from siltstone.run.inputs import HASH, TO
-from siltstone.run.processing import ACKNOWLEDGEMENT, outputs_of, result_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, join_batches, outputs_of, result_schema
 from siltstone.run.roll_forward import is_logged
 from siltstone.run.subtask import report_failure, run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
-from siltstone.spark.batches import join_batches
 from siltstone.spark.executor import freeze_imports, map_in_arrow
-from siltstone.spark.inputs import columns_read, hash_of, keyed_inputs, keyed_rows, rows_of_source, schemas_of
+from siltstone.spark.inputs import columns_read, keyed_inputs, keyed_rows, rows_of_source, schemas_of
 from siltstone.spark.jobs import tag_jobs
 from siltstone.spark.masters import is_local
 from siltstone.spark.placement import Placement, shuffle
@@ -267,21 +266,18 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
 def frame_of_keyed(
     keyed: DataFrame, task: StepTask, placed: DataFrame | None = None, *, sent: bool = False
 ) -> DataFrame:
-    """Make the frame of one step of rows that have the key's columns, of the declared types.
+    """Make the frame of one step of rows that have the key's columns, of the declared types, and its hash.
 
     Args:
         sent: whether the column `TO` says to which subtasks rows go, unless it is null.
     """
-    key_hash = hash_of(task.operator)
-    group = f"pmod({key_hash}, {task.max_parallelism}L)"
+    group = f"pmod({HASH}, {task.max_parallelism}L)"
     subtask = f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)"
     subtask = f"coalesce({TO}, {subtask})" if sent else subtask
     shuffled = shuffle(keyed, task.parallelism, subtask, placed)
     if task.operator.order_by and (order := _order_of(task.operator, shuffled.columns)):
         shuffled = shuffled.sortWithinPartitions(*order)
-    # Hashing again costs less than sending the hash through the shuffle.
-    hashed = shuffled.selectExpr("*", f"{key_hash} as {HASH}")
-    return map_in_arrow(hashed, _in_partition(task, keyed.sparkSession), spark_schema(result_schema(task)))
+    return map_in_arrow(shuffled, _in_partition(task, keyed.sparkSession), spark_schema(result_schema(task)))
 
 
 def _order_of(operator: Operator, columns: Sequence[str]) -> list[str]:
@@ -395,16 +391,20 @@ def _in_partition(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     here = isinstance(spark, SparkSession) and is_local(spark.sparkContext.master)
     zone = "" if task.fused is None else str(spark.conf.get("spark.sql.session.timeZone"))
+    task, *behind = (replace(each, fused=None) for each in task.together)
+    # Pickled by themselves, as tasks of several jobs are, operators share no object that one of them might change.
+    pickled = [cloudpickle.dumps(each) for each in behind]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
         # A job has the partitions of one or more operators, one operator after the other.
         subtask = context.partitionId() % task.parallelism
+        tasks = [task, *map(cloudpickle.loads, pickled)]
         try:
-            placed = task if here else on_this_worker(task, subtask)
+            placed = tasks if here else [on_this_worker(each, subtask) for each in tasks]
         except SiltstoneError as error:
-            yield report_failure(task, subtask, error)
+            yield report_failure(tasks[-1], subtask, error)
             return
         rows = check_rows(task, subtask, join_batches(batches))
         attempt = str(context.taskAttemptId())

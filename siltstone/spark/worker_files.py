@@ -33,14 +33,9 @@ def on_this_worker(task: StepTask, subtask: int) -> StepTask:
         StateError: there is only a temporary directory, in which another user has taken the name.
     """
     check_on_this_machine(task.warehouse)
-    task = _with_warehouse(task, worker_warehouse(task.warehouse, subtask))
+    task = replace(task, warehouse=worker_warehouse(task.warehouse, subtask))
     remove_older_epochs(task.warehouse.local, task.stream, task.oldest_epoch or task.epoch)
     return task
-
-
-def _with_warehouse(task: StepTask, warehouse: Warehouse) -> StepTask:
-    fused = None if task.fused is None else _with_warehouse(task.fused, warehouse)
-    return replace(task, warehouse=warehouse, fused=fused)
 
 
 def worker_warehouse(warehouse: Warehouse, subtask: int) -> Warehouse:

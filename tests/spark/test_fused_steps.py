@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
-from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.settings import RecoveryOptions
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import step as step_module
@@ -98,18 +99,15 @@ def in_another_zone(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(ZONE, before)
 
 
-def sunk(warehouse: Path) -> dict[str, list[Any]]:
-    """Each sink's files of rows, in their order."""
-    found = dict[str, list[Any]]()
-    for name in (*OUTPUTS, "stamped-third"):
-        files = sorted((warehouse / "sink" / "fused" / name).rglob("*.parquet"))
-        partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
-        rows = [
-            ds.dataset(file, partitioning=partitioning, partition_base_dir=str(warehouse / "sink" / "fused" / name))
-            for file in files
-        ]
-        found[name] = sorted(str(row) for each in rows for row in each.to_table().to_pylist())
-    return found
+def rows_of(warehouse: Path, name: str, output: str) -> list[dict[str, Any]]:
+    """A sink's rows, each with its checkpoint."""
+    partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
+    return ds.dataset(warehouse / "sink" / name / output, partitioning=partitioning).to_table().to_pylist()
+
+
+def sunk(warehouse: Path) -> dict[str, list[str]]:
+    """Each sink's rows."""
+    return {name: sorted(map(str, rows_of(warehouse, "fused", name))) for name in (*OUTPUTS, "stamped-third")}
 
 
 def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -139,6 +137,36 @@ def test_fused_operators_leave_what_they_do_by_themselves(tmp_path: Path, monkey
     assert all(made.values())
     assert "at timestamp[us, tz=America/St_Johns], value int64, local timestamp[us]" in made["zones"][0]
     check_proven(at(tmp_path / "fused"), "fused")
+
+
+class Drawing(Operator):
+    """Gives each row the next random number of an object that another operator has as well."""
+
+    key = KEY
+    inputs = ("value",)
+    output = pa.schema({**KEY, "value": pa.int64()})
+    keeps_key = True
+
+    def __init__(self, name: str, reads: str, random: np.random.Generator) -> None:
+        self.random = random
+        super().__init__(name=name, reads=reads)
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Draw."""
+        return pa.table({"key": rows.table["key"], "value": self.random.integers(0, 1 << 40, len(rows))})
+
+
+def test_fused_operators_share_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They did not when each had a job of its own."""
+    random = np.random.default_rng(7)
+    operators = [Drawing("first", SOURCE, random), Drawing("behind", "first", random)]
+    sinks = {name: ParquetSink() for name in ("first", "behind")}
+    one = Stream("drawn", source_of(ROWS[:1]), operators, sinks=sinks, max_parallelism=16)
+    jobs = jobs_of(monkeypatch)
+    run(at(tmp_path / "w"), one, RunRequest())
+    assert jobs == [["first", "behind"]]
+    drawn = [sorted(row["value"] for row in rows_of(tmp_path / "w", "drawn", name)) for name in sinks]
+    assert drawn[0] == drawn[1]
 
 
 def test_each_way_replays_what_the_other_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

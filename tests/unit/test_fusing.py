@@ -17,6 +17,7 @@ from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.state.hashing import xxhash64
 from siltstone.stream import Stream
+from siltstone.testing import StreamTester
 from tests.region_run import RegionRun, shuffled
 from tests.sums import POLICY
 
@@ -108,7 +109,8 @@ def test_operators_by_one_key_run_together(place: OpenWarehouse) -> None:
         ({"output": ROWS.set(1, pa.field("at", pa.timestamp("ns", "UTC")))}, {}, False),
         ({"output": ROWS.set(2, pa.field("text", pa.large_string()))}, {}, False),
         ({"output": ROWS.set(2, pa.field("text", pa.uint8()))}, {}, False),
-        ({"output": ROWS.set(0, pa.field("key", pa.int32()))}, {}, False),
+        ({"output": pa.schema([*ROWS, ("half", pa.float16())])}, {}, False),
+        ({"output": pa.schema([*ROWS, ("__subtask", pa.int64())])}, {}, False),
         ({"side_outputs": {"more": ROWS}}, {}, True),
         ({"output": None, "side_outputs": {"more": ROWS}}, {"reads": "first-more"}, False),
     ],
@@ -118,6 +120,12 @@ def test_only_rows_that_are_there_as_spark_would_bring_them(
 ) -> None:
     tasks = tasks_of(place, of(Passing, "first", **first), of(Behind, "behind", **behind))
     assert names(fuse(tasks)) == ([["first", "behind"]] if together else [["first"], ["behind"]])
+
+
+@pytest.mark.parametrize("output", [ROWS.set(0, pa.field("key", pa.int32())), ROWS.remove(0)])
+def test_who_keeps_the_key_returns_it(output: pa.Schema) -> None:
+    with pytest.raises(UsageError, match="its output needs the key columns, of their types: add key, or set keeps_key"):
+        of(Passing, "first", output=output)
 
 
 def test_two_readers_are_not_fused(place: OpenWarehouse) -> None:
@@ -148,7 +156,8 @@ def run(task: StepTask, subtask: int, zone: str = "Asia/Kolkata") -> tuple[list[
     def one(own: StepTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return run_subtask(own, subtask, "test", batches)
 
-    made = list(run_fused(task, subtask, iter(shuffled(task, INPUT)[subtask].to_batches()), zone, one))
+    tasks = [replace(each, fused=None) for each in task.together]
+    made = list(run_fused(tasks, subtask, iter(shuffled(task, INPUT)[subtask].to_batches()), zone, one))
     assert {batch.schema for batch in made} == {result_schema(task)}
     said = [batch.column(ACKNOWLEDGEMENT) for batch in made]
     told = [Acknowledgement.from_bytes(each[0].as_py()) for each in said if not each.null_count]
@@ -186,6 +195,22 @@ def test_the_one_behind_gets_all_rows_in_order_with_sparks_types(place: OpenWare
         assert pa.Table.from_batches(rows)["text"].to_pylist() == own["text"].to_pylist()
 
 
+class ByKey(Passing):
+    """Returns a batch per row."""
+
+    def process(self, rows: Rows, state: State) -> Any:
+        """Cut its rows."""
+        made = super().process(rows, state)
+        return pa.concat_tables([made.slice(n, 1) for n in range(len(made))])
+
+
+def test_the_one_behind_gets_small_batches_together(place: OpenWarehouse) -> None:
+    seen: list[Rows] = []
+    tasks = tasks_of(place, of(ByKey, "first"), of(Looking, "behind", seen=seen))
+    run(fuse(tasks)["first"], 0)
+    assert len(seen[0]) > 10 and seen[0].table["text"].num_chunks == 1
+
+
 class Refusing(Passing):
     """Refuses its rows."""
 
@@ -216,6 +241,11 @@ def test_the_one_behind_may_fail_alone(place: OpenWarehouse) -> None:
 
 
 def test_rows_of_other_subtasks_are_an_error_that_says_what_to_do(place: OpenWarehouse) -> None:
+    with (
+        StreamTester(Stream("alone", None, [of(Swapping, "first")]), parallelism=2) as tester,
+        pytest.raises(UsageError, match="operator first returned a row of another key"),
+    ):
+        tester.step(INPUT)
     tasks = tasks_of(place, of(Swapping, "first"), of(Behind, "behind"))
     told, _ = run(fuse(tasks)["first"], 0)
     assert told[-1].error is not None

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.spark.batches import join_batches
+from siltstone.run.processing import join_batches
 
 
 def batch(first: int, count: int, text: str = "") -> pa.RecordBatch:

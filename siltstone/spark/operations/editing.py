@@ -23,13 +23,14 @@ from siltstone.run.inputs import TO
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
+from siltstone.spark.inputs import hash_of
 from siltstone.spark.operations.changing import check_changeable, hold_epoch_for_change
 from siltstone.spark.operations.edit_rows import REFUSED, Change, EditRows, changes_frame
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.state_scan import read_state
 from siltstone.spark.step import StepRun, acknowledgements, frame_of_keyed, output_rows, run_step, step_frame
-from siltstone.spark.types import spark_type
+from siltstone.spark.types import quote, spark_type
 from siltstone.state.schema import KEY_GROUP
 from siltstone.stream import Stream
 
@@ -173,7 +174,8 @@ class _EditStep:
                 receiver = f"cast(({KEY_GROUP} * {task.parallelism}L) div {task.max_parallelism}L as int)"
             case Route.EVERY:
                 receiver = f"explode(sequence(0, {task.parallelism - 1}))"
-        sent = self._frame.selectExpr("*", f"{receiver} as {TO}")
+        keys = map(quote, task.operator.key.names)
+        sent = self._frame.selectExpr("*", f"{receiver} as {TO}", hash_of(keys))
         return frame_of_keyed(sent, task, sent=True)
 
     def record(self, _: StepRun) -> dict[str, Any]:
