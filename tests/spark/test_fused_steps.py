@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
-from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.operator import SOURCE, BroadcastState, Operator, Rows, State, ValueState
 from siltstone.settings import RecoveryOptions
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import step as step_module
-from siltstone.spark.operations import RunRequest, replay, run
+from siltstone.spark.operations import RunRequest, replay, rescale, run
 from siltstone.stream import Stream
 from tests.spark_runs import at, check_proven, digests
 from tests.spark_streams import keyed, source_of
@@ -137,6 +139,62 @@ def test_fused_operators_leave_what_they_do_by_themselves(tmp_path: Path, monkey
     assert all(made.values())
     assert "at timestamp[us, tz=America/St_Johns], value int64, local timestamp[us]" in made["zones"][0]
     check_proven(at(tmp_path / "fused"), "fused")
+
+
+class Priced(Operator):
+    """Its rows by two sources: the one gives values, and the other one factors to every subtask."""
+
+    name = "priced"
+    key = KEY
+    output = pa.schema({**KEY, "price": pa.int64()})
+    keeps_key = True
+    factors = BroadcastState(reads="factors", key={"key": pa.int64()}, value={"value": pa.int64()}, by="value")
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Multiply."""
+        own = rows.of("values").table
+        factor = state.factors.get(pa.table({"key": pa.array([0] * len(own))}))["value"].fill_null(1)
+        return pa.table({"key": own["key"], "price": pc.multiply(own["value"], factor)})
+
+
+def two_pairs() -> Stream:
+    """Two operators that read the sources, and behind each one that is fused to it."""
+    many = [keyed([n % 23 for n in range(step, 40 + step)], range(40)) for step in range(4)]
+    few = [keyed([0], [factor]) for factor in (3, 5, 7, 11)]
+    operators = [
+        Priced(reads={"values": {"key": "key"}}, inputs={"values": ("value",)}),
+        Aggregate("counts", KEY, [Count("rows"), Sum("sum", of="value")], reads="values"),
+        Aggregate("prices", KEY, [Sum("sum", of="price"), Count("rows")], reads="priced"),
+        Aggregate("changes", KEY, [Count("times"), Sum("sums", of="sum")], reads="counts"),
+    ]
+    sinks = {name: ParquetSink() for name in ("prices", "changes")}
+    return Stream(
+        "pairs", sources={"values": source_of(many), "factors": source_of(few)}, operators=operators, sinks=sinks
+    )
+
+
+def test_two_fused_pairs_go_through_a_rescale_and_a_rollback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, stream = jobs_of(monkeypatch), two_pairs()
+    run(at(tmp_path / "steady"), stream, RunRequest())
+    assert jobs == [["priced", "prices", "counts", "changes"]] * 4
+    expected = digests(at(tmp_path / "steady"), "pairs")
+    settings = at(tmp_path / "w")
+    run(settings, stream, RunRequest(batches=2))
+    rescale(settings, stream, 3)
+    changed = at(tmp_path / "w", parallelism=3)
+    run(changed, stream, RunRequest())
+    with OpenWarehouse.open_existing(settings.warehouse) as place:
+        begun = place.catalog.runs.begin("pairs", "a test")
+        place.catalog.rollbacks.roll_back("pairs", begun, 1, "a test", "a test")
+    monkeypatch.setattr(step_module, "fuse", dict)
+    run(changed, stream, RunRequest())
+    assert [*digests(changed, "pairs").values()][-1] == expected[4]
+    check_proven(changed, "pairs")
+    for name in ("prices", "changes"):
+        steady, here = (
+            [{**row, "checkpoint": 0} for row in rows_of(tmp_path / each, "pairs", name)] for each in ("steady", "w")
+        )
+        assert sorted(map(str, here)) == sorted(map(str, steady))
 
 
 class Drawing(Operator):
