@@ -430,8 +430,8 @@ class Operator(StateHandler):
             raise UsageError(f"{what}: holds_back: {error}") from None
         if self.output is not None:
             self.output = schema_of(self.output, f"the output of {what}")
-            given = {field.name: field.type for field in self.output}
-            if lacks := [f.name for f in self.key if self.keeps_key and given.get(f.name) != f.type]:
+            given = {(field.name, field.type) for field in self.output}
+            if lacks := [f.name for f in self.key if self.keeps_key and (f.name, f.type) not in given]:
                 raise UsageError(
                     f"{what} keeps the key (keeps_key), so its output needs the key columns, of their types: add "
                     f"{', '.join(lacks)}, or set keeps_key = False"

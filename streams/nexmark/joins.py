@@ -134,8 +134,9 @@ class Winners(st.Operator):
         """Keep the best bid so far."""
         old = state.best.get(rows.keys)
         at, bidder = (pc.negate(rows.table[name].cast(_ID)) for name in ("date_time", "bidder"))
+        best = rows.table.take(rows.last(np.arange(len(rows)), by=("price", at, bidder)))
         # Times of another operator's rows have the zone of Spark's session.
-        new = {each.name: rows.last(each.name, by=("price", at, bidder)).cast(each.type) for each in old.schema}
+        new = {each.name: best[each.name].cast(each.type) for each in old.schema}
         first = pc.or_(
             pc.less(new["date_time"], old["date_time"]),
             pc.and_(pc.equal(new["date_time"], old["date_time"]), pc.less(new["bidder"], old["bidder"])),
