@@ -3,7 +3,7 @@
 A test says its number for `make test-thorough`; each profile takes its share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -47,6 +47,18 @@ def some(cases: Sequence[T]) -> Sequence[T]:
 def long_form(*values: Any) -> Any:
     """A case of a parametrized test that only `make test-thorough` tries: shorter cases prove the same."""
     return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def usually(cases: Iterable[Any], *usual: Any) -> list[Any]:
+    """The cases of a parametrized test, of which `make test` tries these alone, and `make test-thorough` each.
+
+    Args:
+        cases: values, or tuples of several values.
+    """
+    given = list(cases)
+    assert set(usual) <= set(given), "each is a case"
+    tuples = [case if isinstance(case, tuple) else (case,) for case in given]
+    return [pytest.param(*of) if case in usual else long_form(*of) for case, of in zip(given, tuples, strict=True)]
 
 
 def stride() -> int:

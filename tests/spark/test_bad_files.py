@@ -23,6 +23,7 @@ from siltstone.spark.operations import RunRequest, recover, replay, run, verify
 from siltstone.spark.versions import has_python_sources
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
+from tests.examples import long_form
 from tests.spark.json_files import json_source
 from tests.spark.test_changed_input import Last, damage, totals
 from tests.spark_runs import at, digests, state
@@ -78,7 +79,9 @@ def files_read(settings: Settings) -> list[str]:
 
 
 @pytest.mark.usefixtures("_names_files")
-@pytest.mark.parametrize(("bad", "at_once"), [([0], 1), ([5], 4), ([0, 1, 2, 3, 4, 5], 1), ([1, 2, 3], 4)])
+@pytest.mark.parametrize(
+    ("bad", "at_once"), [long_form([0], 1), long_form([5], 4), ([0, 1, 2, 3, 4, 5], 1), ([1, 2, 3], 4)]
+)
 def test_the_stream_goes_on_without_them(tmp_path: Path, spark: SparkSession, bad: list[int], at_once: int) -> None:
     settings, directory = settings_at(tmp_path / "w"), tmp_path / "in"
     for number in range(FILES):
@@ -148,7 +151,9 @@ def damaged_group(directory: Path, number: int) -> Path:
 
 
 @pytest.mark.usefixtures("_names_files")
-@pytest.mark.parametrize("options", [{"max_pending": 3}, {"checkpoint_steps": 3}, {"backend": "rocksdb"}])
+@pytest.mark.parametrize(
+    "options", [{"max_pending": 3}, long_form({"checkpoint_steps": 3}), long_form({"backend": "rocksdb"})]
+)
 def test_none_of_the_rows_of_a_file_that_is_half_read_count(tmp_path: Path, options: dict[str, Any]) -> None:
     settings, directory = settings_at(tmp_path / "w", **options), tmp_path / "in"
     directory.mkdir()

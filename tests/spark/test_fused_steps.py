@@ -124,14 +124,17 @@ def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return jobs
 
 
-def test_fused_operators_leave_what_they_do_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_operators_leave_and_replay_what_they_do_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = jobs_of(monkeypatch)
     fused = run(at(tmp_path / "fused"), stream(), RunRequest())
     assert jobs == [["stamped", "zones", "sums"], ["by_zone"]] * len(ROWS)
     jobs.clear()
-    monkeypatch.setattr(step_module, "fuse", dict)
-    alone = run(at(tmp_path / "alone"), stream(), RunRequest())
-    assert jobs == [["stamped"], ["zones"], ["sums"], ["by_zone"]] * len(ROWS)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "fuse", dict)
+        alone = run(at(tmp_path / "alone"), stream(), RunRequest())
+        assert jobs == [["stamped"], ["zones"], ["sums"], ["by_zone"]] * len(ROWS)
+        assert replay(at(tmp_path / "fused"), stream()).steps == len(ROWS)
+    assert replay(at(tmp_path / "alone"), stream()).steps == len(ROWS)
     assert (fused.digest, fused.checkpoints) == (alone.digest, alone.checkpoints)
     assert digests(at(tmp_path / "fused"), "fused") == digests(at(tmp_path / "alone"), "fused")
     made = sunk(tmp_path / "fused")
@@ -225,15 +228,6 @@ def test_fused_operators_share_no_object(tmp_path: Path, monkeypatch: pytest.Mon
     assert jobs == [["first", "behind"]]
     drawn = [sorted(row["value"] for row in rows_of(tmp_path / "w", "drawn", name)) for name in sinks]
     assert drawn[0] == drawn[1]
-
-
-def test_each_way_replays_what_the_other_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(at(tmp_path / "fused"), stream(), RunRequest())
-    with monkeypatch.context() as patch:
-        patch.setattr(step_module, "fuse", dict)
-        assert replay(at(tmp_path / "fused"), stream()).steps == len(ROWS)
-        run(at(tmp_path / "alone"), stream(), RunRequest())
-    assert replay(at(tmp_path / "alone"), stream()).steps == len(ROWS)
 
 
 def test_a_worker_that_dies_between_two_fused_operators_changes_nothing(tmp_path: Path) -> None:

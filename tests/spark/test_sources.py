@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from siltstone.spark.operations import RunRequest, replay, run, stream_runner
 from siltstone.spark.queries import check_source
 from siltstone.spark.source_log import COMPACT_INTERVAL
 from siltstone.stream import DIRECTORY
+from tests.examples import usually
 from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
 from tests.spark_streams import COUNTS, STEPS, read_files, source_of, write_files
 
@@ -91,8 +93,9 @@ class NamedFiles:
         return odd.unionByName(even)
 
 
-@pytest.mark.parametrize("interval", ["1", "3"])
-@pytest.mark.parametrize("form", ["v1", "v2", "named"])
+@pytest.mark.parametrize(
+    ("form", "interval"), usually(product(["v1", "v2", "named"], ["1", "3"]), ("v1", "1"), ("v2", "3"), ("named", "1"))
+)
 def test_each_form_of_sparks_record_is_written_again_at_each_start(
     form: str, interval: str, tmp_path: Path, spark: SparkSession, with_settings: Callable[[dict[str, str]], None]
 ) -> None:

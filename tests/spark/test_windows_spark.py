@@ -16,6 +16,7 @@ from siltstone.aggregates.windows import Session, Sliding, Tumbling
 from siltstone.spark.operations import RunRequest, replay, rescale, run
 from siltstone.stream import Stream
 from siltstone.time.event_time import EventTime
+from tests.examples import usually
 from tests.spark_runs import at as settings_at
 from tests.spark_runs import check_proven, state
 from tests.spark_streams import read_files, source_of, write_files
@@ -81,7 +82,7 @@ def by_spark(spark: SparkSession, files: Path, name: str) -> list[tuple[Any, ...
     return sorted(plain(spark.table(table).where("user < 99")), key=str)
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", usually(WINDOWS, "offset", "sliding", "session"))
 def test_windows_are_those_of_spark(spark: SparkSession, tmp_path: Path, name: str) -> None:
     kept, window = Kept(), WINDOWS[name][0]
     combines = name in ("offset", "sliding")

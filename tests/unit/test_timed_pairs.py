@@ -38,6 +38,7 @@ from siltstone.stream import Stream
 from siltstone.time.clock_rules import decode_clock
 from siltstone.time.event_time import EventTime
 from tests.batch_answers import firsts, windows
+from tests.examples import usually
 from tests.proofs import check_restores, in_order
 from tests.timed_run import TimedLife
 
@@ -232,7 +233,7 @@ MIDDLE: dict[str, tuple[Callable[[TimedLife, Path], None], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIDDLE)
+@pytest.mark.parametrize("name", usually(MIDDLE, "export", "rebuilt catalog", "fork", "rollback", "crash"))
 def test_time_goes_on(tmp_path: Path, name: str) -> None:
     change, options = MIDDLE[name]
     with OpenWarehouse.open_writable(str(tmp_path / "w")) as place:

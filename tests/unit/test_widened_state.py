@@ -20,6 +20,7 @@ from siltstone.state.schema import TableSchema
 from siltstone.state.types import is_wider
 from siltstone.stream import Stream
 from tests.arrow_strategies import arrays
+from tests.examples import usually
 from tests.proofs import check_restores
 from tests.region_run import RegionRun
 
@@ -160,7 +161,7 @@ CASES: dict[str, tuple[Policy, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", usually(CASES, "deltas in the heap", "files, then the heap", "pending", "rescaled"))
 def test_state_goes_on_as_if_it_had_been_wide_from_the_beginning(tmp_path: Path, case: str) -> None:
     policy, before, after = CASES[case]
     digests: dict[str, list[str]] = {}
