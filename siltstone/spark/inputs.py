@@ -118,7 +118,7 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
 def hash_of(keys: Iterable[str]) -> str:
     """Return SQL that adds the hash of a key.
 
-    It goes through the shuffle: a further call of the Dataset, after it, takes as long as the hashes of 300,000 rows.
+    It goes through the shuffle: to compute it again behind that would take a further call of the Dataset.
 
     Args:
         keys: SQL for each of the key's columns.
