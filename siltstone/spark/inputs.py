@@ -106,7 +106,9 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     columns = _select(rows, columns_read(rows, operator, task.times.get(name)), operator, fails=fails)
     if operator.combined is not None:
         carried = [READ] if task.read_sources else []
-        combined = _combine(_frame(rows, columns, operator), task)
+        # Rows of a source are digested before they are combined, by the hash.
+        given = _frame(rows, columns, operator) if carried else rows.selectExpr(*_named(columns))
+        combined = _combine(given, task)
         chosen = _select(combined, operator.combined.names, operator, fails=fails)
         return _frame(combined, chosen, operator, *carried)
     given = rows.schema
@@ -140,8 +142,12 @@ def _select(rows: DataFrame, names: Sequence[str], operator: Operator, *, fails:
 
 def _frame(rows: DataFrame, columns: Mapping[str, str], operator: Operator, *further: str) -> DataFrame:
     """Make the frame of some columns, name -> SQL, of further ones, and of the hash of the key."""
-    named = [sql if sql == quote(name) else f"{sql} as {quote(name)}" for name, sql in columns.items()]
-    return rows.selectExpr(*named, *further, hash_of(columns[name] for name in operator.key.names))
+    return rows.selectExpr(*_named(columns), *further, hash_of(columns[name] for name in operator.key.names))
+
+
+def _named(columns: Mapping[str, str]) -> list[str]:
+    """Return SQL that selects some columns, name -> SQL."""
+    return [sql if sql == quote(name) else f"{sql} as {quote(name)}" for name, sql in columns.items()]
 
 
 def _combine(rows: DataFrame, task: StepTask) -> DataFrame:
@@ -195,10 +201,9 @@ def _select_sources(batch: DataFrame, inputs: Sequence["_InputOf"], task: StepTa
         key: f"case {' '.join(f'when {some[each.name]} then {each.keys[key]}' for each in inputs)} end"
         for key in task.operator.key.names
     }
-    own = [f"case when {some[each.name]} then {each.struct} end as {quote(each.name)}" for each in inputs]
+    own = {each.name: f"case when {some[each.name]} then {each.struct} end" for each in inputs}
     shared = " or ".join(some[each.name] for each in inputs if each.is_broadcast)
-    named = [f"{sql} as {quote(key)}" for key, sql in keys.items()]
-    return rows.selectExpr(*named, *own, *_receivers(task, shared or "false"), hash_of(keys.values()))
+    return rows.selectExpr(*_named(keys | own), *_receivers(task, shared or "false"), hash_of(keys.values()))
 
 
 def _receivers(task: StepTask, shared: str) -> list[str]:
@@ -247,9 +252,8 @@ class _InputOf:
 
     def select(self, rows: DataFrame) -> DataFrame:
         """Select the key's columns, the struct and the hash of rows that are all of the input."""
-        keys = [f"{sql} as {quote(key)}" for key, sql in self.keys.items()]
         receivers = _receivers(self._task, "true" if self.is_broadcast else "false")
-        return rows.selectExpr(*keys, f"{self.struct} as {quote(self.name)}", *receivers, hash_of(self.keys.values()))
+        return rows.selectExpr(*_named(self.keys | {self.name: self.struct}), *receivers, hash_of(self.keys.values()))
 
 
 def _struct(columns: Iterable[str], renamed: Mapping[str, str], name: str, prefix: str = "") -> str:

@@ -49,6 +49,7 @@ class Combining(Visits):
     combined = {"page": pa.int64(), "rows": pa.int64(), "minutes": pa.int64()}  # noqa: RUF012
 
     def combine(self, table: pa.Table) -> pa.Table:
+        assert table.column_names == ["page", "minutes"], "those that it reads"
         if table["minutes"].null_count:
             raise ValueError("minutes are null")
         added = table.group_by("page").aggregate([("minutes", "count"), ("minutes", "sum")])
@@ -56,7 +57,7 @@ class Combining(Visits):
 
 
 def stream(*tables: pa.Table) -> Stream:
-    operators = [Visits(name="plain"), Combining(name="combining")]
+    operators = [Visits(name="plain"), Combining(name="combining"), Combining(name="behind", reads="plain")]
     return Stream("visits", source_of(list(tables)), operators, sinks=dict.fromkeys(OPERATORS), max_parallelism=8)
 
 
