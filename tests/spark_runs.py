@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from siltstone.catalog.records.streams import StreamRecord
@@ -37,6 +38,12 @@ def check_proven(settings: Settings, stream: str) -> None:
     """Every checkpoint restores."""
     result = verify(settings, stream, every=True)
     assert result.proven and not result.failed
+
+
+def read_parquet_sink(warehouse: Path, stream: str, output: str) -> pa.Table:
+    """The rows that a sink of Parquet files got, each with its checkpoint."""
+    partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
+    return pq.read_table(warehouse / "sink" / stream / output, partitioning=partitioning)
 
 
 def state(settings: Settings, stream: str, operator: str, table: str, to: Path) -> pa.Table:

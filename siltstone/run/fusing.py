@@ -14,10 +14,9 @@ import pyarrow as pa
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import Operator
-from siltstone.run.inputs import HASH, list_columns
-from siltstone.run.processing import ACKNOWLEDGEMENT, join_batches, result_schema, rows_of_output
+from siltstone.run.inputs import HASH, hash_keys, list_columns
+from siltstone.run.processing import ACKNOWLEDGEMENT, acknowledgement_batch, join_batches, rows_of_output
 from siltstone.run.task import StepTask
-from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 
 RunSubtask = Callable[[StepTask, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """runs one step of one operator in a subtask, as `run.subtask.run_subtask`"""
@@ -35,11 +34,13 @@ _CARRIED = (
 
 
 def fuse(tasks: Mapping[str, StepTask]) -> dict[str, StepTask]:
-    """Return the tasks of a step, each with those that are fused to it (`StepTask.fused`), which are no longer by
-    themselves.
+    """Join the tasks of operators that run together: the first has the one behind it in `StepTask.fused`.
 
     Args:
         tasks: operator -> its task, of all operators that the step runs.
+
+    Returns:
+        The same of those alone that run behind no other.
     """
     behind = dict[str, str]()
     for name, task in tasks.items():
@@ -106,14 +107,13 @@ def run_fused(
     if not behind:
         yield from run(task, batches)
         return
-    told, schema = list[pa.RecordBatch](), result_schema(tasks[-1])
+    told = list[pa.RecordBatch]()
 
     def rows() -> Iterator[pa.RecordBatch]:
         for batch in run(task, batches):
             said = batch.column(ACKNOWLEDGEMENT)
             if not said.null_count:
-                nulls = [pa.nulls(1, field.type) for field in list(schema)[1:]]
-                told.append(pa.record_batch([said, *nulls], schema=schema))
+                told.append(acknowledgement_batch(said, tasks[-1]))
                 if Acknowledgement.from_bytes(said[0].as_py()).error is not None:
                     raise StateError(f"operator {task.operator.name}, whose output it reads, has failed")
                 continue
@@ -145,9 +145,8 @@ def check_keys(task: StepTask, subtask: int, output: pa.Table) -> np.ndarray:
     Raises:
         UsageError: one has a key of another subtask.
     """
-    hashes = xxhash64(normalise_keys(output.select(task.operator.key.names)).columns)
-    own, groups = task.groups(subtask), key_groups(hashes, task.max_parallelism)
-    if not ((groups >= own.start) & (groups < own.end)).all():
+    hashes = hash_keys(output, task.operator)
+    if not task.owns(subtask, hashes).all():
         raise UsageError(
             f"operator {task.operator.name} returned a row of another key than those of its rows: set keeps_key = False"
         )

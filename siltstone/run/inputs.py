@@ -17,12 +17,18 @@ import pyarrow as pa
 from siltstone.errors import UsageError
 from siltstone.operator import Operator
 from siltstone.state.columns import null_mask, one_array
+from siltstone.state.hashing import normalise_keys, xxhash64
 from siltstone.time.event_time import RowTimes
 
 HASH = "__hash"
 READ = "__read"
 TO = "__to"
 """the subtask that a row of a broadcast input goes to; null in other rows"""
+
+
+def hash_keys(rows: pa.Table, operator: Operator) -> np.ndarray:
+    """Return the hashes of the keys of rows as Spark makes them (uint64[n])."""
+    return xxhash64(normalise_keys(rows.select(operator.key.names)).columns)
 
 
 def original_column(key: str) -> str:

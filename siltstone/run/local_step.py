@@ -25,6 +25,7 @@ from siltstone.run.inputs import (
     READ,
     TO,
     check_columns,
+    hash_keys,
     internal_names,
     list_columns,
     misfit_reason,
@@ -36,7 +37,7 @@ from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.run.users_code import OperatorFailed
 from siltstone.state.columns import fixed_values, null_mask, one_array
-from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
+from siltstone.state.hashing import key_groups
 from siltstone.state.json_rows import SHOWN_CHARACTERS, json_rows
 from siltstone.state.types import is_nested
 from siltstone.stream import Stream
@@ -147,7 +148,7 @@ def split_rows(inputs: Mapping[str, pa.Table], task: StepTask) -> dict[int, list
         chosen = _send_to_each(chosen, task)
     if operator.order_by:
         chosen = chosen.take(_sort_order(chosen, operator))
-    hashes = _hash(chosen, operator)
+    hashes = hash_keys(chosen, operator)
     chosen = chosen.append_column(HASH, pa.array(hashes.view(np.int64)))
     receiver = key_groups(hashes, task.max_parallelism).astype(np.int64) * task.parallelism // task.max_parallelism
     if operator.broadcasts:
@@ -166,10 +167,6 @@ def _send_to_each(rows: pa.Table, task: StepTask) -> pa.Table:
     parts = [one.append_column(TO, pa.nulls(len(one), pa.int32()))]
     parts += [each.append_column(TO, pa.array(np.full(len(each), n, np.int32))) for n in range(task.parallelism)]
     return pa.concat_tables(parts)
-
-
-def _hash(rows: pa.Table, operator: Operator) -> np.ndarray:
-    return xxhash64(normalise_keys(rows.select(operator.key.names)).columns)
 
 
 def _list_columns(rows: pa.Table, task: StepTask, name: str) -> list[str]:
@@ -277,7 +274,7 @@ def _combine(rows: pa.Table, task: StepTask) -> pa.Table:
     operator = task.operator
     of_source = bool(task.read_sources)
     if of_source:
-        rows = rows.append_column(HASH, pa.array(_hash(rows, operator).view(np.int64)))
+        rows = rows.append_column(HASH, pa.array(hash_keys(rows, operator).view(np.int64)))
     parts: Iterator[pa.RecordBatch] = iter(rows.combine_chunks().to_batches(-(-rows.num_rows // task.parallelism)))
     schema = combined_schema(operator, of_source=of_source)
     combined = pa.Table.from_batches(combine_all(operator, parts, of_source=of_source), schema)

@@ -69,9 +69,14 @@ def _nullable(columns: Iterable[pa.Field]) -> pa.Schema:
 def result_schema(task: StepTask) -> pa.Schema:
     """Return the schema of what a task of a step returns: `step_schema`, or the acknowledgement alone where only sinks
     read the output, for which it is staged. Of fused tasks it is that of the last one."""
-    last = task.together[-1]
-    schema = step_schema(last.operator)
-    return schema if last.hands_on else pa.schema([schema.field(ACKNOWLEDGEMENT)])
+    schema = step_schema(task.last.operator)
+    return schema if task.last.hands_on else pa.schema([schema.field(ACKNOWLEDGEMENT)])
+
+
+def acknowledgement_batch(said: pa.Array, task: StepTask) -> pa.RecordBatch:
+    """Return the row of an encoded acknowledgement among what a task returns (`result_schema`)."""
+    schema = result_schema(task)
+    return pa.record_batch([said, *(pa.nulls(1, field.type) for field in list(schema)[1:])], schema=schema)
 
 
 def step_schema(operator: Operator) -> pa.Schema:

@@ -28,7 +28,7 @@ from siltstone.run.event_times import HeardTimes
 from siltstone.run.firing import StepTimers
 from siltstone.run.persist import write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import Taken, open_operator, outputs_of, result_schema, rows_of_output
+from siltstone.run.processing import Taken, acknowledgement_batch, open_operator, outputs_of, rows_of_output
 from siltstone.run.read_rows import ReadRows
 from siltstone.run.spilled import Spilled
 from siltstone.run.staging import StagedOutput
@@ -218,6 +218,4 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
 
 
 def _acknowledge(acknowledgement: Acknowledgement, task: StepTask) -> pa.RecordBatch:
-    schema = result_schema(task)
-    nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
-    return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)
+    return acknowledgement_batch(pa.array([acknowledgement.to_bytes()], pa.binary()), task)

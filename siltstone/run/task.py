@@ -11,6 +11,7 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import SOURCE, Operator
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state.hashing import key_groups
 from siltstone.state.schema import TableSchema
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import StepPath
@@ -96,8 +97,6 @@ class StepTask:
             ones included.
         tracked: tables and opaque variables of which the step logs what it changes; a base needs no tracking.
         logs: whether it does; if not, the tables of `tracked` keep what it changes, for the checkpoint.
-        fused: the task of the operator that reads this one's output, if it runs in the same tasks of Spark
-            (`run.fusing`).
         log: the steps since the newest complete checkpoint, with the changes that were logged.
         checkpoint: set if the step ends in the checkpoint.
         drains: whether the operator drains at its end, and prepares the checkpoint.
@@ -111,6 +110,8 @@ class StepTask:
         clock: the step's clock; None if it has none, and so fires nothing.
         stores: whether it stores its part of the checkpoint; False where lost output is made again.
         dead_letters: what the step leaves out; None for a stream without dead letters.
+        fused: the task of the operator that reads this one's output, if it runs in the same tasks of Spark
+            (`run.fusing`).
     """
 
     stream: str
@@ -152,6 +153,11 @@ class StepTask:
         return (self,) if self.fused is None else (self, *self.fused.together)
 
     @property
+    def last(self) -> "StepTask":
+        """The last of the tasks that run together."""
+        return self.together[-1]
+
+    @property
     def sorts_out(self) -> bool:
         """Whether rows that the operator cannot process become dead letters; otherwise they fail the step."""
         return self.dead_letters is not None and self.dead_letters.rows
@@ -179,6 +185,11 @@ class StepTask:
     def groups(self, subtask: int) -> KeyGroupRange:
         """Return the key groups that one subtask owns."""
         return KeyGroupRange(0, self.max_parallelism).split(self.parallelism)[subtask]
+
+    def owns(self, subtask: int, hashes: np.ndarray) -> np.ndarray:
+        """Return which of some keys, by their hashes, are of key groups that one subtask owns (bool[n])."""
+        own, groups = self.groups(subtask), key_groups(hashes, self.max_parallelism)
+        return (groups >= own.start) & (groups < own.end)
 
 
 def identity(operator: str, digests: Mapping[str, np.ndarray]) -> str:

@@ -31,7 +31,6 @@ from siltstone.spark.types import quote
 from siltstone.spark.versions import spark_schema
 from siltstone.spark.worker_files import on_this_worker
 from siltstone.state.columns import fixed_values, null_mask
-from siltstone.state.hashing import key_groups
 
 JOB_TAGS = "spark.job.tags"
 """Spark's local property with the tags of a task's job"""
@@ -201,8 +200,7 @@ def _run_level(
         acknowledgements and for that operator."""
         rows = None if empty else _input_rows(run, spark, task)
         made = empty_step_frame(spark, task, placed) if rows is None else step_frame(rows, task, placed)
-        last = task.together[-1]
-        if last.hands_on and not silent.issuperset(last.operator.outputs):
+        if task.last.hands_on and not silent.issuperset(task.last.operator.outputs):
             run.cached.append(made.persist())
         return made
 
@@ -216,9 +214,9 @@ def _run_level(
     for name, task in tasks.items():
         told = {each.operator.name: _check_complete(received[each.operator.name], each) for each in task.together}
         run.received.update(told)
-        last = task.together[-1].operator
+        last = task.last.operator
         if any(each.rows_out for each in told[last.name]):
-            if task.together[-1].hands_on:
+            if task.last.hands_on:
                 every = [each for some in told.values() for each in some]
                 run.outputs.update({out: output_rows(frames[name], every, last, out) for out in last.outputs})
         else:
@@ -346,7 +344,7 @@ def collect_acknowledgements(
 
 def frame_of_job(frames: Mapping[str, DataFrame], tasks: Mapping[str, StepTask]) -> DataFrame:
     """Make the frame of the acknowledgements of some steps: their partitions follow each other, one per subtask."""
-    with_rows = [name for name in frames if tasks[name].together[-1].hands_on]
+    with_rows = [name for name in frames if tasks[name].last.hands_on]
     parts = [frame.select(ACKNOWLEDGEMENT) if name in with_rows else frame for name, frame in frames.items()]
     together = reduce(lambda one, other: one.union(other), parts)
     return together.where(f"{ACKNOWLEDGEMENT} IS NOT NULL") if with_rows else together
@@ -426,11 +424,9 @@ def check_rows(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) 
     Raises:
         StateError: they are not.
     """
-    own = task.groups(subtask)
     for batch in batches:
         if batch.num_rows:
-            groups = key_groups(batch.column(HASH).to_numpy().view(np.uint64), task.max_parallelism)
-            is_own = (groups >= own.start) & (groups < own.end)
+            is_own = task.owns(subtask, batch.column(HASH).to_numpy().view(np.uint64))
             if TO in batch.schema.names:
                 to = batch.column(TO)
                 is_own = np.where(null_mask(to), is_own, fixed_values(to) == subtask)

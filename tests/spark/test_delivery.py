@@ -2,7 +2,7 @@
 
 import datetime as dt
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -45,12 +45,10 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture(params=["UTC", "America/New_York"])
-def zone(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+def zone(request: pytest.FixtureRequest, with_settings: Callable[[dict[str, str]], None]) -> str:
     """The session's time zone, which is the user's affair."""
-    before = str(spark.conf.get("spark.sql.session.timeZone"))
-    spark.conf.set("spark.sql.session.timeZone", request.param)
-    yield request.param
-    spark.conf.set("spark.sql.session.timeZone", before)
+    with_settings({"spark.sql.session.timeZone": request.param})
+    return request.param
 
 
 def _staged(warehouse: Path, table: pa.Table) -> OutputRecord:

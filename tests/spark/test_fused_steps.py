@@ -2,16 +2,15 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -21,11 +20,11 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import step as step_module
 from siltstone.spark.operations import RunRequest, replay, rescale, run
 from siltstone.stream import Stream
-from tests.spark_runs import at, check_proven, digests
+from tests.spark_runs import at, check_proven, digests, read_parquet_sink
 from tests.spark_streams import keyed, source_of
 
-ZONE = "spark.sql.session.timeZone"
 KEY = {"key": pa.int64()}
+THIRD = {"third": pa.schema(KEY)}
 TIME = pa.timestamp("us", "UTC")
 OUTPUTS = ("stamped", "zones", "sums", "by_zone")
 ROWS = [keyed([n % 17 for n in range(60)], range(60)), keyed(range(30), range(100, 130)), keyed([3, 3], [1, 2])]
@@ -38,7 +37,7 @@ class Stamped(Operator):
     key = KEY
     inputs = ("value",)
     output = pa.schema({"value": pa.int64(), "at": TIME, "local": pa.timestamp("us"), "seen": pa.int64(), **KEY})
-    side_outputs = {"third": pa.schema(KEY)}  # noqa: RUF012
+    side_outputs = THIRD
     keeps_key = True
     counts = ValueState(value={"rows": pa.int64()})
 
@@ -93,23 +92,15 @@ def stream(marker: Path | None = None) -> Stream:
 
 
 @pytest.fixture(autouse=True)
-def in_another_zone(spark: SparkSession) -> Iterator[None]:
+def in_another_zone(with_settings: Callable[[dict[str, str]], None]) -> None:
     """A session whose zone is not UTC."""
-    before = str(spark.conf.get(ZONE))
-    spark.conf.set(ZONE, "America/St_Johns")
-    yield
-    spark.conf.set(ZONE, before)
-
-
-def rows_of(warehouse: Path, name: str, output: str) -> list[dict[str, Any]]:
-    """A sink's rows, each with its checkpoint."""
-    partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
-    return ds.dataset(warehouse / "sink" / name / output, partitioning=partitioning).to_table().to_pylist()
+    with_settings({"spark.sql.session.timeZone": "America/St_Johns"})
 
 
 def sunk(warehouse: Path) -> dict[str, list[str]]:
     """Each sink's rows."""
-    return {name: sorted(map(str, rows_of(warehouse, "fused", name))) for name in (*OUTPUTS, "stamped-third")}
+    names = (*OUTPUTS, "stamped-third")
+    return {name: sorted(map(str, read_parquet_sink(warehouse, "fused", name).to_pylist())) for name in names}
 
 
 def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -195,7 +186,8 @@ def test_two_fused_pairs_go_through_a_rescale_and_a_rollback(tmp_path: Path, mon
     check_proven(changed, "pairs")
     for name in ("prices", "changes"):
         steady, here = (
-            [{**row, "checkpoint": 0} for row in rows_of(tmp_path / each, "pairs", name)] for each in ("steady", "w")
+            read_parquet_sink(tmp_path / each, "pairs", name).drop_columns(["checkpoint"]).to_pylist()
+            for each in ("steady", "w")
         )
         assert sorted(map(str, here)) == sorted(map(str, steady))
 
@@ -226,7 +218,7 @@ def test_fused_operators_share_no_object(tmp_path: Path, monkeypatch: pytest.Mon
     jobs = jobs_of(monkeypatch)
     run(at(tmp_path / "w"), one, RunRequest())
     assert jobs == [["first", "behind"]]
-    drawn = [sorted(row["value"] for row in rows_of(tmp_path / "w", "drawn", name)) for name in sinks]
+    drawn = [sorted(read_parquet_sink(tmp_path / "w", "drawn", name)["value"].to_pylist()) for name in sinks]
     assert drawn[0] == drawn[1]
 
 
@@ -242,12 +234,9 @@ def test_a_worker_that_dies_between_two_fused_operators_changes_nothing(tmp_path
 
 
 def test_text_of_a_type_that_spark_changes_goes_by_spark(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_settings: Callable[[dict[str, str]], None]
 ) -> None:
     jobs = jobs_of(monkeypatch)
-    spark.conf.set(step_module.LARGE_TYPES, "true")
-    try:
-        run(at(tmp_path / "w"), stream(), RunRequest())
-    finally:
-        spark.conf.unset(step_module.LARGE_TYPES)
+    with_settings({step_module.LARGE_TYPES: "true"})
+    run(at(tmp_path / "w"), stream(), RunRequest())
     assert jobs[0] == ["stamped"]

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,6 +18,7 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import step as step_module
 from siltstone.spark.operations import RunRequest, run
 from siltstone.stream import Stream
+from tests.spark_runs import read_parquet_sink
 from tests.spark_streams import keyed, source_of
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -137,8 +136,7 @@ def undisturbed(tmp_path: Path) -> tuple[str | None, pa.Table]:
 
 
 def sink(warehouse: Path) -> pa.Table:
-    partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
-    table = pq.read_table(warehouse / "sink" / "chained" / "after", partitioning=partitioning)
+    table = read_parquet_sink(warehouse, "chained", "after")
     return table.sort_by([("checkpoint", "ascending"), ("key", "ascending")])
 
 

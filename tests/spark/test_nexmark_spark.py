@@ -1,12 +1,11 @@
 """NEXMark's sources and a query under Spark: what Spark counts becomes the events, in each run the next ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run
@@ -15,7 +14,6 @@ from streams.nexmark.events import EPOCH, KINDS, PER_EPOCH, SLOTS, Events
 from tests.delta_run import read_sink
 from tests.nexmark_answers import answer_of, as_rows
 
-ZONE = "spark.sql.session.timeZone"
 RUNS, EPOCHS = 3, 80
 EVENTS = Events(seed=3, rate=1000)
 
@@ -25,12 +23,9 @@ def made(kind: str) -> pa.Table:
 
 
 @pytest.fixture(autouse=True)
-def in_another_zone(spark: SparkSession) -> Iterator[None]:
+def in_another_zone(with_settings: Callable[[dict[str, str]], None]) -> None:
     """A session whose zone is not UTC."""
-    before = str(spark.conf.get(ZONE))
-    spark.conf.set(ZONE, "Asia/Kolkata")
-    yield
-    spark.conf.set(ZONE, before)
+    with_settings({"spark.sql.session.timeZone": "Asia/Kolkata"})
 
 
 @pytest.mark.parametrize("number", [9, 13])

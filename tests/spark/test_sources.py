@@ -1,7 +1,7 @@
 """What a stream asks of its sources: that recorded input can be read again, wherever the warehouse lies by then."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -54,21 +54,6 @@ def test_a_warehouse_that_was_moved_reads_no_file_twice_and_none_is_lost(tmp_pat
 
 OFFSET_LOG = "spark.sql.streaming.offsetLog.formatVersion"
 SOURCE_NAMES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
-
-
-@pytest.fixture
-def with_settings(spark: SparkSession) -> Iterator[Callable[[dict[str, str]], None]]:
-    """Changes settings of the session until the test ends."""
-    changed = set[str]()
-
-    def change(settings: dict[str, str]) -> None:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-            changed.add(name)
-
-    yield change
-    for name in changed:
-        spark.conf.unset(name)
 
 
 @dataclass(frozen=True)
