@@ -4,11 +4,14 @@
 
 Numbers of which more, or less, is better are compared. Nearly all are ratios of sides that ran in turn; seconds and
 bytes compare on one machine only. A number is worse if each of its rounds is worse than each recorded one by more than
-`NOISE`. The record is `recorded.json`, by part and size; the tables at the end of `docs/how-fast.md` are made from it.
+`NOISE`. The record is `recorded.json`, by part and size; the tables at the end of `docs/how-fast.md` are made from it:
+a line per number, or a table of queries and systems where numbers are named "WHAT, QUERY, of SYSTEM", and their ratios
+to ours "WHAT, QUERY, beside SYSTEM".
 """
 
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,6 +32,7 @@ NOISE = 1.25
 """how many times worse a number may be on a busy machine"""
 PACKAGES = ("pyspark", "pyarrow", "numpy")
 """packages whose versions are recorded"""
+_CELL = re.compile(r"(?P<what>.+), q(?P<query>\d+), (?P<is>of|beside) (?P<system>.+)")
 
 Record = dict[str, dict[str, Any]]
 """part, with " (quick)" if it was -> when and with what it was measured, and its numbers"""
@@ -58,16 +62,16 @@ def find_slower(known: Record, key: str, goals: Sequence[Goal]) -> Iterator[str]
     before = {each["what"]: each for each in recorded.get("ratios", ())}
     for goal in goals:
         old = before.get(goal.what)
-        if old is not None and _is_comparable(goal) and _is_worse(goal, old):
+        if old is not None and goal.less_is_better is not None and _is_recorded(goal) and _is_worse(goal, old):
             yield (
                 f"slower than recorded on {recorded['date']} ({recorded['commit']}): {goal.what}: "
                 f"{goal.measured:.3g}, and {old['measured']:.3g} then"
             )
 
 
-def _is_comparable(goal: Goal) -> bool:
-    """Whether one way is better, and a number may be some times another: not a difference, which may be below 0."""
-    return goal.less_is_better is not None and goal.spread[0] > 0
+def _is_recorded(goal: Goal) -> bool:
+    """Whether a number may be some times another: not a difference, which may be below 0."""
+    return goal.spread[0] > 0
 
 
 def _is_worse(goal: Goal, old: Mapping[str, Any]) -> bool:
@@ -79,7 +83,7 @@ def add(known: Record, key: str, goals: Sequence[Goal]) -> None:
     """Add the numbers of a part that was just measured to the record, in place of older ones of the same names."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude", "*", "--dirty= and changes"]
     before = {each["what"]: each for each in known.get(key, {}).get("ratios", ())}
-    found = [_to_json(goal) for goal in goals if _is_comparable(goal)]
+    found = [_to_json(goal) for goal in goals if _is_recorded(goal)]
     known[key] = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip(),
@@ -116,15 +120,39 @@ def save(known: Record, path: Path = RECORD, page: Path = PAGE) -> None:
 
 
 def table(known: Record) -> str:
-    """Return the table in Markdown: a ratio per line, by part."""
+    """Return the tables in Markdown, by part."""
     lines = [""]
     for key, part in sorted(known.items()):
         versions = ", ".join(f"{name} {number}" for name, number in part["versions"].items())
         lines += [f"`{key}`, {part['date']}, commit `{part['commit']}`; {versions}:", ""]
-        lines += ["| ratio | goal | measured | rounds | |", "|---|---|---|---|---|"]
-        for each in part["ratios"]:
-            spread = each["range"] if each["low"] != each["high"] else ""
-            told = [each["what"], each["bound"].strip("-"), f"{each['measured']:.3g}", spread, each["verdict"]]
-            lines.append(f"| {' | '.join(told)} |")
-        lines.append("")
+        cells = [(each, found) for each in part["ratios"] if (found := _CELL.fullmatch(each["what"]))]
+        for what in dict.fromkeys(found["what"] for _, found in cells):
+            lines += [*_matrix(what, [(each, found) for each, found in cells if found["what"] == what]), ""]
+        if alone := [each for each in part["ratios"] if not _CELL.fullmatch(each["what"])]:
+            lines += ["| | goal | measured | rounds | |", "|---|---|---|---|---|", *map(_line, alone), ""]
     return "\n".join(lines[:-1]) + "\n" if known else ""
+
+
+def _line(each: Mapping[str, Any]) -> str:
+    spread = each["range"] if each["low"] != each["high"] else ""
+    told = [each["what"], each["bound"].strip("-"), f"{each['measured']:.3g}", spread, each["verdict"]]
+    return f"| {' | '.join(told)} |"
+
+
+def _matrix(what: str, cells: Sequence[tuple[Mapping[str, Any], re.Match[str]]]) -> Iterator[str]:
+    """Yield the lines of a table: a query per line, a system per column, and behind a number the ratio and its goal."""
+    at = {(int(found["query"]), found["system"], found["is"]): each for each, found in cells}
+    queries, systems = sorted({query for query, _, _ in at}), list(dict.fromkeys(system for _, system, _ in at))
+    yield f"| {what} | {' | '.join(systems)} |"
+    yield f"|{'---|' * (len(systems) + 1)}"
+    for query in queries:
+        both = [(at.get((query, system, "of")), at.get((query, system, "beside"))) for system in systems]
+        yield f"| q{query} | {' | '.join(_cell(own, ratio) for own, ratio in both)} |"
+
+
+def _cell(own: Mapping[str, Any] | None, ratio: Mapping[str, Any] | None) -> str:
+    told = [f"{own['measured'] / 1000:,.3g}k"] if own else []
+    if ratio:
+        goal = f", goal {ratio['bound'].strip('>= ')}: {ratio['verdict']}" if ratio["verdict"] else ""
+        told.append(f"({ratio['measured']:.3g}{goal})")
+    return " ".join(told)

@@ -1,4 +1,4 @@
-"""What the circuits of `benchmarks/feldera` answer to NEXMark's queries is what SQL answers over all events."""
+"""What the benchmark's other systems answer to NEXMark's queries is what SQL answers over all events."""
 
 import json
 from collections import Counter
@@ -12,17 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import nexmark_feldera
+from benchmarks import flink, nexmark, nexmark_feldera
+from benchmarks.nexmark_flink import WINDOWED
 from benchmarks.workload import FILES_A_STEP
 from siltstone.times import to_us
 from streams.nexmark import QUERIES
 from streams.nexmark.events import PER_EPOCH, Events
 from tests.nexmark_answers import answer_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not nexmark_feldera.is_built(), reason="needs DBSP: make feldera"),
-]
+pytestmark = pytest.mark.slow
 STEPS, EPOCHS = 12, 20
 EVENTS = Events(seed=7, rate=400, out_of_order=400)
 """half a minute"""
@@ -59,6 +57,7 @@ def plain(value: Any) -> Any:
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
+@pytest.mark.skipif(not nexmark_feldera.is_built(), reason="needs DBSP: make feldera")
 @pytest.mark.parametrize("number", nexmark_feldera.QUERIES)
 def test_a_circuit_answers_what_sql_does(number: int, tmp_path: Path) -> None:
     write(number, tmp_path / "input")
@@ -68,3 +67,27 @@ def test_a_circuit_answers_what_sql_does(number: int, tmp_path: Path) -> None:
     expected = Counter(repr(columns) for row in answer_of(number, events) for columns in flat(row))
     assert expected and found == expected
     assert began_s < ended_s
+
+
+@pytest.mark.skipif(not flink.jars(), reason="needs Flink: make nexmark")
+@pytest.mark.parametrize("number", WINDOWED)
+def test_flink_closes_windows_as_sql_does_and_drops_nothing_as_late(number: int, tmp_path: Path) -> None:
+    write(number, tmp_path / "input")
+    answers = tmp_path / "answers"
+    nexmark.run_flink("flink", tmp_path / "input", tmp_path, tmp_path / "result", answers)
+    found = [json.loads(line) for path in answers.rglob("part-*") for line in path.read_text().splitlines()]
+    # Its second job, whose answer this is, begins without the events of the warm-up.
+    events = {kind: made(kind, EPOCHS, STEPS * EPOCHS) for kind in QUERIES[number].source_names}
+    expected = [{name: row[name] for name in found[0]} for row in answer_of(number, events)]
+    assert expected and in_ms(found) == in_ms(expected)
+
+
+def in_ms(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Rows in no order, their times to the millisecond, as Flink has them."""
+    return Counter(repr({name: _in_ms(value) for name, value in row.items()}) for row in rows)
+
+
+def _in_ms(value: Any) -> Any:
+    if isinstance(value, str) and value[:2] == "20":
+        value = datetime.fromisoformat(value)
+    return value.strftime("%F %T.%f")[:-3] if isinstance(value, datetime) else value
