@@ -142,7 +142,9 @@ def _line(each: Mapping[str, Any]) -> str:
 def _matrix(what: str, cells: Sequence[tuple[Mapping[str, Any], re.Match[str]]]) -> Iterator[str]:
     """Yield the lines of a table: a query per line, a system per column, and behind a number the ratio and its goal."""
     at = {(int(found["query"]), found["system"], found["is"]): each for each, found in cells}
-    queries, systems = sorted({query for query, _, _ in at}), list(dict.fromkeys(system for _, system, _ in at))
+    beside = list(dict.fromkeys(system for _, system, kind in at if kind == "beside"))
+    ours = list(dict.fromkeys(system for _, system, _ in at if system not in beside))
+    queries, systems = sorted({query for query, _, _ in at}), [*ours, *beside]
     yield f"| {what} | {' | '.join(systems)} |"
     yield f"|{'---|' * (len(systems) + 1)}"
     for query in queries:
@@ -151,8 +153,12 @@ def _matrix(what: str, cells: Sequence[tuple[Mapping[str, Any], re.Match[str]]])
 
 
 def _cell(own: Mapping[str, Any] | None, ratio: Mapping[str, Any] | None) -> str:
-    told = [f"{own['measured'] / 1000:,.3g}k"] if own else []
+    told = [_short(own["measured"])] if own else []
     if ratio:
         goal = f", goal {ratio['bound'].strip('>= ')}: {ratio['verdict']}" if ratio["verdict"] else ""
         told.append(f"({ratio['measured']:.3g}{goal})")
     return " ".join(told)
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e6:.3g}M" if number >= 1e6 else f"{number / 1e3:.3g}k"

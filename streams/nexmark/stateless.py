@@ -7,19 +7,20 @@ import pyarrow.compute as pc
 
 import siltstone as st
 
-from .events import BID, TIME
+from .events import TIME
 from .source import query
 
 
 class MapBids(st.Operator):
-    """Maps bids by a function from table to table."""
+    """Maps bids by a function from table to table, which gets the auction and the other columns that are given."""
 
     key = pa.schema({"auction": pa.int64()})
     reads = "bids"
-    inputs = tuple(name for name in BID.names if name != "auction")
 
-    def __init__(self, name: str, function: Callable[[pa.Table], pa.Table], output: dict[str, pa.DataType]) -> None:
-        super().__init__(name=name, output=pa.schema(output))
+    def __init__(
+        self, name: str, function: Callable[[pa.Table], pa.Table], inputs: list[str], output: dict[str, pa.DataType]
+    ) -> None:
+        super().__init__(name=name, inputs=tuple(inputs), output=pa.schema(output))
         self.function = function
 
     def process(self, rows: st.Rows, state: st.State) -> pa.Table:
@@ -31,16 +32,12 @@ def _select(bids: pa.Table, *columns: str, **made: pa.ChunkedArray) -> pa.Table:
     return pa.table({**{name: bids[name] for name in columns}, **made})
 
 
-def _euros(bids: pa.Table) -> pa.ChunkedArray:
-    return pc.multiply(bids["price"].cast(pa.float64()), 0.908)
-
-
-def _everything(bids: pa.Table) -> pa.Table:
+def _priced(bids: pa.Table) -> pa.Table:
     return bids.select(["auction", "bidder", "price", "date_time", "extra"])
 
 
 def _in_euros(bids: pa.Table) -> pa.Table:
-    return _select(bids, "auction", "bidder", "date_time", "extra", price=_euros(bids))
+    return _priced(bids).set_column(2, "price", pc.multiply(bids["price"].cast(pa.float64()), 0.908))
 
 
 def _some_auctions(bids: pa.Table) -> pa.Table:
@@ -54,16 +51,14 @@ def _with_day(bids: pa.Table) -> pa.Table:
 
 
 def _calculated(bids: pa.Table) -> pa.Table:
-    price = _euros(bids)
-    bids = bids.append_column("euros", price).filter(pc.and_(pc.greater(price, 1e6), pc.less(price, 5e7)))
+    bids = _in_euros(bids)
+    bids = bids.filter(pc.and_(pc.greater(bids["price"], 1e6), pc.less(bids["price"], 5e7)))
     hour = pc.hour(bids["date_time"])
     day = pc.and_(pc.greater_equal(hour, 8), pc.less_equal(hour, 18))
     night = pc.or_(pc.less_equal(hour, 6), pc.greater_equal(hour, 20))
     when = pc.if_else(day, "dayTime", pc.if_else(night, "nightTime", "otherTime"))
     letters = pc.count_substring(bids["extra"], "c").cast(pa.int64())
-    return _select(
-        bids, "auction", "bidder", "date_time", "extra", price=bids["euros"], time_of_day=when, letters=letters
-    )
+    return _select(bids, *bids.column_names, time_of_day=when, letters=letters)
 
 
 def _with_channel(bids: pa.Table) -> pa.Table:
@@ -83,43 +78,24 @@ def _with_directories(bids: pa.Table) -> pa.Table:
 
 
 _ID, _TEXT = pa.int64(), pa.string()
+_PRICED = ["bidder", "price", "date_time", "extra"]
 _BID = {"auction": _ID, "bidder": _ID, "price": _ID, "date_time": TIME, "extra": _TEXT}
+_EUROS = {**_BID, "price": pa.float64()}
+_URL = ["bidder", "price", "channel", "url"]
 _CHANNEL = {"auction": _ID, "bidder": _ID, "price": _ID, "channel": _TEXT}
 
-Q0 = query(0, ["bids"], [MapBids("bids_again", _everything, _BID)])
-Q1 = query(
-    1,
-    ["bids"],
-    [
-        MapBids(
-            "euros",
-            _in_euros,
-            {"auction": _ID, "bidder": _ID, "date_time": TIME, "extra": _TEXT, "price": pa.float64()},
-        )
-    ],
-)
-Q2 = query(2, ["bids"], [MapBids("chosen", _some_auctions, {"auction": _ID, "price": _ID})])
-Q10 = query(10, ["bids"], [MapBids("log", _with_day, {**_BID, "day": _TEXT, "minute": _TEXT})])
+Q0 = query(0, ["bids"], [MapBids("bids_again", _priced, _PRICED, _BID)])
+Q1 = query(1, ["bids"], [MapBids("euros", _in_euros, _PRICED, _EUROS)])
+Q2 = query(2, ["bids"], [MapBids("chosen", _some_auctions, ["price"], {"auction": _ID, "price": _ID})])
+Q10 = query(10, ["bids"], [MapBids("log", _with_day, _PRICED, {**_BID, "day": _TEXT, "minute": _TEXT})])
 Q14 = query(
     14,
     ["bids"],
-    [
-        MapBids(
-            "calculated",
-            _calculated,
-            {
-                "auction": _ID,
-                "bidder": _ID,
-                "date_time": TIME,
-                "extra": _TEXT,
-                "price": pa.float64(),
-                "time_of_day": _TEXT,
-                "letters": _ID,
-            },
-        )
-    ],
+    [MapBids("calculated", _calculated, _PRICED, {**_EUROS, "time_of_day": _TEXT, "letters": _ID})],
 )
-Q21 = query(21, ["bids"], [MapBids("channels", _with_channel, {**_CHANNEL, "channel_id": _TEXT})])
+Q21 = query(21, ["bids"], [MapBids("channels", _with_channel, _URL, {**_CHANNEL, "channel_id": _TEXT})])
 Q22 = query(
-    22, ["bids"], [MapBids("directories", _with_directories, {**_CHANNEL, "dir1": _TEXT, "dir2": _TEXT, "dir3": _TEXT})]
+    22,
+    ["bids"],
+    [MapBids("directories", _with_directories, _URL, {**_CHANNEL, "dir1": _TEXT, "dir2": _TEXT, "dir3": _TEXT})],
 )
