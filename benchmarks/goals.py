@@ -77,7 +77,7 @@ class Goal:
     @property
     def range(self) -> str:
         """The spread as text."""
-        return "" if self.low is None or self.high is None else f"{self.low:.3g} to {self.high:.3g}"
+        return "" if self.low is None or self.high is None else f"{digits(self.low)} to {digits(self.high)}"
 
 
 @dataclass
@@ -102,7 +102,7 @@ def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:
     """Make a table with one line per goal."""
     table = table_of(title, "goal", "measured", "rounds", "bound", "")
     for goal in goals:
-        table.add_row(goal.what, f"{goal.measured:.3g}", goal.range, goal.bound, goal.verdict)
+        table.add_row(goal.what, digits(goal.measured), goal.range, goal.bound, goal.verdict)
     return table
 
 
@@ -112,6 +112,14 @@ def table_of(title: str, *heads: str, left: int = 1) -> Table:
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < left else "right")
     return table
+
+
+def digits(number: float) -> str:
+    """Format a number by three digits, and thousands and millions by a letter."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def spread_of(rounds: Sequence[float]) -> str:

@@ -29,12 +29,21 @@ _OFFERS = """
     SELECT A.id, A.seller, A.category, A.expires, B.bidder, B.price, B.date_time,
         ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.date_time) AS n
     FROM auctions A JOIN bids B ON A.id = B.auction WHERE B.date_time BETWEEN A.date_time AND A.expires"""
-_RANKS = ("", "price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
-_DAILY = ", ".join(
-    f"COUNT({counted}) {f'FILTER (WHERE {rank})' if rank else ''} AS {name}{number}"
-    for name, counted in {"bids": "*", "bidders": "DISTINCT bidder", "auctions": "DISTINCT auction"}.items()
-    for number, rank in enumerate(_RANKS)
-)
+_DAY = "DATE_FORMAT(date_time, 'yyyy-MM-dd')"
+_RANKS = {
+    "bids": "",
+    "rank1": "FILTER (WHERE price < 10000)",
+    "rank2": "FILTER (WHERE price >= 10000 AND price < 1000000)",
+    "rank3": "FILTER (WHERE price >= 1000000)",
+}
+
+
+def _ranked(counted: str, prefix: str = "") -> str:
+    """Return the counts of all bids, and of those of each rank."""
+    return ", ".join(f"COUNT({counted}) {rank} AS {prefix}{name}" for name, rank in _RANKS.items())
+
+
+_DAILY = f"{_ranked('*')}, {_ranked('DISTINCT bidder', 'bidders_')}, {_ranked('DISTINCT auction', 'auctions_')}"
 
 
 def _window(name: str, kind: str, *sizes_s: int) -> str:
@@ -73,16 +82,11 @@ QUERIES = {
     11: """SELECT bidder, SESSION_START(row_time, INTERVAL '10' SECOND) AS window_start,
             SESSION_END(row_time, INTERVAL '10' SECOND) AS window_end, COUNT(*) AS bids
         FROM bids GROUP BY bidder, SESSION(row_time, INTERVAL '10' SECOND)""",
-    15: f"""SELECT DATE_FORMAT(date_time, 'yyyy-MM-dd') AS theday, {_DAILY} FROM bids
-        GROUP BY DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
-    16: f"""SELECT channel, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS theday, {_DAILY} FROM bids
-        GROUP BY channel, DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
-    17: """SELECT auction, DATE_FORMAT(date_time, 'yyyy-MM-dd') AS theday, COUNT(*) AS bids,
-            COUNT(*) FILTER (WHERE price < 10000) AS rank1,
-            COUNT(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2,
-            COUNT(*) FILTER (WHERE price >= 1000000) AS rank3,
+    15: f"SELECT {_DAY} AS theday, {_DAILY} FROM bids GROUP BY {_DAY}",
+    16: f"SELECT channel, {_DAY} AS theday, {_DAILY} FROM bids GROUP BY channel, {_DAY}",
+    17: f"""SELECT auction, {_DAY} AS theday, {_ranked("*")},
             MIN(price) AS least, MAX(price) AS most, AVG(price) AS mean, SUM(price) AS total
-        FROM bids GROUP BY auction, DATE_FORMAT(date_time, 'yyyy-MM-dd')""",
+        FROM bids GROUP BY auction, {_DAY}""",
     18: """SELECT auction, bidder, price, channel, url, date_time FROM (
             SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY date_time DESC) AS n FROM bids
         ) WHERE n <= 1""",

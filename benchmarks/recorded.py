@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import flink, nexmark_feldera
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, digits
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_name("recorded.json")
@@ -135,7 +135,7 @@ def table(known: Record) -> str:
 
 def _line(each: Mapping[str, Any]) -> str:
     spread = each["range"] if each["low"] != each["high"] else ""
-    told = [each["what"], each["bound"].strip("-"), f"{each['measured']:.3g}", spread, each["verdict"]]
+    told = [each["what"], each["bound"].strip("-"), digits(each["measured"]), spread, each["verdict"]]
     return f"| {' | '.join(told)} |"
 
 
@@ -153,12 +153,8 @@ def _matrix(what: str, cells: Sequence[tuple[Mapping[str, Any], re.Match[str]]])
 
 
 def _cell(own: Mapping[str, Any] | None, ratio: Mapping[str, Any] | None) -> str:
-    told = [_short(own["measured"])] if own else []
+    told = [digits(own["measured"])] if own else []
     if ratio:
         goal = f", goal {ratio['bound'].strip('>= ')}: {ratio['verdict']}" if ratio["verdict"] else ""
-        told.append(f"({ratio['measured']:.3g}{goal})")
+        told.append(f"({digits(ratio['measured'])}{goal})")
     return " ".join(told)
-
-
-def _short(number: float) -> str:
-    return f"{number / 1e6:.3g}M" if number >= 1e6 else f"{number / 1e3:.3g}k"
