@@ -1,6 +1,10 @@
-"""Look into plans of Spark's, in the JVM of a classic session."""
+"""Look into plans of Spark's, in the JVM of a classic session.
+
+Each call of the JVM takes some tenths of a millisecond, of a step of perhaps a hundred.
+"""
 
 from collections.abc import Iterator
+from functools import lru_cache, reduce
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -10,13 +14,28 @@ from pyspark.sql import SparkSession
 def runs_python(spark: SparkSession, plan: Any) -> bool:
     """Whether a plan calls Python code, also if this version of Spark does not tell."""
     try:
-        jvm: Any = spark._jvm
-        if plan.containsPattern(jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()):
+        if plan.containsPattern(_python_udf(spark._jvm)):
             return True
-        generators = (node.generator() for node in walk(plan) if node.getClass().getSimpleName() == "Generate")
+        generators = (node.generator() for node in walk(plan) if node.nodeName() == "Generate")
         return any("Python" in generator.getClass().getSimpleName() for generator in generators)
     except Py4JError:
         return True
+
+
+def look_up(spark: SparkSession, name: str) -> Any:
+    """Return what a full name stands for in the JVM, such as a static method of a class."""
+    return _look_up(spark._jvm, name)
+
+
+@lru_cache(maxsize=16)
+def _look_up(jvm: Any, name: str) -> Any:
+    """Once per JVM: it is asked about each part of the name."""
+    return reduce(getattr, name.split("."), jvm)
+
+
+@lru_cache(maxsize=1)
+def _python_udf(jvm: Any) -> Any:
+    return _look_up(jvm, "org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF")()
 
 
 def walk(plan: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import xxhash
 from py4j.protocol import Py4JError
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 from siltstone.run.lag import Backlog
-from siltstone.spark.plans import iterate, walk
+from siltstone.spark.plans import iterate, look_up, walk
 from siltstone.spark.source_log import COMMIT_VERSION, COMPACT_INTERVAL, RecordForm, SourceLog
 from siltstone.spark.versions import names_of_sources, offset_log_versions, start_of_batch, stateful_operator
 
@@ -247,13 +247,14 @@ def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
     found: dict[str, ReadFile] = {}
     for leaf in iterate(_execution(spark, query_id).lastExecution().logical().collectLeaves()):
         # Not tables that the stream is joined with, nor Delta tables, which list their files in other ways.
-        if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
+        if leaf.nodeName() != "LogicalRelation" or not leaf.isStreaming():
             continue
-        files, context = leaf.relation().location(), cast("Any", spark.sparkContext)
+        files = leaf.relation().location()
         if files.getClass().getSimpleName() not in _LISTED:
             continue
         # In one call each: there may be a hundred thousand. No path has a null character.
-        urls = context._jvm.org.apache.hadoop.util.StringUtils.join("\0", files.inputFiles()).split("\0")
+        join = look_up(spark, "org.apache.hadoop.util.StringUtils.join")
+        urls = join("\0", files.inputFiles()).split("\0")
         told = files.allFiles().mkString("\0").split("\0")
         found |= {url: _read_file(status) for url, status in zip(urls, told, strict=True) if url}
     return found
@@ -294,11 +295,11 @@ def _start(planned: Any) -> str | None:
 def _execution(spark: SparkSession, query_id: str) -> Any:
     session: Any = spark
     # Not `spark.streams`: a batch runs in a copy of the session that started the query, and the copy has no queries.
-    running = session._jsparkSession.sharedState().activeStreamingQueries().values()
-    for execution in running:
-        if execution.id().toString() == query_id:
-            return execution
-    raise StateError(
-        f"no query {query_id} is running",
-        advice="start it with .option('checkpointLocation', runner.checkpoint_location)",
-    )
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    execution = running.get(look_up(spark, "java.util.UUID.fromString")(query_id))
+    if execution is None:
+        raise StateError(
+            f"no query {query_id} is running",
+            advice="start it with .option('checkpointLocation', runner.checkpoint_location)",
+        )
+    return execution

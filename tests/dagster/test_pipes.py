@@ -133,16 +133,14 @@ def test_an_older_checkpoint_of_another_warehouse_is_not_taken_for_that_of_the_r
     there: str, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     """Both have the same input, and so the same digests."""
-    env: dict[str, str] = {}
 
     def launch(context: dg.AssetExecutionContext, command: Sequence[str], extras: Mapping[str, Any]) -> Any:
-        client = _client(env)
+        client = _client({"SILTSTONE_WAREHOUSE": str(tmp_path / "another")})
         return client.run(context=context, command=[*COMMAND, *command], extras=dict(extras))
 
     wing = Wing(SMALL, there, instance)
-    wing.definitions = stream_definitions(SMALL, launch=launch)
     assert wing.make("checkpoints", *_parts(), run={"batches": 1}).success
-    env["SILTSTONE_WAREHOUSE"] = str(tmp_path / "another")
+    wing.definitions = stream_definitions(SMALL, launch=launch)
     assert not wing.make("checkpoints", *_parts(), run={"batches": 1}).success
 
 

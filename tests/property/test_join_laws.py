@@ -23,7 +23,7 @@ from siltstone.run import step_order
 from siltstone.run.processing import calls
 from siltstone.testing import StreamTester
 from siltstone.time.event_time import EventTime
-from tests.examples import examples
+from tests.examples import examples, few_examples
 from tests.join_answers import count_refused, join_answer, lookup_answer, newest_versions
 from tests.join_streams import (
     BOUNDS,
@@ -236,7 +236,7 @@ def quieten(batches: list[Batch], source: str, begin: int, count: int, *, catche
         getattr(batch, source).extend(missed)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=few_examples(60), deadline=None)
 @given(
     kind=st.sampled_from([*HOW, "lookup"]),
     bounds=st.sampled_from(BOUNDS),

@@ -1,88 +1,13 @@
-"""A streaming source in Python that begins at "latest", as a message queue does, and streams that read such sources."""
+"""Streams that read sources which begin at "latest"."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.stream import DIRECTORY, Stream
-
-try:
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-except ModuleNotFoundError:
-    DataSource = DataSourceStreamReader = InputPartition = object
-
-HEAD, CALLS, GROWS = "head", "calls", "grows"
-
-
-def arrive(directory: Path, messages: int) -> None:
-    """From now on there are so many messages, numbered from 0 on."""
-    if DataSource is object:
-        pytest.skip("before 4.0, Spark has no data sources in Python")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / HEAD).write_text(str(messages))
-
-
-def keep_arriving(directory: Path) -> None:
-    """From now on there is one more message each time Spark asks."""
-    (directory / GROWS).touch()
-
-
-def calls(directory: Path, name: str) -> list[int]:
-    """What Spark has called the reader's `commit` with, or what `initialOffset` has returned: offsets, in order."""
-    path = directory / CALLS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [int(line.split()[1]) for line in lines if line.split()[0] == name]
-
-
-class LatestReader(DataSourceStreamReader):
-    """Offsets are numbers of messages."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"next": self._note("initial", self._head())}
-
-    def latestOffset(self) -> dict[str, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if (self.directory / GROWS).exists():
-            arrive(self.directory, self._head() + 1)
-        return {"next": self._head()}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [InputPartition((start["next"], end["next"]))]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        for number in range(*partition.value):
-            yield (number,)
-
-    def commit(self, end: dict[str, int]) -> None:
-        self._note("commit", end["next"])
-
-    def _head(self) -> int:
-        return int((self.directory / HEAD).read_text())
-
-    def _note(self, name: str, value: int) -> int:
-        with (self.directory / CALLS).open("a") as calls:
-            calls.write(f"{name} {value}\n")
-        return value
-
-
-class LatestSource(DataSource):
-    """Format `begins_latest`; option `directory`."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "begins_latest"
-
-    def schema(self) -> str:
-        return "value long"
-
-    def streamReader(self, schema: object) -> LatestReader:
-        return LatestReader(Path(self.options["directory"]))
+from tests.spark.latest_source import LatestSource
 
 
 def latest(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:

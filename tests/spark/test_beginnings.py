@@ -19,7 +19,8 @@ from siltstone.spark.runner import StreamRunner
 from siltstone.spark.running_query import run_stream
 from siltstone.spark.sources import open_input
 from siltstone.stream import Stream
-from tests.spark.arriving import MESSAGES, RATE, arrive, calls
+from tests.spark.arriving import MESSAGES, RATE
+from tests.spark.latest_source import arrive, calls
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -21,6 +21,7 @@ from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, edit, recover, replay, rescale, run, verify
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.delta_run import read_sink
+from tests.examples import long_form, usually
 from tests.spark.json_files import json_source
 from tests.spark_runs import at
 
@@ -109,7 +110,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", usually(CHANGES, "more bytes", "as many bytes"))
 def test_a_file_replaced_under_its_name_stops_a_recovery_by_name(tmp_path: Path, change: str) -> None:
     settings, stream, directory = at(tmp_path / "w"), stream_of(source_of(tmp_path / "in")), tmp_path / "in"
     four_files(directory)
@@ -172,7 +173,7 @@ def test_code_that_makes_other_rows_of_the_same_input_is_noticed(tmp_path: Path)
     assert run(settings, stream_of(source, [Last()]), RunRequest()).checkpoints == [4]
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", [long_form(1), 3])
 def test_dead_letters_and_parallelism_come_again_as_they_were(tmp_path: Path, parallelism: int) -> None:
     settings, directory = at(tmp_path / "w"), tmp_path / "in"
     for number in range(FILES):

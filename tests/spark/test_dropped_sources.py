@@ -12,7 +12,7 @@ from siltstone.errors import UsageError
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run
 from tests.examples import long_form
-from tests.spark.arriving import arrive
+from tests.spark.latest_source import arrive
 from tests.spark.test_named_sources import (
     NAME,
     add,
@@ -34,7 +34,7 @@ def newest(settings: Settings) -> int:
         return place.catalog.checkpoints.last_id(NAME)
 
 
-@pytest.mark.parametrize("steps_without", [long_form(1), 3])
+@pytest.mark.parametrize("steps_without", [long_form(1), 2, long_form(3)])
 def test_a_rollback_over_a_drop_reads_nothing_twice(tmp_path: Path, steps_without: int) -> None:
     settings, directory = at(tmp_path / "w", checkpoint_steps=1), tmp_path / "in"
     messages = Path(settings.warehouse) / "source" / NAME

@@ -24,8 +24,8 @@ from siltstone.spark.operations import RunRequest, replay, run, stream_runner
 from siltstone.spark.queries import SOURCE_EVOLUTION
 from siltstone.spark.sources import make_input
 from siltstone.stream import DIRECTORY, Autonomous, SourceFunction, Stream
-from tests.spark.arriving import LatestSource, arrive, calls
 from tests.spark.json_files import json_source
+from tests.spark.latest_source import LatestSource, arrive, calls
 from tests.spark_runs import at, check_proven, digests, recorded
 
 pytestmark = pytest.mark.usefixtures("spark")

@@ -20,7 +20,8 @@ from siltstone.spark.queries import check_source
 from siltstone.spark.source_log import COMPACT_INTERVAL
 from siltstone.stream import DIRECTORY
 from tests.examples import usually
-from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
+from tests.spark.arriving import MESSAGES
+from tests.spark.latest_source import arrive, calls, keep_arriving
 from tests.spark_streams import COUNTS, STEPS, read_files, source_of, write_files
 
 pytestmark = pytest.mark.usefixtures("spark")

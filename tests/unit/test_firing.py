@@ -10,6 +10,7 @@ import pytest
 from siltstone.errors import UsageError
 from siltstone.operator import Due, Operator, Rows, State, Timer, ValueState
 from siltstone.testing import StreamTester
+from tests.examples import long_form
 from tests.timed_streams import BEGIN, clicks, timed
 
 
@@ -41,7 +42,7 @@ def running(operator: Operator, **options: Any) -> StreamTester:
     return StreamTester(timed("t", operators=[operator], event_time=None), now=BEGIN, **options)
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", [long_form(1), 3])
 def test_a_timer_of_each_minute_catches_up_after_an_outage_step_by_step(parallelism: int) -> None:
     with running(Minutes(), parallelism=parallelism) as one:
         one.step(clicks((1, 0), (2, 0)))
