@@ -14,9 +14,12 @@ from pyspark.sql import SparkSession
 def runs_python(spark: SparkSession, plan: Any) -> bool:
     """Whether a plan calls Python code, also if this version of Spark does not tell."""
     try:
-        if plan.containsPattern(_python_udf(spark._jvm)):
+        if plan.containsPattern(_pattern(spark._jvm, "PYTHON_UDF")):
             return True
-        generators = (node.generator() for node in walk(plan) if node.nodeName() == "Generate")
+        if not plan.containsPattern(_pattern(spark._jvm, "GENERATE")):
+            return False
+        parts = [plan, *iterate(plan.subqueriesAll())]  # what stands behind LATERAL is a subquery
+        generators = (node.generator() for part in parts for node in walk(part) if node.nodeName() == "Generate")
         return any("Python" in generator.getClass().getSimpleName() for generator in generators)
     except Py4JError:
         return True
@@ -33,9 +36,9 @@ def _look_up(jvm: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), jvm)
 
 
-@lru_cache(maxsize=1)
-def _python_udf(jvm: Any) -> Any:
-    return _look_up(jvm, "org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF")()
+@lru_cache(maxsize=4)
+def _pattern(jvm: Any, name: str) -> Any:
+    return _look_up(jvm, f"org.apache.spark.sql.catalyst.trees.TreePattern.{name}")()
 
 
 def walk(plan: Any) -> Iterator[Any]:

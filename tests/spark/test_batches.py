@@ -117,10 +117,25 @@ def text(number: int) -> str:
     return str(number)
 
 
+class Texts:
+    """A table function in Python."""
+
+    def eval(self, number: int) -> Iterator[tuple[str]]:
+        yield (text(number),)
+
+
+def udtf(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    spark.udtf.register("texts_of", F.udtf(Texts, returnType="text string"))
+    rows.createOrReplaceTempView("fifths")
+    return spark.sql("select fifth, text from fifths, lateral texts_of(fifth)")
+
+
 OF_THE_USER = {
     "mapInArrow": lambda rows: rows.select("fifth").mapInArrow(in_arrow, "fifth long, text string"),
     "pandas_udf": lambda rows: rows.select("fifth", F.pandas_udf(texts, "string")("fifth").alias("text")),
     "udf": lambda rows: rows.select("fifth", F.udf(text, "string")("fifth").alias("text")),
+    "udtf": udtf,
 }
 
 

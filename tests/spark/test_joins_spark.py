@@ -75,7 +75,7 @@ def test_spark_leaves_the_state_that_one_process_leaves(
 WITHIN = timedelta(seconds=-5), timedelta(seconds=20)
 SPARKS = {"full": "full_outer"}
 """how -> what Spark calls it; it has no anti join of two streams"""
-if is_thorough():  # the rows of a full join are those of the others as well
+if is_thorough():  # a full join has the rows of an inner, a left and a right one
     SPARKS |= {"inner": "inner", "left": "left_outer", "right": "right_outer", "semi": "left_semi"}
 LEFT = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", "UTC"), "a": pa.int64()})
 RIGHT = pa.schema({"k": pa.int64(), "seen": pa.timestamp("us", "UTC"), "b": pa.int64()})
