@@ -165,8 +165,6 @@ def test_a_check_that_fails_is_a_result_and_no_error(there: str, instance: dg.Da
     )
     (found,) = result.get_asset_check_evaluations()
     assert (found.passed, found.metadata["failing"].value) == (False, 1)
-    ended = subprocess.run([*COMMAND, "verify", NAME], capture_output=True, check=False)
-    assert ended.returncode == 1, "elsewhere it is an exit code"
 
 
 def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance: dg.DagsterInstance) -> None:
@@ -184,7 +182,7 @@ def test_an_asset_of_ones_own_is_the_only_one_that_is_meant(there: str, instance
 
     @dg.multi_asset(specs=[dg.AssetSpec("one"), dg.AssetSpec("two")])
     def several(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from _client().run(context=context, command=[*COMMAND, "run", "small"]).get_results()
+        yield from _client().run(context=context, command=[*COMMAND, "run", "small", "--batches", "1"]).get_results()
 
     definitions = dg.Definitions(assets=[flights, several])
     result = materialize(definitions, instance, "lake/flights")
