@@ -10,13 +10,15 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+_PATTERNS = "org.apache.spark.sql.catalyst.trees.TreePattern"
+
 
 def runs_python(spark: SparkSession, plan: Any) -> bool:
     """Whether a plan calls Python code, also if this version of Spark does not tell."""
     try:
-        if plan.containsPattern(_pattern(spark._jvm, "PYTHON_UDF")):
+        if plan.containsPattern(look_up(spark._jvm, f"{_PATTERNS}.PYTHON_UDF")()):
             return True
-        if not plan.containsPattern(_pattern(spark._jvm, "GENERATE")):
+        if not plan.containsPattern(look_up(spark._jvm, f"{_PATTERNS}.GENERATE")()):
             return False
         parts = [plan, *iterate(plan.subqueriesAll())]  # what stands behind LATERAL is a subquery
         generators = (node.generator() for part in parts for node in walk(part) if node.nodeName() == "Generate")
@@ -25,20 +27,13 @@ def runs_python(spark: SparkSession, plan: Any) -> bool:
         return True
 
 
-def look_up(spark: SparkSession, name: str) -> Any:
-    """Return what a full name stands for in the JVM, such as a static method of a class."""
-    return _look_up(spark._jvm, name)
-
-
 @lru_cache(maxsize=16)
-def _look_up(jvm: Any, name: str) -> Any:
-    """Once per JVM: it is asked about each part of the name."""
+def look_up(jvm: Any, name: str) -> Any:
+    """Return what a full name stands for in the JVM, such as a class or a static method.
+
+    Only the first time is the JVM asked, about each part of the name.
+    """
     return reduce(getattr, name.split("."), jvm)
-
-
-@lru_cache(maxsize=4)
-def _pattern(jvm: Any, name: str) -> Any:
-    return _look_up(jvm, f"org.apache.spark.sql.catalyst.trees.TreePattern.{name}")()
 
 
 def walk(plan: Any) -> Iterator[Any]:

@@ -253,7 +253,7 @@ def read_files(spark: SparkSession, query_id: str) -> dict[str, ReadFile]:
         if files.getClass().getSimpleName() not in _LISTED:
             continue
         # In one call each: there may be a hundred thousand. No path has a null character.
-        join = look_up(spark, "org.apache.hadoop.util.StringUtils.join")
+        join = look_up(spark._jvm, "org.apache.hadoop.util.StringUtils.join")
         urls = join("\0", files.inputFiles()).split("\0")
         told = files.allFiles().mkString("\0").split("\0")
         found |= {url: _read_file(status) for url, status in zip(urls, told, strict=True) if url}
@@ -296,7 +296,7 @@ def _execution(spark: SparkSession, query_id: str) -> Any:
     session: Any = spark
     # Not `spark.streams`: a batch runs in a copy of the session that started the query, and the copy has no queries.
     running = session._jsparkSession.sharedState().activeStreamingQueries()
-    execution = running.get(look_up(spark, "java.util.UUID.fromString")(query_id))
+    execution = running.get(look_up(spark._jvm, "java.util.UUID.fromString")(query_id))
     if execution is None:
         raise StateError(
             f"no query {query_id} is running",

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from siltstone.spark.executor import frame_of_pieces
+from siltstone.spark.plans import look_up
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 _FILE_MANAGERS = (
@@ -50,10 +51,7 @@ def offset_log_versions(spark: SparkSession) -> tuple[str, ...]:
 def _find_class(spark: SparkSession, names: Sequence[str]) -> str | None:
     """Return the first of these names that is a class; None if none is."""
     for name in names:
-        found: Any = spark._jvm
-        for part in name.split("."):
-            found = getattr(found, part)
-        if isinstance(found, JavaClass):
+        if isinstance(look_up(spark._jvm, name), JavaClass):
             return name
     return None
 

@@ -13,10 +13,12 @@ except ModuleNotFoundError:
     DataSource = DataSourceStreamReader = InputPartition = object
 
 HEAD, CALLS, GROWS = "head", "calls", "grows"
+"""files in the source's directory: how many messages there are, what Spark has called, and, if it exists, that messages
+keep arriving"""
 
 
 def arrive(directory: Path, messages: int) -> None:
-    """From now on there are so many messages, numbered from 0 on."""
+    """Let the source have so many messages in all; the number of the first is 0."""
     if DataSource is object:
         raise SkipTest("before 4.0, Spark has no data sources in Python")
     directory.mkdir(parents=True, exist_ok=True)
@@ -24,7 +26,7 @@ def arrive(directory: Path, messages: int) -> None:
 
 
 def keep_arriving(directory: Path) -> None:
-    """From now on there is one more message each time Spark asks."""
+    """Let one more message arrive whenever Spark asks for the latest offset."""
     (directory / GROWS).touch()
 
 

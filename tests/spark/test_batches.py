@@ -88,11 +88,15 @@ def text_of(length: str) -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.selectExpr("fifth", f"repeat('x', int({length})) as text")
 
 
+@pytest.mark.parametrize("sql", ["repeat('x', 10)", "explode(array('x'))"])
 def test_narrow_rows_are_not_measured_once_a_checkpoint_is_complete(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sql: str
 ) -> None:
+    """Whether Spark's own functions make one row of each or several."""
     given, few = before_of(spark), lifted(spark)
-    found = settings_of(spark, monkeypatch, tmp_path, text_of("10"), interval=2)
+    found = settings_of(
+        spark, monkeypatch, tmp_path, lambda rows: rows.selectExpr("fifth", f"{sql} as text"), interval=2
+    )
     assert found == [given, given, few, few]
 
 
